@@ -1,0 +1,144 @@
+"""What planning a table of a million splits costs the driver: `python -m benchmarks.planning [SPLITS]`.
+
+The source answers by arithmetic, so that time and memory are the enumerator's own: plans as they are written, reports as
+they come back, and the segments that the gap filter keeps of them. Peak memory is Python's (tracemalloc) and Arrow's.
+"""
+
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
+from enumerator.log_extent import LogFile
+from readers.gap_filter import GapFilter, merge_segments, write_segment
+from state.codec import PLAN
+from state.job_state import JobState, SplitKey
+from state.key_statistics import IntegerKey, KeyStatistics
+from state.plan import PlanRecord, SnapshotWork
+from state.position import BinlogPosition
+from state.rank import integer_rank
+from state.split import Bound, Report
+from state.table import TableId, TableSchema
+
+TABLE = TableId("shop", "orders")
+SPLIT_ROWS = 50_000
+PARALLELISM = 4
+SEGMENTS_MERGED_AT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EvenKey:
+    """A KeySource whose one table has every `gap`-th integer: 1 is cut by arithmetic, a large one is walked."""
+
+    row_count: int
+    gap: int
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        last = (self.row_count - 1) * self.gap
+        return KeyStatistics(self._bound(last), IntegerKey(0, last, unsigned=False), self.row_count, 100)
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        first = 0 if after is None else -(-int(after.literals[0]) // self.gap)
+        limit = self.row_count if until is None else -(-int(until.literals[0]) // self.gap)
+        return [self._bound(row * self.gap) for row in range(first + rows, limit, rows)[:count]]
+
+    def _bound(self, value: int) -> Bound:
+        return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    split_count: int
+    epoch_count: int
+    seconds: float
+    peak_python_bytes: int
+    largest_plan_bytes: int
+    segment_bytes: int
+    routes_bytes: int
+    """What the gap filter holds in memory."""
+
+
+def measure(split_count: int, gap: int, *, trace: bool = True) -> Cost:
+    """Plans a whole table and loads its routes. `trace` False: quicker, and no peak."""
+    if trace:
+        tracemalloc.start()
+    began = time.perf_counter()
+    largest, segments, epochs = 0, list[pa.Buffer](), 0
+    for record, segment in _epochs(EvenKey((split_count - 1) * SPLIT_ROWS, gap)):
+        epochs += 1
+        largest = max(largest, record)
+        segments.append(segment)
+        if len(segments) == SEGMENTS_MERGED_AT:
+            segments = [merge_segments(segments, "routes")]
+    seconds = time.perf_counter() - began
+    peak = tracemalloc.get_traced_memory()[1] if trace else 0
+    if trace:
+        tracemalloc.stop()
+    routes = GapFilter.from_segments(segments, [TABLE], "routes").routes[TABLE]
+    numbers = 0 if routes.integer_cuts is None else routes.integer_cuts.nbytes
+    size = routes.cuts.nbytes + routes.highs.nbytes + numbers
+    return Cost(len(routes.highs), epochs, seconds, peak, largest, sum(s.size for s in segments), size)
+
+
+def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
+    """Size of each plan file, and the segment of what it brought."""
+    start = BinlogPosition("binlog.000001", 4, "00000000-0000-0000-0000-00000000000a:1-1000000")
+    settings = Settings(PARALLELISM, SPLIT_ROWS, max_batch_bytes=64 << 20, max_batch_seconds=10.0)
+    job = JobState(
+        job_uuid="",
+        job_name="planning",
+        mode="full",
+        server_identity="",
+        start=start,
+        prepared=(),
+        created_at_us=0,
+        schemas=(TableSchema(TABLE, 1, (), ()),),
+        split_keys=(SplitKey(TABLE, ("id",)),),
+    )
+    state, outcome = first_state(job, settings), _no_outcome()
+    files = (LogFile("binlog.000001", 4),)
+    while True:
+        plan, state = plan_epoch(state, Observation(files, None, outcome), source, settings)
+        if plan is None:
+            return
+        assert isinstance(plan.work, SnapshotWork)
+        written = PLAN.encode(PlanRecord(plan, state))
+        splits = [split for task in plan.work.tasks for split in task]
+        reports = tuple(Report(split.id, TABLE, 1, start, SPLIT_ROWS, 0) for split in splits)
+        yield len(written), write_segment(splits, reports)
+        outcome = SplitsRead(plan.epoch, reports, seconds=1.0)
+
+
+def _no_outcome() -> Outcome | None:
+    return None
+
+
+def main(print_line: Callable[[str], None] = print) -> None:
+    split_count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    measure(2_000, 1)  # loads what is loaded once
+    for name, gap in (("cut by arithmetic", 1), ("walked", 1000)):
+        cost, untraced = measure(split_count, gap), measure(split_count, gap, trace=False)
+        print_line(
+            f"{name}: {cost.split_count:,} splits in {cost.epoch_count:,} epochs, {untraced.seconds:.1f} s "
+            f"({untraced.seconds / cost.split_count * 1e6:.1f} µs a split); "
+            f"peak Python memory {cost.peak_python_bytes / 2**20:.1f} MiB; largest plan file "
+            f"{cost.largest_plan_bytes / 2**10:.0f} KiB; reports kept {cost.segment_bytes / 2**20:.1f} MiB; "
+            f"gap filter {cost.routes_bytes / 2**20:.1f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()

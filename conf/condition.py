@@ -1,0 +1,45 @@
+"""SQL conditions of the job file (`snapshot.where`), checked only as far as embedding them needs.
+
+A condition is put in parentheses behind the split's own bounds: ``… WHERE (bounds) AND (condition)``. What could end
+those parentheses or the statement, or hide what follows, is refused; the rest is for the server to judge.
+"""
+
+import re
+
+_TOKEN = re.compile(
+    r"""(?P<quoted>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|""|\\.)*"|`(?:[^`]|``)*`)
+      | (?P<comment>--|\#|/\*|\*/)
+      | (?P<mark>['"`();])
+      | (?P<other>[^'"`();\-\#/*]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def check_condition(text: str) -> str:
+    """Returns ``text`` unchanged, or raises ValueError with what is wrong."""
+    if not text.strip():
+        raise ValueError("is empty; leave the table out to read all its rows")
+    if re.match(r"\s*where\b", text, re.IGNORECASE):
+        raise ValueError("must be the condition alone, without the word WHERE")
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        if token["comment"]:
+            raise ValueError(
+                f"must not hold a comment sign ({token['comment']}) outside quotes; write 'a - -1' for 'a--1'"
+            )
+        match token["mark"]:
+            case "(":
+                depth += 1
+            case ")":
+                depth -= 1
+            case ";":
+                raise ValueError("must be one condition; ';' is not allowed outside quotes")
+            case "'" | '"' | "`" as quote:
+                raise ValueError(f"has an unpaired quote {quote}")
+            case _:
+                pass
+        if depth < 0:
+            break
+    if depth:
+        raise ValueError("has an unpaired parenthesis")
+    return text

@@ -1,0 +1,86 @@
+"""What each key allows but a job file as a whole does not: found here, all at once, with the key to change."""
+
+from typing import TYPE_CHECKING
+
+from conf.quantities import Every
+from conf.tables import TableName, TableTemplate
+from conf.yaml_tree import Path
+
+if TYPE_CHECKING:
+    from conf.model import JobFile
+
+Contradiction = tuple[Path, str]
+
+
+def contradictions(job: "JobFile") -> list[Contradiction]:
+    """(path of a key, what is wrong with it and what is allowed) of everything that can't be meant."""
+    return [*_of_mode(job), *_of_server_ids(job), *_of_columns(job), *_of_tls(job), *_of_mirror(job)]
+
+
+def _of_mode(job: "JobFile") -> list[Contradiction]:
+    found: list[Contradiction] = []
+    if job.log.start is not None and job.mode != "incremental":
+        text = f"is allowed only in mode incremental: mode {job.mode} begins with the snapshot"
+        found.append((("log", "start"), text))
+    if job.mode == "full" and isinstance(job.trigger, Every):
+        found.append((("trigger",), "must be once in mode full, which ends by itself"))
+    return found
+
+
+def _of_server_ids(job: "JobFile") -> list[Contradiction]:
+    """Every running split and the log reader may hold a log connection of its own."""
+    server_ids, needed = job.source.server_ids, (job.snapshot.parallelism if job.has_snapshot else 0) + 1
+    if server_ids is None or len(server_ids) >= needed:
+        return []
+    text = f"has {len(server_ids)} ids, but {job.snapshot.parallelism} splits and the log reader need {needed}"
+    return [(("source", "server_ids"), f"{text}; twice as many let retries find free ones")]
+
+
+def _of_columns(job: "JobFile") -> list[Contradiction]:
+    return [
+        (("source", "keys", str(table)), f"holds '{column}', which source.columns excludes")
+        for table, key in job.source.keys.items()
+        for column in key
+        if column in job.source.excluded_columns(table.database, table.name)
+    ]
+
+
+def _of_tls(job: "JobFile") -> list[Contradiction]:
+    ends = {"source": job.source.tls, "sink": job.sink.tls if job.sink.type == "mirror" else None}
+    return [
+        ((end, "tls", "key" if tls.cert is None else "cert"), "stands alone: cert and key go together")
+        for end, tls in ends.items()
+        if tls is not None and (tls.cert is None) != (tls.key is None)
+    ]
+
+
+def _of_mirror(job: "JobFile") -> list[Contradiction]:
+    if job.sink.type != "mirror":
+        return []
+    found: list[Contradiction] = []
+    template, target, source = job.sink.table, job.sink.url, job.source.url
+    if template.schema_template is None and target.database is None:
+        text = 'names no database, and sink.table names none either: write one of …/database and table: "copy.{table}"'
+        found.append((("sink", "url"), text))
+    single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
+    if "{table}" not in template.text and single is None:
+        found.append((("sink", "table"), "lacks {table}: all tables would be written into one"))
+    if target.kind != "postgresql" and target.same_server(source):
+        found += [
+            (("sink", "table"), f"would write {table} to {copy} on the same server, and source.tables selects that too")
+            for table, copy in _examples_of_copies(job, template, target.database)
+            if job.source.selects(copy.database, copy.name)
+        ]
+    return found
+
+
+def _examples_of_copies(
+    job: "JobFile", template: TableTemplate, database: str | None
+) -> list[tuple[TableName, TableName]]:
+    """(table, its copy) for one table that each glob matches: names that need not exist."""
+    copies = []
+    for glob in job.source.tables:
+        table = glob.example
+        schema, name = template.target(table)
+        copies.append((table, TableName(schema or database or "", name)))
+    return copies

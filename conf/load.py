@@ -1,0 +1,125 @@
+"""YAML, environment, secret files and `--set` → a JobFile, or one error that names every problem with its line."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from conf.explain import explain
+from conf.model import JobFile
+from conf.overrides import apply_overrides
+from conf.problems import Problem, RefusedJobFileError, in_file_order
+from conf.substitution import Substitution, is_path
+from conf.yaml_tree import Mapping as TreeMapping
+from conf.yaml_tree import (
+    Node,
+    Place,
+    Scalar,
+    YamlRefusedError,
+    map_scalars,
+    node_at,
+    place_of_path,
+    read_tree,
+    to_plain,
+)
+from conf.yaml_tree import Path as KeyPath
+
+LARGEST_FILE_BYTES = 1_048_576
+_TLS_FILES: tuple[KeyPath, ...] = tuple(
+    (end, "tls", key) for end in ("source", "sink") for key in ("ca", "cert", "key")
+)
+
+
+def load_job_file(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> JobFile:
+    """Reads the job file at ``path``, changed by ``overrides`` (`a.b=c`, later ones win).
+
+    ``environ`` stands for the process's environment. Relative paths in the file (checkpoint, a files sink's path, TLS
+    files, secret files) start at the file's folder. Raises RefusedJobFileError, a JobFileError, with all problems at
+    once.
+    """
+    return _load(path, _read(path), path.absolute().parent, overrides, environ)
+
+
+def load_job_options(
+    base: str, options: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+) -> JobFile:
+    """A job without a file: the YAML text ``base`` changed by ``options`` (`a.b=c`); relative paths start at ``folder``.
+
+    Raises RefusedJobFileError as ``load_job_file`` does.
+    """
+    return _load(Path("options"), base, folder, options, environ)
+
+
+def _load(path: Path, text: str, folder: Path, overrides: Sequence[str], environ: Mapping[str, str] | None) -> JobFile:
+    try:
+        root = read_tree(text, lambda line: Place(path.name, line))
+    except YamlRefusedError as error:
+        text = ". ".join(filter(None, [error.reason, error.advice]))
+        raise refused(path, [Problem(error.place, (), text)]) from None
+    if not isinstance(root, TreeMapping):
+        place = Place(path.name, 1)
+        raise refused(path, [Problem(place, (), "must be a mapping with keys like job, source, sink")])
+    root, problems = apply_overrides(root, overrides)
+    substitution = Substitution(os.environ if environ is None else environ, folder)
+    tree = map_scalars(substitution.apply(root), lambda key, scalar: _from_folder(folder, key, scalar))
+    problems += substitution.problems
+    job, more = _validate(tree)
+    unfilled = {problem.path for problem in problems}
+    problems += [problem for problem in more if problem.path not in unfilled]
+    problems += _unreadable_files(tree)
+    if job is None or problems:
+        raise refused(path, problems)
+    return job
+
+
+def refused(path: Path, problems: Iterable[Problem]) -> RefusedJobFileError:
+    """The error for ``problems``, which must not be empty."""
+    return RefusedJobFileError.of(path.name, in_file_order(problems))
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        reason = f"can't be read: {error.strerror or type(error).__name__}"
+        raise refused(path, [Problem(Place(str(path)), (), reason)]) from None
+    if len(content) > LARGEST_FILE_BYTES:
+        raise refused(path, [Problem(Place(path.name), (), "is larger than 1 MiB: is it a job file?")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise refused(path, [Problem(Place(path.name, line), (), "is not UTF-8 text")]) from None
+
+
+def _validate(tree: Node) -> tuple[JobFile | None, list[Problem]]:
+    """Leaves the except block before anything is raised: no error carries pydantic's, which holds the values."""
+    try:
+        return JobFile.model_validate(to_plain(tree, text_at=lambda key: key[:2] == ("spark", "conf"))), []
+    except ValidationError as error:
+        return None, explain(error, JobFile, tree)
+
+
+def _from_folder(folder: Path, key: KeyPath, scalar: Scalar) -> Scalar:
+    """Makes a relative path absolute, from the job file's folder; URIs and values that are no paths stay."""
+    if not is_path(key) or not scalar.text.strip() or scalar.text.startswith("~") or _has_scheme(scalar.text):
+        return scalar
+    return Scalar(os.path.normpath(folder / scalar.text), plain=False, place=scalar.place, taken_from=scalar.taken_from)
+
+
+def _has_scheme(text: str) -> bool:
+    scheme, colon, _ = text.partition(":")
+    return bool(colon) and "/" not in scheme
+
+
+def _unreadable_files(tree: Node) -> list[Problem]:
+    problems = []
+    for key in _TLS_FILES:
+        node = node_at(tree, key)
+        if isinstance(node, Scalar) and node.text and not os.access(node.text, os.R_OK):
+            problems.append(
+                Problem(place_of_path(tree, key), key, f"the file {node.text} does not exist or can't be read")
+            )
+    return problems

@@ -1,0 +1,94 @@
+"""`--set a.b=c`: changes to the job file's tree from the command line.
+
+The path is keys joined by dots; a key that holds a dot stands in quotes: `source.columns."shop.orders".exclude=[a]`. As
+shells take quotes away, a table's two parts are also understood without them, and below `spark.conf` the rest of the
+path is one key. The value is YAML, as it would stand in the file; it replaces what was there, lists included.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from conf.problems import Problem, dotted
+from conf.yaml_tree import Entry, Mapping, Node, Path, Place, Scalar, YamlRefusedError, read_tree
+
+_STEP = re.compile(r'"(?P<double>[^"]+)"|\'(?P<single>[^\']+)\'|(?P<bare>[^."\'=\s]+)')
+_KEYED_BY_TABLE: frozenset[Path] = frozenset({("source", "columns"), ("source", "keys"), ("snapshot", "where")})
+_KEYED_BY_SETTING: Path = ("spark", "conf")
+_FORM = "write --set key.key=value"
+
+
+def apply_overrides(root: Mapping, overrides: Iterable[str]) -> tuple[Mapping, list[Problem]]:
+    """The tree with all overrides applied in order, and what was wrong with those that could not be."""
+    problems: list[Problem] = []
+    for override in overrides:
+        result = _apply(root, override)
+        if isinstance(result, Problem):
+            problems.append(result)
+        else:
+            root = result
+    return root, problems
+
+
+def _apply(root: Mapping, override: str) -> Mapping | Problem:
+    steps, value_text = _split(override)
+    if value_text is None:
+        name = dotted(tuple(step for step, _ in steps))
+        return Problem(Place(f"--set {name}".rstrip()), (), f"must be a path, '=' and a value: {_FORM}")
+    path = _joined(steps)
+    place = Place(f"--set {dotted(path)}")
+    try:
+        value = (
+            read_tree(value_text, lambda _line: place) if value_text.strip() else Scalar("", plain=True, place=place)
+        )
+    except YamlRefusedError as error:
+        quotes = (
+            f"""Text with braces, brackets or a leading '*' needs quotes that the shell leaves: '{dotted(path)}="…"'"""
+        )
+        text = f"the value {error.reason}. {quotes}" if error.advice else error.reason
+        return Problem(place, path, text)
+    return _set(root, path, value, place)
+
+
+def _split(override: str) -> tuple[list[tuple[str, bool]], str | None]:
+    """([(step, quoted?)], text of the value, or None if the override is malformed)."""
+    steps: list[tuple[str, bool]] = []
+    at = 0
+    while (match := _STEP.match(override, at)) is not None:
+        bare = match["bare"]
+        steps.append((bare, False) if bare is not None else (match["double"] or match["single"], True))
+        at = match.end()
+        if override[at : at + 1] == "=":
+            return steps, override[at + 1 :]
+        if override[at : at + 1] != ".":
+            break
+        at += 1
+    return steps, None
+
+
+def _joined(steps: list[tuple[str, bool]]) -> tuple[str, ...]:
+    """The keys of the path, with the parts of a table's or a setting's unquoted name put together again."""
+    path = tuple(step for step, _ in steps)
+    head, rest = path[:2], path[2:]
+    if head == _KEYED_BY_SETTING and rest:
+        return (*head, ".".join(rest))
+    if head in _KEYED_BY_TABLE and len(rest) >= 2 and not steps[2][1] and "." not in rest[0]:
+        return (*head, f"{rest[0]}.{rest[1]}", *rest[2:])
+    return path
+
+
+def _set(node: Node, path: tuple[str, ...], value: Node, place: Place, done: Path = ()) -> Mapping | Problem:
+    if isinstance(node, Scalar) and node.plain and node.text in ("", "~", "null"):
+        node = Mapping({}, place)
+    if not isinstance(node, Mapping):
+        return Problem(place, done, "is a value, not a section with keys: --set can't go below it")
+    step, rest = path[0], path[1:]
+    new: Node = value
+    if rest:
+        old = node.entries[step].value if step in node.entries else Mapping({}, place)
+        below = _set(old, rest, value, place, (*done, step))
+        if isinstance(below, Problem):
+            return below
+        new = below
+    key_place = node.entries[step].key_place if rest and step in node.entries else place
+    return replace(node, entries={**node.entries, step: Entry(key_place, new)})

@@ -1,0 +1,146 @@
+"""The job file's `sink` section: one model per type, told apart by `type`."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from conf.endpoint import Endpoint, parse_endpoint
+from conf.problems import did_you_mean
+from conf.section import Count, Section, Text, Written, not_supported_yet, refuse
+from conf.source import Tls
+from conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
+
+SINK_TYPES = ("mirror", "files", "console")
+LATER_SINK_TYPES = ("delta", "iceberg", "kafka")
+
+_URI_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/]*@")
+
+
+def check_storage_path(path: str) -> str:
+    """Returns ``path``, or raises ValueError if it can't be one."""
+    if not path.strip():
+        raise ValueError("must be a path, not empty")
+    if path.startswith("~"):
+        raise ValueError("must not start with '~', which executors may read otherwise; write ${HOME}")
+    if _URI_WITH_PASSWORD.match(path):
+        raise ValueError("must not hold a password; give it in spark.conf or in the environment of all nodes")
+    return path
+
+
+StoragePath = Annotated[
+    Text, AfterValidator(check_storage_path), Written("a path, relative to the job file's folder, or a URI like s3://…")
+]
+
+
+def _read_url(value: Any) -> Endpoint:
+    if isinstance(value, Endpoint):
+        return value
+    if not isinstance(value, str):
+        raise refuse("must be a database URL")
+    endpoint = parse_endpoint(value)
+    if endpoint.kind == "postgresql" and endpoint.database is None:
+        raise refuse("names no database: write postgresql://user:password@host:5432/database")
+    return endpoint
+
+
+def _read_template(value: Any) -> TableTemplate:
+    if isinstance(value, TableTemplate):
+        return value
+    if not isinstance(value, str):
+        raise refuse(f"must be {TEMPLATE_FORM}; a value that starts with '{{' stands in quotes")
+    return parse_table_template(value)
+
+
+def _only_stop(value: Any) -> Any:
+    if value in ("evolve", "ignore"):
+        raise refuse(not_supported_yet(f"on_schema_change: {value}") + ". Allowed: stop")
+    return value
+
+
+class _Sink(Section):
+    on_schema_change: Annotated[Literal["stop"], BeforeValidator(_only_stop)] = Field(
+        "stop", description="What happens when a captured table's columns change: the job stops and says what to do."
+    )
+
+
+class MirrorSink(_Sink):
+    """Keeps each table identical in a database: creates missing tables, upserts, deletes."""
+
+    type: Literal["mirror"] = Field(description="`mirror`.")
+    url: Annotated[
+        Endpoint,
+        PlainValidator(_read_url),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string"}),
+        Written("a URL like postgresql://user:password@host:5432/database, mysql://… or mariadb://…"),
+    ] = Field(
+        description="Server, login and database that the copy goes to: `mysql://`, `mariadb://` or `postgresql://`. "
+        "User and password taken from `${NAME}` or `${file:/run/secrets/x}` need no percent-encoding.",
+        examples=["postgresql://etl:${PG_PASSWORD}@wh:5432/analytics"],
+    )
+    table: Annotated[
+        TableTemplate,
+        PlainValidator(_read_template),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string"}),
+        Written(TEMPLATE_FORM),
+    ] = Field(
+        parse_table_template("{schema}_{table}"),
+        description="Where a table goes: `{schema}` is the source's database, `{table}` its name. With a dot, the "
+        "part before "
+        "it names the target's schema (PostgreSQL) or database; without, the URL's database takes it.",
+        examples=["{schema}_{table}", "copy.{table}"],
+    )
+    parallelism: Count = Field(4, description="Connections that write at the same time.")
+    tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
+        None, description="Encrypts connections to the target and checks it, as `source.tls`."
+    )
+
+
+class FilesSink(_Sink):
+    """Appends change batches as files, under `<path>/<database>.<table>/`."""
+
+    type: Literal["files"] = Field(description="`files`.")
+    path: StoragePath = Field(
+        description="Folder that the files go to; driver and executors share it.", examples=["./out"]
+    )
+    format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
+
+
+class ConsoleSink(_Sink):
+    """Prints changes; for a first look."""
+
+    type: Literal["console"] = Field(description="`console`.")
+
+
+def _check_type(value: Any) -> Any:
+    """Refuses a missing, unknown or later `type` before the models are tried, which could not say it as clearly."""
+    if not isinstance(value, Mapping):
+        return value
+    allowed = ", ".join(SINK_TYPES)
+    if "type" not in value:
+        typo = next((key for key in value if did_you_mean("type", [str(key)])), None)
+        if typo is None:
+            raise refuse(f"is missing. Allowed: {allowed}", key="type")
+        keys = ", ".join(keys_of_sink(value[typo]))
+        raise refuse(f"unknown key. Did you mean 'type'? Allowed here: {keys}", key=str(typo))
+    kind = value["type"]
+    if kind in LATER_SINK_TYPES:
+        raise refuse(not_supported_yet(f"the sink type {kind}") + f". Allowed: {allowed}", key="type")
+    if kind not in SINK_TYPES:
+        raise refuse(f"must be {' | '.join(SINK_TYPES)}", key="type", choices=SINK_TYPES)
+    return value
+
+
+def keys_of_sink(kind: object) -> list[str]:
+    """The keys of a sink type, of any sink if there is no such type; `type` first."""
+    models: dict[object, type[Section]] = {"mirror": MirrorSink, "files": FilesSink, "console": ConsoleSink}
+    chosen = [models[kind]] if kind in SINK_TYPES else list(models.values())
+    keys = dict.fromkeys(key for model in chosen for key in model.model_fields)
+    return sorted(keys, key=lambda key: (key != "type", key == "on_schema_change"))
+
+
+Sink = Annotated[MirrorSink | FilesSink | ConsoleSink, Field(discriminator="type")]
+CheckedSink = Annotated[Sink, BeforeValidator(_check_type)]

@@ -1,0 +1,207 @@
+"""The job file's `source` section."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from conf.endpoint import Endpoint, parse_endpoint
+from conf.section import ColumnNames, Flag, Section, Text, Written, not_supported_yet, refuse
+from conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
+
+GREATEST_SERVER_ID = 2**32 - 1
+SERVER_IDS_FORM = "a range of server ids like 5400-5499"
+
+_RANGE = re.compile(r"([0-9]{1,10}) ?- ?([0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdRange:
+    """Server ids ``first`` … ``last``, both included, that log connections may use."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+
+def _read_text(value: Any, kind: type, parse: Any, form: str) -> Any:
+    """For values written as one text: an instance passes, text is parsed, anything else is refused."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, str):
+        raise refuse(f"must be {form}")
+    return parse(value)
+
+
+def _parse_server_ids(text: str) -> ServerIdRange:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be {SERVER_IDS_FORM}")
+    first, last = int(match[1]), int(match[2])
+    if not 1 <= first <= last <= GREATEST_SERVER_ID:
+        raise ValueError(f"must be {SERVER_IDS_FORM}: the lower id first, both from 1 to {GREATEST_SERVER_ID}")
+    return ServerIdRange(first, last)
+
+
+def _read_source_url(value: Any) -> Endpoint:
+    endpoint: Endpoint = _read_text(value, Endpoint, parse_endpoint, "a database URL")
+    if endpoint.kind == "postgresql":
+        raise refuse(not_supported_yet("postgresql:// as a source") + ". Allowed: mysql://, mariadb://")
+    return endpoint
+
+
+def _without_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise refuse(f"names '{repeated}' twice")
+    return names
+
+
+_AsText = PlainSerializer(str, return_type=str)
+_TextSchema = WithJsonSchema({"type": "string"})
+
+SourceUrl = Annotated[
+    Endpoint,
+    PlainValidator(_read_source_url),
+    _AsText,
+    _TextSchema,
+    Written("a URL like mysql://user:password@host:3306/ or mariadb://…"),
+]
+NameOfTable = Annotated[
+    TableName,
+    PlainValidator(lambda value: _read_text(value, TableName, parse_table_name, NAME_FORM)),
+    _AsText,
+    _TextSchema,
+    Written(NAME_FORM),
+]
+GlobOfTables = Annotated[
+    TableGlob,
+    PlainValidator(lambda value: _read_text(value, TableGlob, parse_table_glob, GLOB_FORM)),
+    _AsText,
+    _TextSchema,
+    Written(GLOB_FORM),
+]
+ServerIds = Annotated[
+    ServerIdRange,
+    PlainValidator(lambda value: _read_text(value, ServerIdRange, _parse_server_ids, SERVER_IDS_FORM)),
+    _AsText,
+    _TextSchema,
+    Written(SERVER_IDS_FORM),
+]
+LocalPath = Annotated[Text, Written("the path of a file, relative to the job file's folder")]
+
+
+class Tls(Section):
+    """How connections are encrypted. An empty section, `tls: {}`, is enough where the server's certificate is signed
+    by an authority that the system knows."""
+
+    ca: LocalPath | None = Field(
+        None,
+        description="Certificates of the authorities that may have signed the server's certificate (PEM). "
+        "Without it, those that the system knows.",
+        examples=["./ca.pem"],
+    )
+    cert: LocalPath | None = Field(None, description="Certificate to log in with (PEM); only together with `key`.")
+    key: LocalPath | None = Field(None, description="Private key of `cert` (PEM, without a passphrase).")
+    verify: Flag = Field(
+        True, description="Check that the server's certificate is trusted and made out to the host of the URL."
+    )
+
+
+class TableColumns(Section):
+    """Which columns of a table are copied."""
+
+    exclude: Annotated[
+        tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")
+    ] = Field((), description="Columns that are neither read nor written.", examples=[["ssn"]])
+    refused_keys: ClassVar[Mapping[str, str]] = {"mask": not_supported_yet("masking columns")}
+
+
+def _zero_dates(value: Any) -> Any:
+    """YAML's `null` is the word null here."""
+    return "null" if value is None else value
+
+
+class Source(Section):
+    """Where the data comes from. A read replica is enough; nothing is locked and nothing is written there."""
+
+    url: SourceUrl = Field(
+        description="Server and login: `mysql://` or `mariadb://`, port 3306 unless given. A database in it is only "
+        "the "
+        "connection's default; tables are named in `tables`. User and password taken from `${NAME}` or "
+        "`${file:/run/secrets/x}` need no percent-encoding.",
+        examples=["mysql://cdc:${MYSQL_PASSWORD}@db:3306/"],
+    )
+    tables: Annotated[
+        tuple[GlobOfTables, ...], Written('a list of tables and globs, like [shop.orders, "shop.cust*"]')
+    ] = Field(
+        min_length=1,
+        description="Tables to copy, as `database.table` or as globs with `*`, `?`, `[abc]`, `[!abc]`. Letters match "
+        "by "
+        "case. A name that holds a dot, a space or one of `*?[]` stands in backticks.",
+        examples=[["shop.orders", "shop.cust*"]],
+    )
+    exclude_tables: Annotated[tuple[GlobOfTables, ...], Written("a list of tables and globs")] = Field(
+        (), description="Tables that are not copied although `tables` matches them.", examples=[["shop.*_old"]]
+    )
+    columns: Annotated[
+        Mapping[NameOfTable, TableColumns], Written("a mapping from tables to {exclude: [column, …]}")
+    ] = Field({}, description="Per table: columns to leave out.", examples=[{"shop.customers": {"exclude": ["ssn"]}}])
+    keys: Annotated[
+        Mapping[NameOfTable, Annotated[ColumnNames, AfterValidator(_without_repeats)]],
+        Written("a mapping from tables to lists of columns"),
+    ] = Field(
+        {},
+        description="Per table without a primary key: the columns that identify a row; a unique key without NULLs.",
+        examples=[{"shop.events": ["event_uuid"]}],
+    )
+    server_ids: ServerIds | None = Field(
+        None,
+        description="Server ids for log connections, unique among the source's replicas. Each attempt of each reader "
+        "takes "
+        "one of its own. Without it, 1000 ids above 2147483648 that follow from the job's name.",
+        examples=["5400-5499"],
+    )
+    tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
+        None,
+        description="Encrypts connections and checks the server. Without it they are not encrypted.",
+        examples=[{"ca": "./ca.pem", "verify": True}],
+    )
+    zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_zero_dates)] = Field(
+        "null",
+        description="What becomes of dates that are none, like 0000-00-00: NULL in the copy, or an error that stops "
+        "the job.",
+    )
+    refused_keys: ClassVar[Mapping[str, str]] = {
+        "slot": "belongs to PostgreSQL sources. " + not_supported_yet("postgresql:// as a source"),
+        "publication": "belongs to PostgreSQL sources. " + not_supported_yet("postgresql:// as a source"),
+    }
+
+    def selects(self, database: str, table: str) -> bool:
+        """True if `tables` matches the table and `exclude_tables` does not."""
+        return any(glob.matches(database, table) for glob in self.tables) and not any(
+            glob.matches(database, table) for glob in self.exclude_tables
+        )
+
+    def excluded_columns(self, database: str, table: str) -> frozenset[str]:
+        """The columns of the table that are left out."""
+        settings = self.columns.get(TableName(database, table))
+        return frozenset() if settings is None else frozenset(settings.exclude)
+
+    def key_columns(self, database: str, table: str) -> tuple[str, ...] | None:
+        """The key named for the table, None if its own is to be used."""
+        return self.keys.get(TableName(database, table))
+
+    def named_tables(self) -> dict[TableName, str]:
+        """Tables that `columns` or `keys` name, with the key's path: preflight finds those that are not selected."""
+        return {table: f"source.{section}" for section in ("columns", "keys") for table in getattr(self, section)}

@@ -1,0 +1,163 @@
+"""Naming tables in the job file: exact names, globs, and the template that routes a table to its place in the sink.
+
+A name is ``database.table``. A part that holds a dot, a space, a backtick or one of the glob characters
+``* ? [ ]`` stands in backticks (a backtick in it is doubled), where every character means itself:
+```shop.`orders.2024` ```. Outside backticks ``*`` stands for any characters, ``?`` for one, ``[abc]`` and ``[!abc]``
+for one of (not) these. Letters match by case, as the server's catalog spells them.
+"""
+
+import fnmatch
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NAME_FORM = "a table as database.table"
+GLOB_FORM = 'a table or glob as database.table, like shop.orders or "shop.*"'
+TEMPLATE_FORM = 'a template like "{schema}_{table}" or "copy.{table}"'
+PLACEHOLDERS = ("schema", "table")
+
+_PART = re.compile(r"`(?P<quoted>(?:[^`]|``)+)`|(?P<bare>[^`.\s]+)")
+_GLOB_CHARACTERS = re.compile(r"[*?\[\]]")
+_WILDCARD = re.compile(r"\[([^!\]])[^\]]*\]|\[!.[^\]]*\]|[*?]")
+_WILDCARD_START = re.compile(r"[*?\[]")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """One table of the source, as its catalog spells it."""
+
+    database: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_quoted_if_needed(self.database)}.{_quoted_if_needed(self.name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableGlob:
+    """A pattern over ``database.table``; ``text`` is as written, the parts are fnmatch patterns."""
+
+    text: str
+    database_pattern: str
+    table_pattern: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def matches(self, database: str, table: str) -> bool:
+        """True if both parts match, case-sensitively."""
+        return self.matches_database(database) and _compiled(self.table_pattern).fullmatch(table) is not None
+
+    def matches_database(self, database: str) -> bool:
+        """True if tables of ``database`` may match."""
+        return _compiled(self.database_pattern).fullmatch(database) is not None
+
+    @property
+    def example(self) -> TableName:
+        """Some table that this matches; the one table if there are no wildcards."""
+        parts = (self.database_pattern, self.table_pattern)
+        return TableName(*(_WILDCARD.sub(lambda found: found[1] or "x", part) for part in parts))
+
+    @property
+    def only_table(self) -> TableName | None:
+        """The one table this names, or None if it has wildcards."""
+        try:
+            return parse_table_name(self.text)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class TableTemplate:
+    """Where a mirrored table goes. ``schema_template`` None: into the schema or database of the sink's URL."""
+
+    text: str
+    schema_template: str | None
+    table_template: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def target(self, source: TableName) -> tuple[str | None, str]:
+        """(schema, table) in the sink; schema None as above."""
+        schema = None if self.schema_template is None else _render(self.schema_template, source)
+        return schema, _render(self.table_template, source)
+
+    def collisions(self, sources: Iterable[TableName]) -> list[tuple[TableName, ...]]:
+        """Groups of source tables that would be written into one target table. Empty: all go apart."""
+        by_target: defaultdict[tuple[str | None, str], list[TableName]] = defaultdict(list)
+        for source in sources:
+            by_target[self.target(source)].append(source)
+        return [tuple(sorted(group)) for group in by_target.values() if len(group) > 1]
+
+
+def parse_table_name(text: str) -> TableName:
+    """Reads ``database.table`` with backticks where needed. Raises ValueError with what is allowed."""
+    (database, database_bare), (table, table_bare) = _parts(text, NAME_FORM)
+    for part, bare in ((database, database_bare), (table, table_bare)):
+        if bare and _GLOB_CHARACTERS.search(part):
+            raise ValueError(
+                f"must be {NAME_FORM}; globs are not allowed here (a name with '*?[]' stands in backticks)"
+            )
+    return TableName(database, table)
+
+
+def parse_table_glob(text: str) -> TableGlob:
+    """Reads a name or glob. Raises ValueError with what is allowed."""
+    parts = _parts(text, GLOB_FORM)
+    database, table = (part if bare else _WILDCARD_START.sub(r"[\g<0>]", part) for part, bare in parts)
+    return TableGlob(text=text, database_pattern=database, table_pattern=table)
+
+
+def parse_table_template(text: str) -> TableTemplate:
+    """Reads a routing template. Raises ValueError with what is allowed."""
+    for name in _PLACEHOLDER.findall(text):
+        if name not in PLACEHOLDERS:
+            hint = " The source's database is {schema} here." if name == "database" else ""
+            raise ValueError(f"has an unknown placeholder {{{name}}}.{hint} Allowed: {{schema}}, {{table}}")
+    literal = _PLACEHOLDER.sub("", text)
+    if "{" in literal or "}" in literal:
+        raise ValueError(f"has an unpaired brace; must be {TEMPLATE_FORM}")
+    parts = text.split(".")
+    if len(parts) > 2 or not all(parts) or text != text.strip():
+        raise ValueError(f"must be {TEMPLATE_FORM}: a table, or schema.table with one dot between them")
+    return TableTemplate(text, parts[0] if len(parts) == 2 else None, parts[-1])
+
+
+def _parts(text: str, form: str) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    """((database, bare?), (table, bare?)), quotes taken off."""
+    found: list[tuple[str, bool]] = []
+    at = 0
+    while at <= len(text):
+        match = _PART.match(text, at)
+        if match is None or match.end() not in (len(text), text.find(".", match.end())):
+            break
+        quoted, bare = match["quoted"], match["bare"]
+        found.append((bare, True) if quoted is None else (quoted.replace("``", "`"), False))
+        at = match.end() + 1
+    if len(found) == 2 and at == len(text) + 1:
+        return found[0], found[1]
+    if len(found) == 1 and at == len(text) + 1:
+        raise ValueError(f"must be {form}; '{text}' names no database")
+    if len(found) > 2 and at == len(text) + 1:
+        raise ValueError(f"must be {form}; a name with a dot in it stands in backticks: shop.`orders.2024`")
+    raise ValueError(f"must be {form}")
+
+
+def _quoted_if_needed(part: str) -> str:
+    if re.search(r"[.`*?\[\]\s]", part):
+        return "`" + part.replace("`", "``") + "`"
+    return part
+
+
+def _render(template: str, source: TableName) -> str:
+    values = {"schema": source.database, "table": source.name}
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(pattern))

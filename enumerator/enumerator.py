@@ -1,0 +1,269 @@
+"""What the next epoch reads: (state, what was observed) → (plan, state). No clock, no files, no connection but the
+KeySource.
+
+One epoch is planned, read and committed after the other. `absorb` takes what an epoch brought into the state and makes
+every move from phase to phase; `plan_epoch` decides the next one. The same state, observation and answers of the
+source give the same plan; still, a plan that was once written is used as it is (the caller's part).
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from enumerator.log_extent import LogExtent, LogFile
+from enumerator.source import KeySource
+from enumerator.splitting import next_ranges
+from state.errors import CheckpointError
+from state.job_state import JobState
+from state.log_range import LogRange, LogReport
+from state.phase import Phase, move
+from state.plan import (
+    AwaitedLog,
+    AwaitedSplits,
+    EnumeratorState,
+    Exhausted,
+    LogWork,
+    Plan,
+    SnapshotWork,
+    TableState,
+)
+from state.position import BinlogPosition
+from state.split import Report, Split
+from state.table import TableId
+
+TARGET_EPOCH_SECONDS = 10.0
+"""A snapshot epoch's length: long against what an epoch costs (0.3 s), short against losing it to a crash."""
+
+MAX_SPLITS_PER_TASK = 128
+MIN_BATCH_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """From the job file. They may change between two runs: only plans that are not made yet depend on them."""
+
+    parallelism: int
+    split_rows: int
+    max_batch_bytes: int
+    max_batch_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsRead:
+    """A committed snapshot epoch: the reports of all its splits, in any order. `seconds` None: not measured."""
+
+    epoch: int
+    reports: tuple[Report, ...]
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """A committed log epoch."""
+
+    epoch: int
+    report: LogReport
+    seconds: float | None
+
+
+Outcome = SplitsRead | LogRead
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the driver sees before it plans.
+
+    `log_files`: all that the source has, oldest first; the last one's size is the log's end. `goal`: the log end seen
+    at the start of a run that ends there (trigger `once`), None for one that goes on. `outcome`: of the epoch that the
+    state awaits, None if it awaits none.
+    """
+
+    log_files: tuple[LogFile, ...]
+    goal: BinlogPosition | None = None
+    outcome: Outcome | None = None
+
+
+def first_state(job: JobState, settings: Settings) -> EnumeratorState:
+    """Before epoch 1."""
+    versions = {schema.table: schema.version for schema in job.schemas}
+    state = EnumeratorState(
+        mode=job.mode,
+        phase=Phase.STREAM if job.mode == "incremental" else Phase.SNAPSHOT,
+        epoch=0,
+        tables=tuple(TableState(key.table, versions[key.table], key.columns) for key in job.split_keys),
+        next_split_id=0,
+        splits_per_task=1,
+        position=job.start,
+        prepared=job.prepared,
+        last_high=None,
+        batch_bytes=settings.max_batch_bytes,
+        awaited=None,
+    )
+    return _settled(state)
+
+
+def plan_epoch(
+    state: EnumeratorState, observation: Observation, source: KeySource, settings: Settings
+) -> tuple[Plan | None, EnumeratorState]:
+    """The next epoch's plan and the state to store with it (as a PlanRecord), or None and the state as it is now.
+
+    None: mode `full` is DONE, the goal is reached, or the log has nothing new yet. Raises CheckpointError if the
+    outcome is not what the state awaits, LogPositionLostError if the source no longer has the log that the job needs.
+    """
+    if observation.outcome is not None:
+        state = absorb(state, observation.outcome, settings)
+    if state.awaited is not None:
+        raise _inconsistent(f"The checkpoint does not hold what epoch {state.epoch} has read.")
+    if state.phase is Phase.DONE:
+        return None, state
+    extent = LogExtent(observation.log_files)
+    ends = [place for place in (state.last_high, observation.goal) if place and place.order > state.position.order]
+    for place in (state.position, *(xa.start for xa in state.prepared), *ends):
+        extent.require(place)
+    if state.phase is Phase.SNAPSHOT:
+        return _plan_splits(state, source, settings)
+    return _plan_log(state, extent, observation.goal)
+
+
+def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> EnumeratorState:
+    """The state once the planned epoch is committed. Raises CheckpointError if `outcome` is of another one or lacks a
+    part."""
+    awaited = state.awaited
+    if outcome.epoch == state.epoch:
+        match outcome, awaited:
+            case SplitsRead(), AwaitedSplits():
+                return _settled(_absorb_splits(state, awaited, outcome))
+            case LogRead(), AwaitedLog():
+                return _settled(_absorb_log(state, awaited, outcome, settings))
+            case _:
+                pass
+    raise _inconsistent(
+        f"The plan of epoch {state.epoch} awaits {awaited}, "
+        f"but the checkpoint holds what epoch {outcome.epoch} has read ({type(outcome).__name__})."
+    )
+
+
+def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: SplitsRead) -> EnumeratorState:
+    found = sorted(report.split_id for report in outcome.reports)
+    if found != list(range(awaited.first_id, awaited.end_id)):
+        raise _inconsistent(
+            f"Epoch {state.epoch} has the splits {awaited.first_id} to {awaited.end_id - 1}, "
+            f"but the checkpoint has the reports of {found}."
+        )
+    highs = [report.high for report in outcome.reports]
+    if state.last_high is not None:
+        highs.append(state.last_high)
+    splits, rows = Counter[TableId](), Counter[TableId]()
+    for report in outcome.reports:
+        splits[report.table] += 1
+        rows[report.table] += report.row_count
+    return replace(
+        state,
+        tables=tuple(
+            replace(t, done_splits=t.done_splits + splits[t.table], done_rows=t.done_rows + rows[t.table])
+            if t.table in splits
+            else t
+            for t in state.tables
+        ),
+        splits_per_task=_splits_per_task(state.splits_per_task, outcome.seconds),
+        last_high=max(highs, key=lambda high: high.order),
+        awaited=None,
+    )
+
+
+def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, settings: Settings) -> EnumeratorState:
+    end, stop = outcome.report.end, BinlogPosition(awaited.range.stop_file, awaited.range.stop_pos)
+    if end.order < stop.order:
+        raise _inconsistent(
+            f"Epoch {state.epoch} was to read the log up to {stop} or the transaction boundary behind it, "
+            f"but its report ends at {end}."
+        )
+    return replace(
+        state,
+        position=end,
+        prepared=outcome.report.prepared,
+        batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
+        awaited=None,
+    )
+
+
+def _splits_per_task(now: int, seconds: float | None) -> int:
+    if seconds is None:
+        return now
+    if seconds <= TARGET_EPOCH_SECONDS / 2:
+        return min(now * 2, MAX_SPLITS_PER_TASK)
+    return max(now // 2, 1) if seconds > TARGET_EPOCH_SECONDS * 2 else now
+
+
+def _batch_bytes(now: int, read_bytes: int, seconds: float | None, settings: Settings) -> int:
+    """Grows after a full batch that was quick, shrinks to what would have been in time after one that was not."""
+    wanted = now
+    if seconds is not None and seconds > settings.max_batch_seconds:
+        wanted = min(now, int(read_bytes * settings.max_batch_seconds / seconds))
+    elif seconds is not None and seconds <= settings.max_batch_seconds / 2 and read_bytes >= now:
+        wanted = now * 2
+    return min(max(wanted, MIN_BATCH_BYTES), settings.max_batch_bytes)
+
+
+def _settled(state: EnumeratorState) -> EnumeratorState:
+    """Every move from phase to phase, as far as they go."""
+    if state.phase is Phase.SNAPSHOT and all(isinstance(t.cursor, Exhausted) for t in state.tables):
+        state = replace(state, phase=move(state.phase, Phase.CATCH_UP))
+    if state.phase is Phase.CATCH_UP and (state.last_high is None or state.position.order >= state.last_high.order):
+        state = replace(state, phase=move(state.phase, Phase.DONE if state.mode == "full" else Phase.STREAM))
+    return state
+
+
+def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) -> tuple[Plan, EnumeratorState]:
+    wanted = settings.parallelism * state.splits_per_task
+    tables = list(state.tables)
+    splits: list[Split] = []
+    for i, table in enumerate(tables):
+        if len(splits) == wanted:
+            break
+        if isinstance(table.cursor, Exhausted):
+            continue
+        ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=wanted - len(splits))
+        for key_range in ranges:
+            split_id = state.next_split_id + len(splits)
+            splits.append(Split(split_id, table.table, table.schema_version, table.columns, key_range))
+    tasks = tuple(tuple(splits[i :: settings.parallelism]) for i in range(min(settings.parallelism, len(splits))))
+    anchor = state.position if state.last_high is None else state.last_high
+    end_id = state.next_split_id + len(splits)
+    plan = Plan(state.epoch + 1, state.phase, SnapshotWork(tasks, anchor))
+    return plan, replace(
+        state,
+        epoch=plan.epoch,
+        tables=tuple(tables),
+        next_split_id=end_id,
+        awaited=AwaitedSplits(state.next_split_id, end_id),
+    )
+
+
+def _plan_log(
+    state: EnumeratorState, extent: LogExtent, goal: BinlogPosition | None
+) -> tuple[Plan | None, EnumeratorState]:
+    limit = _limit(state, goal, extent.end)
+    if min(limit.order, extent.end.order) <= state.position.order:
+        return None, state
+    stop = extent.stop_after(state.position, state.batch_bytes, limit=limit)
+    log_range = LogRange(state.position, stop.file, stop.pos, state.prepared)
+    plan = Plan(state.epoch + 1, state.phase, LogWork(log_range))
+    awaited = AwaitedLog(log_range, extent.bytes_between(state.position, stop))
+    return plan, replace(state, epoch=plan.epoch, awaited=awaited)
+
+
+def _inconsistent(message: str) -> CheckpointError:
+    return CheckpointError(
+        message,
+        "Restore the checkpoint folder from a copy, or start over with an empty checkpoint and an empty target.",
+    )
+
+
+def _limit(state: EnumeratorState, goal: BinlogPosition | None, end: BinlogPosition) -> BinlogPosition:
+    """How far this run reads the log: mode `full` to the greatest high, a run with a goal to it or the greatest
+    high."""
+    if state.mode == "full":
+        return end if state.last_high is None else state.last_high
+    if goal is None or state.last_high is None:
+        return end if goal is None else goal
+    return max(goal, state.last_high, key=lambda place: place.order)

@@ -1,0 +1,115 @@
+"""The layout of a job's checkpoint, and the ways to read and write its parts.
+
+    job                     what the job is (JobState), written once, before the first read
+    plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord)
+    published/e…            an epoch's split rows with their reports, until the epoch is committed
+    logs/e0000000042        what an epoch's log range was found to hold (LogReport)
+    routes/e0000000042      the splits that an epoch finished, as the gap filter reads them, until the log has passed them
+    spark/                  Spark's own checkpoint of the streaming query
+
+Every part is written once and never changed. What is missing or damaged is an error, never read as "nothing there yet".
+"""
+
+import json
+from dataclasses import dataclass
+
+from state.codec import JOB, LOG_REPORT, PLAN
+from state.errors import CheckpointError
+from state.job_state import JobState
+from state.log_range import LogReport
+from state.plan import PlanRecord
+from state.store import CheckpointStore, open_store
+
+KEPT_PLANS = 100
+"""Plans of committed epochs that stay, for `tidemark checkpoints list`."""
+
+
+def epoch_name(epoch: int) -> str:
+    return f"e{epoch:010d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`url` is the job file's `checkpoint`."""
+
+    url: str
+    store: CheckpointStore
+
+    @classmethod
+    def at(cls, url: str) -> "Checkpoint":
+        return cls(url, open_store(url))
+
+    def spark_folder(self) -> str:
+        return f"{self.url.rstrip('/')}/spark"
+
+    def job_state(self) -> JobState | None:
+        """None where the job was never started. Raises CheckpointError where `job` is gone but other parts are there."""
+        data = self.store.read("job")
+        if data is None:
+            if any(self.store.list(folder) for folder in ("plans", "published", "logs", "routes", "spark")):
+                raise CheckpointError(
+                    f"The checkpoint {self.url} has lost its file `job`.",
+                    "Restore the folder from a copy, or start over with an empty checkpoint and an empty target.",
+                )
+            return None
+        return JOB.decode(data, "job")
+
+    def create_job_state(self, state: JobState) -> JobState:
+        """Writes it, and returns what is there: another driver may have been first."""
+        self.store.create("job", JOB.encode(state))
+        written = self.job_state()
+        if written is None:
+            raise CheckpointError(f"The checkpoint {self.url} does not keep its files.", "Check the folder's storage.")
+        return written
+
+    def plan_epochs(self) -> list[int]:
+        """The epochs whose plans are there, ascending."""
+        return sorted(int(name.rpartition("/e")[2]) for name in self.store.list("plans"))
+
+    def plan(self, epoch: int) -> PlanRecord:
+        return PLAN.decode(self._read(f"plans/{epoch_name(epoch)}"), f"plans/{epoch_name(epoch)}")
+
+    def create_plan(self, record: PlanRecord) -> None:
+        """Raises CheckpointError where the epoch has a plan already: somebody else drives this job."""
+        name = f"plans/{epoch_name(record.plan.epoch)}"
+        if not self.store.create(name, PLAN.encode(record)):
+            raise CheckpointError(
+                f"Another driver wrote {name} of {self.url}.", "Stop all drivers of this job and start one again."
+            )
+
+    def committed_epoch(self) -> int:
+        """The last epoch that Spark's query has committed, 0 before the first; read from Spark's own log."""
+        batches = [int(name.rpartition("/")[2]) for name in self.store.list("spark/commits")]
+        if not batches:
+            return 0
+        offsets = self._read(f"spark/offsets/{max(batches)}").decode()
+        return int(json.loads(offsets.splitlines()[-1])["epoch"])
+
+    def log_report(self, epoch: int) -> LogReport:
+        return LOG_REPORT.decode(self._read(f"logs/{epoch_name(epoch)}"), f"logs/{epoch_name(epoch)}")
+
+    def create_log_report(self, epoch: int, report: LogReport) -> None:
+        """The range is read alike by every attempt, so a report that differs from the one there is an error."""
+        name = f"logs/{epoch_name(epoch)}"
+        if not self.store.create(name, LOG_REPORT.encode(report)) and self.log_report(epoch) != report:
+            raise CheckpointError(
+                f"Two readings of the log range of epoch {epoch} found different things.",
+                "The source's log changed while it was read: check that the server was not restored or reset, then "
+                "start over with an empty checkpoint and an empty target.",
+            )
+
+    def forget_before(self, epoch: int) -> None:
+        """Removes plans and log reports that no restart can need, once all epochs before `epoch` are committed."""
+        for known in self.plan_epochs():
+            if known < epoch - KEPT_PLANS:
+                self.store.delete(f"plans/{epoch_name(known)}")
+                self.store.delete(f"logs/{epoch_name(known)}")
+
+    def _read(self, name: str) -> bytes:
+        data = self.store.read(name)
+        if data is None:
+            raise CheckpointError(
+                f"The checkpoint {self.url} has lost its file {name}.",
+                "Restore the folder from a copy, or start over with an empty checkpoint and an empty target.",
+            )
+        return bytes(data)

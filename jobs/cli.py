@@ -1,0 +1,148 @@
+"""The command line: `tidemark run | validate | plan | status | checkpoints`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from conf.load import load_job_file
+from conf.model import JobFile
+from conf.redaction import install_redaction, redact
+from jobs import inspect, run
+from jobs.events import open_events
+from state.errors import TidemarkError
+
+UNEXPECTED = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+_INTERRUPTED_TEXT = "interrupted; the state is safe. Remedy: start the same command again to go on."
+
+app = typer.Typer(
+    name="tidemark",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Copies MySQL and MariaDB tables with Apache Spark and keeps the copies current.",
+    epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
+    "available · 5 sink failed · 6 another driver holds the job · 130 interrupted, state safe.",
+)
+
+JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replaces a value of the job file, e.g. snapshot.parallelism=8."),
+]
+
+
+@app.command(
+    "run",
+    epilog="Examples: tidemark run shop.yaml · tidemark run shop.yaml --set trigger=10s · "
+    "tidemark run shop.yaml --summary out.json",
+)
+def run_command(
+    job_path: JobPath,
+    overrides: Overrides = None,
+    standby: Annotated[bool, typer.Option("--standby", help="Wait while another driver runs the job.")] = False,
+    summary: Annotated[Path | None, typer.Option("--summary", help="Write a summary as JSON to this file.")] = None,
+) -> None:
+    """Runs the job: the rows that exist, then every change. Goes on from the last checkpoint."""
+    job = _load(job_path, overrides)
+    with open_events() as events:
+        finished = run.run_job(job, events, standby=standby)
+    if summary is not None:
+        summary.write_text(json.dumps(finished.as_dict(), indent=2) + "\n")
+    if finished.interrupted:
+        _last_line(_INTERRUPTED_TEXT)
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command("validate", epilog="Example: tidemark validate shop.yaml --connect")
+def validate_command(
+    job_path: JobPath,
+    overrides: Overrides = None,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Also check the source's settings, grants and tables, and the sink.")
+    ] = False,
+) -> None:
+    """Checks the job file; with --connect also the source and the sink. Changes nothing."""
+    job = _load(job_path, overrides)
+    for warning in job.warnings():
+        typer.echo(f"warning: {redact(warning)}")
+    if connect:
+        inspect.validate(job)
+    typer.echo(f"{job_path.name}: valid")
+
+
+@app.command("plan", epilog="Example: tidemark plan shop.yaml")
+def plan_command(job_path: JobPath, overrides: Overrides = None) -> None:
+    """Dry run: tables, keys, watermark method, estimated splits, and what would be created."""
+    inspect.plan(_load(job_path, overrides))
+
+
+@app.command("status", epilog="Example: tidemark status shop.yaml --json")
+def status_command(
+    job_path: JobPath,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """From the checkpoint: phase, splits done per table, position, lag, last epoch."""
+    inspect.status(_load(job_path, overrides), as_json=as_json)
+
+
+@app.command("checkpoints", epilog="Example: tidemark checkpoints shop.yaml list")
+def checkpoints_command(
+    job_path: JobPath,
+    action: Annotated[str, typer.Argument(metavar="[list]", help="What to do.")] = "list",
+    overrides: Overrides = None,
+) -> None:
+    """Lists the consistent cuts that the checkpoint holds."""
+    if action == "rollback":
+        _fail(TidemarkError("checkpoints rollback is not supported yet.", "Use `checkpoints list`."), USAGE_ERROR)
+    if action != "list":
+        _fail(TidemarkError(f"checkpoints has no action {action!r}.", "Use `checkpoints list`."), USAGE_ERROR)
+    inspect.checkpoints(_load(job_path, overrides))
+
+
+def _load(path: Path, overrides: list[str] | None) -> JobFile:
+    return load_job_file(path, overrides or ())
+
+
+def _last_line(text: str) -> None:
+    """The last line on stderr names the cause and the remedy."""
+    sys.stdout.flush()
+    print(f"tidemark: {redact(text)}", file=sys.stderr, flush=True)
+
+
+def _fail(error: TidemarkError, exit_code: int) -> NoReturn:
+    _last_line(str(error))
+    raise typer.Exit(exit_code)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The console script. Ends the process with the exit code of interface.md; never returns."""
+    install_redaction()
+    try:
+        exit_code = app(args=arguments, standalone_mode=False)
+    except TidemarkError as error:
+        _last_line(str(error))
+        sys.exit(error.exit_code)
+    except TyperException as error:  # usage
+        _last_line(f"{error.format_message()} Remedy: see tidemark --help.")
+        sys.exit(USAGE_ERROR)
+    except (KeyboardInterrupt, typer.Abort):
+        _last_line(_INTERRUPTED_TEXT)
+        sys.exit(INTERRUPTED)
+    except Exception as error:  # noqa: BLE001 -- the process ends here, with the traceback shown
+        sys.excepthook(type(error), error, error.__traceback__)
+        _last_line(f"unexpected: {type(error).__name__}. Remedy: report it with the lines above; the state is safe.")
+        sys.exit(UNEXPECTED)
+    sys.exit(exit_code if isinstance(exit_code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What a run hands to Spark's planner process: a file that only this user can read, named in the data source's options.
+
+Options stand in Spark's UI, event log and error messages; secrets therefore go by this file instead.
+"""
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.model import JobFile
+from enumerator.enumerator import Settings
+from jobs.checkpoint import Checkpoint
+from jobs.planner import Planner
+from jobs.source_access import SourceAccess
+from readers.mysql.server import ServerInfo, WatermarkMethod
+from state.job_state import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """`stop_file` None: nobody asks this run to stop early."""
+
+    job: JobFile
+    server: ServerInfo
+    method: WatermarkMethod
+    state: JobState
+    stop_file: Path | None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint.at(self.job.checkpoint)
+
+    def planner(self) -> Planner:
+        job = self.job
+        settings = Settings(
+            parallelism=job.snapshot.parallelism,
+            split_rows=job.snapshot.split_rows,
+            max_batch_bytes=job.log.max_batch_bytes,
+            max_batch_seconds=job.log.max_batch_seconds,
+        )
+        access = SourceAccess(job, self.server, self.state.schemas)
+        return Planner(access, self.checkpoint, self.state, settings, stop_file=self.stop_file)
+
+
+def save_context(context: RunContext, path: Path) -> None:
+    """Into a new file that others can't read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        pickle.dump(context, file)
+
+
+def load_context(path: str) -> RunContext:
+    with Path(path).open("rb") as file:
+        context = pickle.load(file)
+    assert isinstance(context, RunContext)
+    return context

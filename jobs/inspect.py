@@ -1,0 +1,149 @@
+"""The commands that look and change nothing: validate --connect, plan, status, checkpoints."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from conf.model import JobFile
+from conf.redaction import redact
+from enumerator.splitting import MAX_SPLIT_BYTES
+from jobs.checkpoint import Checkpoint
+from jobs.opening import Looked, look_at_source, make_sink
+from jobs.progress import read_progress
+from readers.mysql.catalog import TableStatistics, table_statistics
+from readers.mysql.findings import raise_refusals
+from state.errors import CheckpointError, SinkError
+from state.plan import LogWork
+
+_WIDTH = 160
+
+
+def validate(job: JobFile) -> None:
+    """Prints every finding; raises the first refusal's error class, with all refusals in its text."""
+    with look_at_source(job) as looked:
+        _print_findings(looked)
+        problems = _print_sink_findings(job, looked)
+    raise_refusals(looked.findings)
+    if problems:
+        raise SinkError(" ".join(text for text, _ in problems), " ".join(remedy for _, remedy in problems))
+
+
+def plan(job: JobFile) -> None:
+    """Tables, keys, watermark method, estimated splits, and what the sink would create."""
+    with look_at_source(job) as looked:
+        console = _console()
+        console.print(f"source    {job.source.url} · {looked.server.name} · watermarks by {looked.method()}")
+        console.print(f"mode      {job.mode}, trigger {job.trigger} · {job.snapshot.parallelism} splits at a time")
+        drawn = Table(box=None, pad_edge=False)
+        for heading in ("table", "key", "split by", "columns", "rows (estimate)", "splits (estimate)"):
+            drawn.add_column(heading, overflow="fold")
+        for schema in looked.schemas:
+            statistics = table_statistics(looked.connection, schema.table)
+            rows = statistics.row_estimate
+            splits = _estimated_splits(statistics, job.snapshot.split_rows) if looked.split_columns[schema.table] else 1
+            drawn.add_row(
+                str(schema.table),
+                ", ".join(schema.key) or "none",
+                ", ".join(looked.split_columns[schema.table]) or "whole table",
+                str(len(schema.captured)),
+                "?" if rows is None else f"{rows:,}",
+                "?" if splits is None else f"{splits:,}",
+            )
+        console.print(drawn)
+        _print_findings(looked)
+        _print_sink_findings(job, looked)
+
+
+def status(job: JobFile, *, as_json: bool) -> None:
+    """What the checkpoint says. Raises CheckpointError where the job was never started."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = checkpoint.job_state()
+    if state is None:
+        raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
+    epochs = checkpoint.plan_epochs()
+    committed = checkpoint.committed_epoch()
+    progress = read_progress(checkpoint, committed)
+    if as_json:
+        facts: dict[str, Any] = {"job": job.job, "job_uuid": state.job_uuid, "mode": state.mode}
+        facts |= {"start": str(state.start), "planned_epoch": max(epochs, default=0), "phase": "starting"}
+        print(json.dumps(facts | ({} if progress is None else asdict(progress)), indent=2))
+        return
+    console = _console()
+    console.print(f"job       {job.job} ({state.mode}), started {_moment(state.created_at_us)}")
+    if progress is None:
+        console.print("phase     starting: no epoch is planned yet")
+        return
+    lag = "?" if progress.lag_seconds is None else f"{progress.lag_seconds:,.1f} s since the newest change taken"
+    console.print(f"phase     {progress.phase}, epoch {progress.committed_epoch} committed, {max(epochs)} planned")
+    console.print(f"position  {progress.position} · {lag}")
+    drawn = Table(box=None, pad_edge=False)
+    for heading in ("table", "splits", "rows", ""):
+        drawn.add_column(heading)
+    for table in progress.tables:
+        total = "?" if table.splits_total is None else f"{table.splits_total:,}"
+        drawn.add_row(
+            table.table, f"{table.splits_done:,}/{total}", f"{table.rows:,}", "done" if table.complete else ""
+        )
+    console.print(drawn)
+
+
+def checkpoints(job: JobFile) -> None:
+    """One line a consistent cut: epoch, phase, what it read, the log position after it."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    if checkpoint.job_state() is None:
+        raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
+    committed = checkpoint.committed_epoch()
+    drawn = Table(box=None, pad_edge=False)
+    for heading in ("epoch", "phase", "read", "log position", ""):
+        drawn.add_column(heading)
+    for epoch in checkpoint.plan_epochs():
+        record = checkpoint.plan(epoch)
+        work = record.plan.work
+        if isinstance(work, LogWork):
+            read = f"log from {work.range.start}"
+            position = str(checkpoint.log_report(epoch).end) if epoch <= committed else ""
+        else:
+            read = f"{sum(map(len, work.tasks))} splits"
+            position = str(record.state.position)
+        drawn.add_row(
+            str(epoch), record.plan.phase.value, read, position, "" if epoch <= committed else "not committed"
+        )
+    _console().print(drawn)
+
+
+def _estimated_splits(statistics: TableStatistics, split_rows: int) -> int | None:
+    if statistics.row_estimate is None:
+        return None
+    rows = max(1, min(split_rows, MAX_SPLIT_BYTES // max(1, statistics.average_row_bytes or 1)))
+    return statistics.row_estimate // rows + 1
+
+
+def _print_findings(looked: Looked) -> None:
+    for finding in looked.findings:
+        where = ".".join(str(part) for part in (finding.table, finding.column) if part is not None)
+        print(redact(f"{finding.severity}: {where + ': ' if where else ''}{finding.message} Remedy: {finding.remedy}"))
+
+
+def _print_sink_findings(job: JobFile, looked: Looked) -> list[tuple[str, str]]:
+    problems = []
+    for finding in make_sink(job).check(looked.schemas, looked.identity):
+        where = "" if finding.table is None else f"{finding.table}: "
+        if finding.remedy is None:
+            print(redact(f"sink: {where}{finding.text}"))
+        else:
+            problems.append((f"{where}{finding.text}", finding.remedy))
+            print(redact(f"refuse: sink: {where}{finding.text} Remedy: {finding.remedy}"))
+    return problems
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=_WIDTH)
+
+
+def _moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,112 @@
+"""The driver's side of the data source: plans epochs and keeps the plans durable.
+
+It lives in Spark's planner process. Spark calls it in this order, and after a crash begins anew at any point:
+
+    next_epoch(committed) → the plan of epoch committed + 1 is durable → Spark logs the offset → the epoch runs
+    → Spark marks it as committed → next_epoch(committed + 1)
+
+What an epoch brought is taken into the enumerator's state when the next one is planned, and only then its published
+files are removed: until the next plan is durable, everything can be read again.
+"""
+
+import time
+from pathlib import Path
+
+from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
+from jobs.checkpoint import Checkpoint
+from jobs.routes import forget_routes, write_segment
+from jobs.source_access import SourceAccess
+from readers.publish import forget_published, read_report
+from state.errors import CheckpointError
+from state.failpoints import failpoint
+from state.job_state import JobState
+from state.phase import Phase
+from state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, PlanRecord, SnapshotWork
+from state.position import BinlogPosition
+
+
+class Planner:
+    """One per run. `stop_file`: once it exists no further epoch is planned, and the running one is the last."""
+
+    def __init__(
+        self,
+        access: SourceAccess,
+        checkpoint: Checkpoint,
+        job_state: JobState,
+        settings: Settings,
+        *,
+        stop_file: Path | None = None,
+    ) -> None:
+        self._access = access
+        self._checkpoint = checkpoint
+        self._job_state = job_state
+        self._settings = settings
+        self._stop_file = stop_file
+        self._goal: BinlogPosition | None = None
+        self._absorbed: tuple[int, EnumeratorState] | None = None
+        self._planned_at: tuple[int, float] | None = None
+
+    def end_at_log_end(self) -> None:
+        """From now on epochs are planned up to where the log ends at this moment (trigger `once`)."""
+        self._goal = self._access.log_end()
+
+    def next_epoch(self, committed: int) -> int:
+        """The number of the epoch after `committed`, whose plan is durable, or `committed` where there is none to run."""
+        if self._stop_file is not None and self._stop_file.exists():
+            return committed
+        latest = max(self._checkpoint.plan_epochs(), default=0)
+        if latest == committed + 1:
+            self._planned_at = None  # planned by an earlier run, which may not have come to removing what is committed
+            forget_published(self._checkpoint.store, committed)
+            return latest
+        if latest != committed:
+            raise CheckpointError(
+                f"Spark's part of the checkpoint stands at epoch {committed}, the plans at epoch {latest}.",
+                "The parts of the checkpoint folder are not of one moment: restore all of it from one copy, or start "
+                "over with an empty checkpoint and an empty target.",
+            )
+        state = self._state_after(committed)
+        outcome = self._outcome(committed, state)
+        observation = Observation(self._access.log_files(), self._goal, outcome)
+        plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
+        self._absorbed = (committed, state)
+        if plan is None:
+            return committed
+        failpoint("planner.before_plan")
+        self._checkpoint.create_plan(PlanRecord(plan, state))
+        failpoint("planner.after_plan")
+        self._absorbed = None
+        self._planned_at = (plan.epoch, time.monotonic())
+        forget_published(self._checkpoint.store, committed)
+        if plan.phase is Phase.STREAM:
+            forget_routes(self._checkpoint.store)
+        self._checkpoint.forget_before(committed)
+        return plan.epoch
+
+    def _state_after(self, committed: int) -> EnumeratorState:
+        if self._absorbed is not None and self._absorbed[0] == committed:
+            return self._absorbed[1]
+        if committed == 0:
+            return first_state(self._job_state, self._settings)
+        return self._checkpoint.plan(committed).state
+
+    def _outcome(self, epoch: int, state: EnumeratorState) -> Outcome | None:
+        """What the committed epoch brought; its splits are made known to the gap filter."""
+        match state.awaited:
+            case None:
+                return None
+            case AwaitedLog():
+                return LogRead(epoch, self._checkpoint.log_report(epoch), self._seconds(epoch))
+            case AwaitedSplits():
+                work = self._checkpoint.plan(epoch).plan.work
+                assert isinstance(work, SnapshotWork)
+                splits = [split for task in work.tasks for split in task]
+                reports = tuple(read_report(self._checkpoint.store, epoch, split.id) for split in splits)
+                write_segment(self._checkpoint.store, epoch, splits, reports)
+                failpoint("planner.after_routes")
+                return SplitsRead(epoch, reports, self._seconds(epoch))
+
+    def _seconds(self, epoch: int) -> float | None:
+        if self._planned_at is None or self._planned_at[0] != epoch:
+            return None
+        return time.monotonic() - self._planned_at[1]

@@ -1,0 +1,202 @@
+"""The executors' side of the data source: from an epoch's plan to change batches.
+
+A split's part is what was published for it, by whichever attempt came first. The log's part is read from the log each time:
+a range is fixed by the plan, and gives the same changes however often it is read.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from conf.model import JobFile
+from conf.redaction import redact_exception
+from jobs.checkpoint import Checkpoint
+from jobs.context import RunContext
+from jobs.routes import load_gap_filter
+from jobs.source_access import connect_to_job_server
+from readers.gap_filter import GapFilter
+from readers.mysql.keys import MySqlKeys
+from readers.mysql.log_connection import ServerLog
+from readers.mysql.log_reader import LogReader
+from readers.mysql.log_state import ReadOptions
+from readers.mysql.server import ServerInfo, WatermarkMethod
+from readers.mysql.session import SqlSession
+from readers.mysql.snapshot import SnapshotSource, SplitReader
+from readers.publish import publish, read_published
+from state.change_batch import LOG_PART, ChangeBatch, PartEnd, split_part
+from state.failpoints import failpoint
+from state.log_range import LogRange
+from state.phase import Phase
+from state.plan import LogWork, SnapshotWork
+from state.position import BinlogPosition
+from state.split import Split
+from state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsTask:
+    """Splits that one Spark task reads, one after the other on one connection."""
+
+    splits: tuple[Split, ...]
+    anchor: BinlogPosition
+
+
+@dataclass(frozen=True, slots=True)
+class LogTask:
+    """`split_columns`: of the tables whose changes go through the gap filter; empty once the log has passed all highs."""
+
+    range: LogRange
+    split_columns: dict[TableId, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """All that an executor needs. `schemas`: those of the task's tables (a log task's are all captured ones)."""
+
+    epoch: int
+    job: JobFile
+    job_uuid: str
+    server: ServerInfo
+    method: WatermarkMethod
+    schemas: tuple[TableSchema, ...]
+    work: SplitsTask | LogTask
+
+
+def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
+    """The Spark tasks of a planned epoch."""
+    plan = context.checkpoint.plan(epoch).plan
+    schemas = context.state.schemas
+    match plan.work:
+        case SnapshotWork(tasks, anchor):
+            return [_task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor)) for splits in tasks]
+        case LogWork(log_range):
+            columns = {key.table: key.columns for key in context.state.split_keys}
+            return [_task(context, epoch, schemas, LogTask(log_range, columns if plan.phase is Phase.CATCH_UP else {}))]
+
+
+def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
+    return PartTask(epoch, context.job, context.state.job_uuid, context.server, context.method, schemas, work)
+
+
+def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tuple[TableSchema, ...]:
+    tables = {split.table for split in splits}
+    return tuple(schema for schema in schemas if schema.table in tables)
+
+
+def read_part(task: PartTask) -> Iterator[ChangeBatch | PartEnd]:
+    """The task's parts, each closed by its PartEnd. Raises TidemarkError, without secrets in its text."""
+    try:
+        match task.work:
+            case SplitsTask():
+                yield from _read_splits(task, task.work)
+            case LogTask():
+                yield from _read_log(task, task.work)
+    except Exception as error:
+        redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
+        raise
+
+
+def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[ChangeBatch | PartEnd]:
+    schemas = {schema.table: schema for schema in task.schemas}
+    store = Checkpoint.at(task.job.checkpoint).store
+    with SplitReader(_snapshot_source(task)) as reader:
+        for split in work.splits:
+            published = read_published(store, task.epoch, split.id)
+            if published is None:
+                read = reader.read(split, schemas[split.table], work.anchor)
+                published = publish(store, task.epoch, read.report, read.rows, taken_at_us=read.taken_at_us)
+            part = _Part(task, split_part(split.id))
+            for rows in published.batches:
+                yield from part.add(split.table, rows)
+            yield part.end()
+
+
+class _Part:
+    """Numbers a part's batches and counts its rows."""
+
+    def __init__(self, task: PartTask, name: str) -> None:
+        self._epoch = task.epoch
+        self._name = name
+        self._versions = {schema.table: schema.version for schema in task.schemas}
+        self._seq = 0
+        self.row_count = 0
+
+    def add(self, table: TableId, rows: pa.RecordBatch) -> Iterator[ChangeBatch]:
+        if rows.num_rows:
+            yield ChangeBatch(self._epoch, self._name, self._seq, table, self._versions[table], rows)
+            self._seq += 1
+            self.row_count += rows.num_rows
+
+    def end(self) -> PartEnd:
+        return PartEnd(self._epoch, self._name, self._seq, self.row_count)
+
+
+def _snapshot_source(task: PartTask) -> SnapshotSource:
+    job, source = task.job, task.job.source
+    conditions = {s.table: job.snapshot.condition(s.table.database, s.table.name) for s in task.schemas}
+    return SnapshotSource(
+        endpoint=source.url,
+        tls=source.tls,
+        server=task.server,
+        method=task.method,
+        server_ids=tuple(job.server_ids),
+        job_uuid=task.job_uuid,
+        zero_dates_null=source.zero_dates == "null",
+        where={table: condition for table, condition in conditions.items() if condition is not None},
+    )
+
+
+def _read_log(task: PartTask, work: LogTask) -> Iterator[ChangeBatch | PartEnd]:
+    checkpoint = Checkpoint.at(task.job.checkpoint)
+    source = task.job.source
+    log = ServerLog.of(source.url, source.tls, task.server, tuple(task.job.server_ids))
+    reconnect = task.job.log.reconnect
+    options = ReadOptions(
+        zero_dates_null=source.zero_dates == "null",
+        reconnect_attempts=reconnect.attempts,
+        longest_delay_seconds=reconnect.max_delay_seconds,
+    )
+    reader = LogReader(log, {schema.table: schema for schema in task.schemas}, options)
+    part = _Part(task, LOG_PART)
+    read_count = 0
+    with _Gap(task, work, checkpoint) as gap:
+        for batch in reader.read(work.range):
+            read_count += batch.rows.num_rows
+            yield from part.add(batch.table, gap.filled(batch.table, batch.rows))
+    failpoint("log.before_report")
+    report = reader.report
+    filtered = read_count - part.row_count
+    checkpoint.create_log_report(task.epoch, replace(report, emitted_changes=part.row_count, filtered_changes=filtered))
+    yield part.end()
+
+
+class _Gap:
+    """The gap filter with its ranks; asks the source only for keys that are strings."""
+
+    def __init__(self, task: PartTask, work: LogTask, checkpoint: Checkpoint) -> None:
+        self._columns = work.split_columns
+        self._schemas = {schema.table: schema for schema in task.schemas}
+        self._filter = load_gap_filter(checkpoint.store, self._columns) if self._columns else GapFilter.empty()
+        self._session = SqlSession(lambda: connect_to_job_server(task.job, task.server.identity))
+        self._keys = MySqlKeys(self._session, self._schemas)
+
+    def __enter__(self) -> "_Gap":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def filled(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of `rows` that the splits do not contain yet."""
+        highs = self._filter.highs(table)
+        if highs is None or not rows.num_rows:
+            return rows
+        versions = rows.column("_commit_version").to_numpy()
+        least, greatest = highs
+        if versions[0] > greatest:  # versions never fall
+            return rows
+        ranks = None
+        if least != greatest:
+            ranks = self._keys.ranks(self._schemas[table], self._columns[table], rows)
+        return rows.filter(pa.array(self._filter.keep(table, ranks, versions)))

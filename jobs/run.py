@@ -1,0 +1,195 @@
+"""Runs a job from its start to its end: source checked, sink prepared, Spark's query started, watched and stopped.
+
+lease → checks → checkpoint (job state durable) → sink prepared → query → epochs … → summary
+"""
+
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+from conf.model import JobFile
+from conf.quantities import Once
+from jobs.checkpoint import Checkpoint
+from jobs.context import RunContext, save_context
+from jobs.events import Events
+from jobs.opening import Opened, open_job
+from jobs.progress import read_progress
+from jobs.session import open_session, stop_quietly
+from jobs.source import TidemarkDataSource
+from jobs.write_parts import RESULT, PartWriting
+from state.errors import JobHeldError, from_text
+from state.failpoints import failpoint
+
+POLL_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Finished:
+    """What a run did. `rows` are a snapshot's, `changes` the log's, as the sink took them in this run."""
+
+    job: str
+    interrupted: bool = False
+    phase: str = ""
+    epochs: int = 0
+    rows: int = 0
+    changes: int = 0
+    seconds: float = 0.0
+    position: str = ""
+    tables: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
+    """Runs until the job is done, or, with an interval as trigger, until SIGINT or SIGTERM: they let the running epoch
+    finish. A second signal stops at once. Raises TidemarkError; whatever was committed stays."""
+    started = time.monotonic()
+    with open_job(job, events, standby=standby) as opened, _private_folder() as folder:
+        stop_file = folder / "stop"
+        held = opened.held
+        context = RunContext(job, held.server, held.method, held.state, stop_file)
+        save_context(context, folder / "run")
+        run = _Run(job, opened, events, stop_file)
+        session = open_session(job)
+        try:
+            with run.signals():
+                run.follow(session, folder / "run")
+        finally:
+            stop_quietly(session)
+        run.finished.seconds = round(time.monotonic() - started, 3)
+        events.note("finished", **run.finished.as_dict())
+        return run.finished
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Readable by this user alone, for it holds the job with its secrets while the job runs."""
+    folder = Path(tempfile.mkdtemp(prefix="tidemark-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Run:
+    def __init__(self, job: JobFile, opened: Opened, events: Events, stop_file: Path) -> None:
+        self._job = job
+        self._opened = opened
+        self._events = events
+        self._stop_file = stop_file
+        self._checkpoint = Checkpoint.at(job.checkpoint)
+        self._committed_epoch = self._checkpoint.committed_epoch()
+        self._shown: tuple[int, int, bool] | None = None
+        self._signals = 0
+        self._lock = threading.Lock()
+        self.finished = Finished(job.job)
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._stop_file.touch()
+        if self._signals > 1:
+            raise KeyboardInterrupt
+
+    def follow(self, session: SparkSession, context_path: Path) -> None:
+        query = self._start(session, context_path)
+        announced = False
+        try:
+            while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # takes fractions too
+                if self._signals and not announced:
+                    announced = True
+                    self._events.note("stopping", after_epoch=self._committed_epoch)
+                if self._signals and self._is_idle(query):
+                    break
+                if not self._opened.held.lease.held():
+                    raise JobHeldError(
+                        f"The lease on job {self._job.job} was lost.",
+                        "Check the connection to the source; start the job again once no other driver runs it.",
+                    )
+                self._show(query)
+        except StreamingQueryException as error:
+            raise _cause_of(error) from None
+        finally:
+            if query.isActive:
+                query.stop()
+        self.finished.interrupted = self._signals > 0
+        self._show(query, last=True)
+
+    def _start(self, session: SparkSession, context_path: Path) -> StreamingQuery:
+        session.dataSource.register(TidemarkDataSource)
+        changes = session.readStream.format("tidemark").option("run", str(context_path)).load()
+        writer = changes.writeStream.queryName(self._job.job).foreachBatch(self._write_epoch)
+        writer = writer.option("checkpointLocation", self._checkpoint.spark_folder())
+        match self._job.trigger:
+            case Once():
+                writer = writer.trigger(availableNow=True)
+            case every if self._job.mode == "full":
+                writer = writer.trigger(availableNow=True)
+            case every:
+                writer = writer.trigger(processingTime=f"{round(every.interval_seconds * 1000)} milliseconds")
+        return writer.start()
+
+    def _write_epoch(self, batch: DataFrame, batch_id: int) -> None:
+        """Spark calls this in a thread of the driver, once an epoch; the rows stay on the executors."""
+        results = batch.mapInArrow(PartWriting(self._opened.writing), from_arrow_schema(RESULT)).collect()
+        failpoint("driver.epoch_written")
+        with self._lock:
+            for epoch, _part, rows, is_snapshot, _skipped in results:
+                self._committed_epoch = max(self._committed_epoch, epoch)
+                if is_snapshot:
+                    self.finished.rows += rows
+                else:
+                    self.finished.changes += rows
+            self.finished.epochs += 1
+        # Spark commits one batch late; what lies before this epoch is committed for certain.
+        writing = self._opened.writing
+        writing.sink.committed_before(writing.job, self._committed_epoch)
+
+    def _is_idle(self, query: StreamingQuery) -> bool:
+        status = query.status
+        return not query.isActive or not (status["isTriggerActive"] or status["isDataAvailable"])
+
+    def _show(self, query: StreamingQuery, *, last: bool = False) -> None:
+        done = last and not self.finished.interrupted
+        caught_up = done or (self.finished.epochs > 0 and self._is_idle(query))
+        latest = max(self._checkpoint.plan_epochs(), default=0)
+        if not last and self._shown == (latest, self._committed_epoch, caught_up):
+            return
+        self._shown = (latest, self._committed_epoch, caught_up)
+        progress = read_progress(
+            self._checkpoint, self._committed_epoch, changes=self.finished.changes, caught_up=caught_up
+        )
+        if progress is None:
+            return
+        self._events.progress(progress)
+        if last:
+            self.finished.phase, self.finished.position = progress.phase, progress.position
+            self.finished.tables = [asdict(table) for table in progress.tables]
+
+
+def _cause_of(error: StreamingQueryException) -> Exception:
+    """The TidemarkError that a worker raised, or the query's own error."""
+    known = from_text(str(error))
+    return error if known is None else known

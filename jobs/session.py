@@ -1,0 +1,67 @@
+"""The Spark session that a job runs in."""
+
+import contextlib
+import os
+import re
+import sys
+from pathlib import Path
+from urllib.request import url2pathname
+
+from pyspark import SparkContext, SparkFiles
+from pyspark.sql import SparkSession
+
+import jobs
+from conf.model import JobFile
+
+_LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
+_TASK_ATTEMPTS = 4
+
+
+def open_session(job: JobFile) -> SparkSession:
+    """The running session under spark-submit, else a new one with the job file's settings.
+
+    Settings given to spark-submit win over the job file's. In local mode tasks are retried as on a cluster.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName(f"tidemark {job.job}")
+    if not submitted:
+        builder = builder.master(_with_retries(job.spark.master))
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+    defaults = {} if submitted else {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+    for name, value in (defaults | job.spark.conf_with_secrets()).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    session.conf.set("spark.sql.streaming.stopTimeout", "60s")
+    _let_workers_import_us(session.sparkContext)
+    return session
+
+
+def _with_retries(master: str) -> str:
+    """local[N] never retries a task; local[N,F] does."""
+    match = _LOCAL_WITHOUT_RETRIES.fullmatch(master)
+    return f"local[{match['threads'] or 1},{_TASK_ATTEMPTS}]" if match else master
+
+
+def _let_workers_import_us(context: SparkContext) -> None:
+    """The planner of a Python stream source does not see --py-files in Spark 4.2: tell it where our code is."""
+    paths = [str(path) for path in Path(SparkFiles.getRootDirectory()).glob("*.zip")]
+    home = Path(jobs.__file__).resolve().parent.parent
+    if home.is_dir():
+        paths.insert(0, str(home))
+    known = context.environment.get("PYTHONPATH", "")
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, known]))
+
+
+def local_path(url: str) -> str:
+    """A `file:` URL or plain path as a path."""
+    return url2pathname(url.removeprefix("file:")) if url.startswith("file:") else url
+
+
+def stop_quietly(session: SparkSession) -> None:
+    """Stops the session; the JVM may already be gone."""
+    with contextlib.suppress(ConnectionError):
+        session.stop()

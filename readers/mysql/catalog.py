@@ -1,0 +1,287 @@
+"""Which tables a job copies, and their columns and keys as the log's row images have them."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from conf.tables import TableGlob
+from readers.mysql.connect import Connection
+from readers.mysql.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
+from readers.mysql.types import SPATIAL_TYPES, canonical_type, check_logged_form, parse_source_type
+from state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from state.table import Column, TableId, TableSchema
+
+SYSTEM_DATABASES = frozenset({"information_schema", "performance_schema", "mysql", "sys", "ndbinfo"})
+
+_INEXACT_TYPES = frozenset({"float", "double"})
+"""A value of these is not found again by the text that the server shows for it."""
+
+_UNKEYED_TYPES = _INEXACT_TYPES | SPATIAL_TYPES | {"json", "vector"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """The server's guesses; None where it has none. They may be wrong by any factor."""
+
+    row_estimate: int | None
+    average_row_bytes: int | None
+    data_bytes: int | None
+
+
+def find_tables(
+    connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[TableId]:
+    """The tables that `include` matches and `exclude` does not, sorted.
+
+    Globs match base tables outside the system's databases. Raises SourceNotUsableError where an entry of `include`
+    names anything else (a view, a system table) or matches nothing that the account may see, or where nothing is left.
+    """
+    kinds = _visible_kinds(connection, include)
+    selected: set[TableId] = set()
+    for glob in include:
+        found = {
+            table
+            for table, kind in kinds.items()
+            if kind in TABLE_KINDS
+            and table.database.lower() not in SYSTEM_DATABASES
+            and glob.matches(table.database, table.name)
+        }
+        if not found:
+            raise _nothing_found(glob, kinds)
+        selected |= found
+    kept = sorted(t for t in selected if not any(glob.matches(t.database, t.name) for glob in exclude))
+    if not kept:
+        raise SourceNotUsableError(
+            "source.exclude_tables excludes every table that source.tables names.", "Correct one of the two."
+        )
+    return kept
+
+
+def load_schema(
+    connection: Connection,
+    table: TableId,
+    *,
+    exclude_columns: Collection[str] = (),
+    key_override: Sequence[str] | None = None,
+    version: int = 1,
+) -> TableSchema:
+    """One table as it stands now; see `schema_of`. For many tables: `read_tables`, then `schema_of` each."""
+    facts = read_tables(connection, [table])[table]
+    return schema_of(facts, exclude_columns=exclude_columns, key_override=key_override, version=version)
+
+
+def schema_of(
+    facts: TableFacts,
+    *,
+    exclude_columns: Collection[str] = (),
+    key_override: Sequence[str] | None = None,
+    version: int = 1,
+) -> TableSchema:
+    """All columns, in the order of the log's row images, those that no catalog shows included; and the key.
+
+    The key is the primary key, else the columns of the UNIQUE index that `key_override` names, in the index's order,
+    else (). Raises UnsupportedTypeError for the first captured column that can't be carried, JobFileError for excluded
+    or key columns that are wrong.
+    """
+    problems = type_problems(facts, exclude_columns)
+    if problems:
+        raise problems[0][1]
+    names = {column.name for column in facts.columns}
+    for name in exclude_columns:
+        if name not in names:
+            raise JobFileError(
+                f"source.columns excludes {name} of {facts.table}, which has no such column.",
+                f"Its columns are {', '.join(column.name for column in facts.columns)}.",
+            )
+    key = _key(facts, key_override)
+    excluded_of_key = [name for name in key if name in exclude_columns]
+    if excluded_of_key:
+        raise JobFileError(
+            f"source.columns excludes {', '.join(excluded_of_key)} of {facts.table}, which its key needs.",
+            "Copy the column, or name another unique key in source.keys.",
+        )
+    columns = [
+        Column(
+            name=column.name,
+            source_type=column.source_type,
+            arrow_type=""
+            if column.name in exclude_columns
+            else canonical_type(facts.table, column.name, column.source_type, column.charset),
+            nullable=column.nullable,
+            captured=column.name not in exclude_columns,
+            charset=column.charset,
+            collation=column.collation,
+            generated=column.generated,
+        )
+        for column in facts.columns
+    ]
+    columns += [_hidden_hash(number) for number in range(1, facts.hidden_hashes + 1)]
+    if not any(column.captured for column in columns):
+        raise JobFileError(f"source.columns excludes every column of {facts.table}.", "Exclude the table instead.")
+    return TableSchema(facts.table, version, tuple(columns), key)
+
+
+def type_problems(facts: TableFacts, exclude_columns: Collection[str] = ()) -> list[tuple[str, UnsupportedTypeError]]:
+    """(column, why) for every column that can't be carried, or, excluded, can't be passed over in the log."""
+    problems = []
+    for column in facts.columns:
+        try:
+            if column.name in exclude_columns:
+                check_logged_form(facts.table, column.name, column.source_type)
+            else:
+                canonical_type(facts.table, column.name, column.source_type, column.charset)
+        except UnsupportedTypeError as error:
+            problems.append((column.name, error))
+    return problems
+
+
+def split_key(
+    facts: TableFacts, schema: TableSchema, usable: Callable[[Column], bool] | None = None
+) -> tuple[str, ...]:
+    """The columns to split the table by: the longest prefix of the key's index in which every column is indexed whole
+    and is `usable`; () if there is none, so that the table is one split.
+
+    A prefix of a unique key need not be unique: a split holds all rows of a value. `usable` None: `is_orderable`.
+    """
+    fits = usable or is_orderable
+    index = _index_of(facts, schema.key)
+    if index is None or index.kind != "BTREE":
+        return ()
+    columns: list[str] = []
+    for part in index.columns:
+        if part.name is None or part.prefix_length is not None or not fits(schema.column(part.name)):
+            break
+        columns.append(part.name)
+    return tuple(columns)
+
+
+def is_orderable(column: Column) -> bool:
+    """True if the column's values can be compared with literals on the server, exactly and in the order of an index."""
+    return column.captured and parse_source_type(column.source_type).base not in _UNKEYED_TYPES
+
+
+def is_exact_key(column: Column) -> bool:
+    """True if equal values of the column are equal in a copy, so that it may be part of a key."""
+    return parse_source_type(column.source_type).base not in _UNKEYED_TYPES
+
+
+def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
+    """One table's. The session must not take them from a cache: `connect` sees to that."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_rows, avg_row_length, data_length FROM information_schema.tables "
+            "WHERE table_schema = %s AND table_name = %s",
+            (table.database, table.name),
+        )
+        row = cursor.fetchone()
+    if row is None:
+        raise SourceNotUsableError(
+            f"{table} is gone, or the account may not read it any more.",
+            "If it was dropped, take it out of source.tables; else GRANT SELECT on it to the account.",
+        )
+    rows, average, data = (None if value is None else int(value) for value in row)
+    return TableStatistics(rows, average, data)
+
+
+def _visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict[TableId, str]:
+    """table_type of everything that could match, in few queries: MariaDB lists a database's files for each."""
+    names = [glob.only_table for glob in include]
+    query = "SELECT table_schema, table_name, table_type FROM information_schema.tables WHERE table_schema"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT schema_name FROM information_schema.schemata")
+        databases = [str(row[0]) for row in cursor.fetchall()]
+        rows: list[tuple[str, str, str]] = []
+        if len(names) <= FEW_TABLES and all(names):
+            for name in filter(None, names):
+                cursor.execute(f"{query} = %s AND table_name = %s", (name.database, name.name))
+                rows += cursor.fetchall()
+        else:
+            for database in databases:
+                if any(glob.matches_database(database) for glob in include):
+                    cursor.execute(f"{query} = %s", (database,))
+                    rows += cursor.fetchall()
+    return {TableId(database, name): kind for database, name, kind in rows}
+
+
+def _nothing_found(glob: TableGlob, kinds: dict[TableId, str]) -> SourceNotUsableError:
+    named = glob.only_table
+    if named is not None:
+        table = TableId(named.database, named.name)
+        if table.database.lower() in SYSTEM_DATABASES:
+            return SourceNotUsableError(
+                f"{table} in source.tables belongs to the server itself.", "Take it out of source.tables."
+            )
+        if table in kinds:
+            return SourceNotUsableError(
+                f"{table} in source.tables is no table but a {kinds[table].lower()}, which has no rows in the log.",
+                "Name the tables behind it instead.",
+            )
+    alike = [t for t in kinds if f"{t}".lower() == glob.text.lower()]
+    hint = f"The server spells it {alike[0]}: write it so. " if alike else ""
+    return SourceNotUsableError(
+        f"source.tables: {glob.text} matches no table that the account may read.",
+        f"{hint}Check the spelling (letters match by case), and GRANT SELECT on the tables to the account.",
+    )
+
+
+def _key(facts: TableFacts, key_override: Sequence[str] | None) -> tuple[str, ...]:
+    primary = facts.primary_key
+    if primary is not None:
+        names = _names(primary)
+        if key_override is not None and set(key_override) != set(names):
+            raise JobFileError(
+                f"source.keys names a key for {facts.table}, which has the primary key ({', '.join(names)}).",
+                "Take the table out of source.keys.",
+            )
+        return names
+    if key_override is None:
+        return ()
+    unknown = sorted(set(key_override) - {column.name for column in facts.columns})
+    if unknown:
+        raise JobFileError(
+            f"source.keys names {', '.join(unknown)} for {facts.table}, which has no such column.",
+            f"Its columns are {', '.join(column.name for column in facts.columns)}.",
+        )
+    fitting = [index for index in facts.indexes if index.unique and set(index.column_names) == set(key_override)]
+    whole = [i for i in fitting if all(c.prefix_length is None and not c.nullable for c in i.columns)]
+    if whole:
+        return _names(min(whole, key=lambda index: index.kind != "BTREE"))
+    wrong = (
+        "which may be NULL or indexes only the beginning of a value"
+        if fitting
+        else "but has no UNIQUE index of exactly these columns"
+    )
+    raise JobFileError(
+        f"source.keys names ({', '.join(key_override)}) for {facts.table}, {wrong}.",
+        f"{_unique_keys(facts)} A key's columns must be NOT NULL and have a UNIQUE index of their own.",
+    )
+
+
+def _unique_keys(facts: TableFacts) -> str:
+    named = [f"({', '.join(_names(index))})" for index in candidate_keys(facts)]
+    return f"These would do: {'; '.join(named)}." if named else "The table has no such key."
+
+
+def candidate_keys(facts: TableFacts) -> list[Index]:
+    """The indexes that `source.keys` may name: UNIQUE, every column NOT NULL and indexed whole."""
+    return [
+        index
+        for index in facts.indexes
+        if index.unique
+        and all(c.name is not None and c.prefix_length is None and not c.nullable for c in index.columns)
+    ]
+
+
+def _names(index: Index) -> tuple[str, ...]:
+    return tuple(column.name for column in index.columns if column.name is not None)
+
+
+def _index_of(facts: TableFacts, key: Iterable[str]) -> Index | None:
+    wanted = tuple(key)
+    if not wanted:
+        return None
+    matching = [index for index in facts.indexes if index.unique and index.column_names == wanted]
+    return min(matching, key=lambda index: (index.name != "PRIMARY", index.kind != "BTREE"), default=None)
+
+
+def _hidden_hash(number: int) -> Column:
+    return Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned", "", nullable=True, captured=False, generated=True)

@@ -1,0 +1,274 @@
+"""Connections to MySQL and MariaDB whose session settings are known, whatever the server's defaults are.
+
+A global default must not be able to change what a SELECT returns: time zone, SQL mode, row limits, statement timeouts
+and the visibility of generated columns are set by name on every connection, and the session can't write.
+"""
+
+import random
+import socket
+import ssl
+import time
+from typing import Literal, TypeAlias
+
+import pymysql
+from pymysql.constants import CR, ER
+
+from conf.endpoint import Endpoint
+from conf.redaction import redact
+from conf.source import Tls
+from state.errors import SourceNotUsableError, SourceUnavailableError
+from state.table import TableId
+
+Purpose = Literal["sql", "log", "lease"]
+Flavour = Literal["mysql", "mariadb"]
+Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
+
+CONNECT_ATTEMPTS = 5
+FIRST_DELAY_SECONDS = 0.5
+LONGEST_DELAY_SECONDS = 8.0
+CONNECT_TIMEOUT_SECONDS = 10
+READ_TIMEOUT_SECONDS = 1800.0
+"""A dead peer is noticed by TCP keep-alive within KEEPALIVE_IDLE + COUNT × INTERVAL; this is for one that hangs."""
+
+KEEPALIVE_IDLE_SECONDS = 30
+KEEPALIVE_INTERVAL_SECONDS = 10
+KEEPALIVE_COUNT = 6
+
+_TRANSIENT = frozenset(
+    {
+        CR.CR_CONN_HOST_ERROR,
+        CR.CR_CONNECTION_ERROR,
+        CR.CR_SERVER_GONE_ERROR,
+        CR.CR_SERVER_LOST,
+        ER.CON_COUNT_ERROR,
+        ER.BAD_HOST_ERROR,
+        ER.SERVER_SHUTDOWN,
+        ER.NORMAL_SHUTDOWN,
+        ER.TOO_MANY_USER_CONNECTIONS,
+        ER.USER_LIMIT_REACHED,
+        ER.NET_READ_ERROR,
+        ER.NET_READ_INTERRUPTED,
+        ER.NET_ERROR_ON_WRITE,
+        ER.NET_WRITE_INTERRUPTED,
+        3168,  # ER_SERVER_ISNT_AVAILABLE
+    }
+)
+_SECURE_TRANSPORT_REQUIRED = 3159
+
+_SESSION = {
+    "time_zone": "'+00:00'",
+    "sql_mode": "''",  # no ANSI_QUOTES, NO_BACKSLASH_ESCAPES, PAD_CHAR_TO_FULL_LENGTH, …
+    "net_read_timeout": "3600",
+    "net_write_timeout": "3600",  # a slow reader must not lose its connection
+    "wait_timeout": "86400",
+    "lock_wait_timeout": "60",  # waiting behind a DDL's metadata lock
+    "innodb_lock_wait_timeout": "10",
+    "sql_select_limit": "18446744073709551615",
+    "sql_big_selects": "1",
+    "sql_safe_updates": "0",
+    "group_concat_max_len": "4194304",
+}
+_SESSION_MYSQL = {"max_execution_time": "0", "session_track_gtids": "'OFF'", "information_schema_stats_expiry": "0"}
+_SESSION_MARIADB = {"max_statement_time": "0"}
+_GIPK_SINCE = (8, 0, 30)
+
+
+def connect(
+    endpoint: Endpoint,
+    tls: Tls | None,
+    *,
+    purpose: Purpose = "sql",
+    database: str | None = None,
+    read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
+) -> Connection:
+    """A connection with autocommit on, in UTC, utf8mb4, REPEATABLE READ and read only; the other settings are _SESSION.
+
+    `database` overrules the endpoint's. Errors that pass by themselves are retried CONNECT_ATTEMPTS times with
+    back-off, then SourceUnavailableError; a refusal (login, TLS, unknown database) is SourceNotUsableError at once.
+    With `tls` a connection is encrypted or not made at all; with `verify` the server's certificate must be signed by
+    `tls.ca` (else by an authority the system knows) and name the host. Without `tls` nothing is encrypted, apart from
+    the password of caching_sha2_password, which travels under the server's RSA key.
+    """
+    context = None if tls is None else tls_context(tls)
+    default = endpoint.database if database is None else database
+    delay_seconds = FIRST_DELAY_SECONDS
+    for attempt in range(1, CONNECT_ATTEMPTS + 1):
+        try:
+            connection = _open(endpoint, context, purpose, default, read_timeout_seconds)
+        except pymysql.MySQLError as error:
+            if not is_transient(error):
+                raise _refusal(endpoint, error, encrypted=context is not None) from error
+            if attempt == CONNECT_ATTEMPTS:
+                raise SourceUnavailableError(
+                    f"No connection to {endpoint.host}:{endpoint.port} in {attempt} attempts: {error_text(error)}",
+                    "Check that the server runs, that host and port in source.url are right and reachable from driver "
+                    "and executors, and that it has connections to spare (max_connections, max_user_connections).",
+                ) from error
+        else:
+            try:
+                prepare_session(connection)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        time.sleep(delay_seconds * random.uniform(0.5, 1.0))
+        delay_seconds = min(2 * delay_seconds, LONGEST_DELAY_SECONDS)
+    raise AssertionError("unreachable")
+
+
+def server_text(connection: Connection) -> str:
+    """The version as the greeting has it, without the 5.5.5- that MariaDB puts before it for old replicas."""
+    text: str = connection.get_server_info()  # type: ignore[no-untyped-call]  # the stub has no types here
+    return text.removeprefix("5.5.5-")
+
+
+def flavour_of(connection: Connection) -> Flavour:
+    """What the server says it is in its greeting."""
+    return "mariadb" if "mariadb" in server_text(connection).lower() else "mysql"
+
+
+def version_of(connection: Connection) -> tuple[int, int, int]:
+    """(major, minor, patch)."""
+    numbers = server_text(connection).split("-")[0].split(".")
+    try:
+        major, minor, patch = (int(n) for n in [*numbers, "0", "0"][:3])
+    except ValueError:
+        raise SourceNotUsableError(
+            f"The server's version {server_text(connection)!r} is not one of MySQL's or MariaDB's.",
+            "Connect to the server itself, not through a proxy that hides its version.",
+        ) from None
+    return major, minor, patch
+
+
+def quote_identifier(name: str) -> str:
+    """The name in backticks, as SQL takes it in any SQL mode."""
+    if "\x00" in name:
+        raise ValueError("an identifier can't hold a NUL character")
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_table(table: TableId) -> str:
+    return f"{quote_identifier(table.database)}.{quote_identifier(table.name)}"
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's text for messages, without secrets: `(1045) Access denied …`."""
+    if isinstance(error, pymysql.MySQLError) and len(error.args) >= 2:
+        return redact(f"({error.args[0]}) {error.args[1]}")
+    return redact(str(error) or type(error).__name__)
+
+
+def error_code(error: pymysql.MySQLError) -> int | None:
+    return error.args[0] if error.args and isinstance(error.args[0], int) else None
+
+
+def is_transient(error: pymysql.MySQLError) -> bool:
+    """True if connecting again may help: network, restart, too many connections. Refusals are not."""
+    cause = getattr(error, "original_exception", None)
+    if isinstance(cause, ssl.SSLError):
+        return isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return error_code(error) in _TRANSIENT
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Raises SourceNotUsableError where a file of `tls` can't be used."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        # Python 3.13 asks for RFC 5280's optional parts, which the certificates that MySQL makes for itself lack.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if not tls.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if tls.cert is not None:
+            # A passphrase would be asked for on the terminal; we have none to give.
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise SourceNotUsableError(
+            f"source.tls names files that can't be used (ca: {tls.ca}, cert: {tls.cert}, key: {tls.key}): "
+            f"{error_text(error)}",
+            "Give existing PEM files; the key must have no passphrase and belong to the certificate.",
+        ) from error
+    return context
+
+
+def prepare_session(connection: Connection) -> None:
+    """Sets what the module's promise needs. Raises SourceNotUsableError where the server refuses a setting."""
+    settings = dict(_SESSION)
+    if flavour_of(connection) == "mariadb":
+        settings |= _SESSION_MARIADB
+    else:
+        settings |= _SESSION_MYSQL
+        if version_of(connection) >= _GIPK_SINCE:
+            settings["show_gipk_in_create_table_and_information_schema"] = "ON"
+    assignments = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET {assignments}")
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    except pymysql.MySQLError as error:
+        raise SourceNotUsableError(
+            f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
+            "Use MySQL 8.0 or newer, or MariaDB 10.5 or newer, without a proxy that filters SET.",
+        ) from error
+
+
+def _open(
+    endpoint: Endpoint,
+    context: ssl.SSLContext | None,
+    purpose: Purpose,
+    database: str | None,
+    read_timeout_seconds: float | None,
+) -> Connection:
+    connection = pymysql.connect(
+        host=endpoint.host,
+        port=endpoint.port,
+        user=endpoint.user,
+        password=endpoint.password.get_secret_value().encode(),  # a str would be sent as latin1
+        database=database,
+        charset="utf8mb4",
+        autocommit=True,
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=read_timeout_seconds,
+        ssl=context,  # a context means: TLS, or no connection
+        ssl_disabled=context is None,
+        program_name=f"tidemark {purpose}",
+    )
+    _keep_alive(connection)
+    return connection
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Lets the kernel find out that the peer is gone, also while we wait for it to answer."""
+    sock: socket.socket = connection._sock  # type: ignore[attr-defined]
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+    ):
+        number = getattr(socket, option, None)  # not every system has all three
+        if number is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def _refusal(endpoint: Endpoint, error: pymysql.MySQLError, *, encrypted: bool) -> SourceNotUsableError:
+    place = f"{endpoint.user}@{endpoint.host}:{endpoint.port}"
+    if isinstance(getattr(error, "original_exception", None), ssl.SSLError) or error_code(error) == 2026:
+        return SourceNotUsableError(
+            f"No trusted TLS connection to {endpoint.host}:{endpoint.port}: {error_text(error)}",
+            "Give the authority that signed the server's certificate as source.tls.ca, and the name in the certificate "
+            "as the host in source.url. A server without TLS needs a certificate of its own first.",
+        )
+    match error_code(error):
+        case ER.ACCESS_DENIED_ERROR | ER.DBACCESS_DENIED_ERROR:
+            remedy = "Check user and password in source.url, and that the account may log in from driver and executors."
+            if not encrypted:  # MariaDB, and both for accounts with REQUIRE SSL, give no other reason
+                remedy += " If account or server demand encryption, add source.tls."
+        case ER.BAD_DB_ERROR:
+            remedy = "Correct the database in source.url, or leave it out: tables are named in source.tables."
+        case code if code == _SECURE_TRANSPORT_REQUIRED and not encrypted:
+            remedy = "The server takes encrypted connections only: add source.tls."
+        case _:
+            remedy = "Correct what the server complains about; docs/permissions.md says what the account needs."
+    return SourceNotUsableError(f"The source refuses {place}: {error_text(error)}", remedy)

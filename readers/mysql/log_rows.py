@@ -1,0 +1,126 @@
+"""Decoded rows on their way to Arrow: the planes that the compiled loop fills, and the batches made of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from readers.mysql.arrow import to_arrow
+from readers.mysql.decode import Planes
+from readers.mysql.kernel import Bytes, Int64s
+from readers.mysql.log_arrays import TX_FIELDS, TX_GTID_NUMBER, TX_SOURCE_INDEX, TX_TIMESTAMP, TX_VERSION, Rows
+from readers.mysql.log_tables import Slot
+from state.change_batch import batch_schema
+from state.gtid import GtidSet, Source
+from state.table import TableId
+
+PLANE_BYTES = 48 << 20
+GREATEST_ROWS = 1 << 17
+LEAST_ROWS = 16
+TRANSACTIONS = 1 << 17
+_POSITION_BITS = 40
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """Rows of one table in the log's order; `rows` has `batch_schema` of the table's schema."""
+
+    table: TableId
+    schema_version: int
+    rows: pa.RecordBatch
+
+
+def empty_rows(width: int, *, plane_bytes: int = PLANE_BYTES, transactions: int = TRANSACTIONS) -> Rows:
+    """Room for rows of `width` columns."""
+    capacity = max(LEAST_ROWS, min(GREATEST_ROWS, plane_bytes // (17 * width)))
+    planes = Planes.empty(width, capacity)
+    before = Planes.empty(width, 1)
+    return Rows(
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.uint8),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        planes.lo,
+        planes.hi,
+        planes.valid,
+        np.zeros((transactions, TX_FIELDS), np.int64),
+        before.lo,
+        before.hi,
+        before.valid,
+        np.zeros((1, 2), np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """For transaction ids: the text in front of a source's numbers, and the names of the files by their number."""
+
+    sources: Sequence[str]
+    files: Mapping[int, str]
+
+
+def batches(
+    rows: Rows, count: int, buf: Bytes, slots: Sequence[Slot], names: Names, *, zero_dates_null: bool
+) -> list[LogBatch]:
+    """The first `count` rows, one batch a table's form, in the order in which the forms were first met."""
+    made = []
+    present = rows.slot[:count]
+    for number in np.unique(present).tolist():
+        slot = slots[number]
+        chosen = np.flatnonzero(present == number)
+        planes = Planes(rows.lo, rows.hi, rows.valid)
+        wanted = count if len(chosen) == count else chosen
+        arrays = to_arrow(slot.plan, buf, planes, wanted, zero_dates_null=zero_dates_null)
+        arrays += _meta(rows, chosen, names)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(slot.schema))
+        made.append(LogBatch(slot.schema.table, slot.schema.version, batch))
+    return made
+
+
+def _meta(rows: Rows, chosen: Int64s, names: Names) -> list[pa.Array]:
+    """META_FIELDS of state/change_batch.py."""
+    tx = rows.tx[chosen]
+    times = rows.transactions[tx, TX_TIMESTAMP]
+    starts = np.empty(len(tx), np.bool_)
+    starts[0] = True
+    np.not_equal(tx[1:], tx[:-1], out=starts[1:])
+    indices = np.cumsum(starts, dtype=np.int32) - np.int32(1)
+    ids = transaction_ids(rows.transactions[tx[starts]], names)
+    return [
+        pa.array(rows.kind[chosen].astype(np.int8)),
+        pa.array(rows.transactions[tx, TX_VERSION]),
+        pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(tx), [None, pa.py_buffer(times)]),
+        pa.array(rows.seq[chosen]),
+        pa.DictionaryArray.from_arrays(pa.array(indices), ids),
+        pa.Array.from_buffers(pa.bool_(), len(tx), [None, pa.py_buffer(bytes((len(tx) + 7) // 8))]),
+    ]
+
+
+def transaction_ids(transactions: Int64s, names: Names) -> pa.Array:
+    """GTIDs, `file:pos` of the end for transactions without one."""
+    source = transactions[:, TX_SOURCE_INDEX]
+    version = transactions[:, TX_VERSION]
+    prefixes = list(names.sources)
+    which = source.copy()
+    numbers = np.where(source >= 0, transactions[:, TX_GTID_NUMBER], version & _POSITION_MASK)
+    for file_number in np.unique(version[source < 0] >> _POSITION_BITS):
+        which[(source < 0) & (version >> _POSITION_BITS == file_number)] = len(prefixes)
+        prefixes.append(f"{names.files[int(file_number)]}:")
+    texts = pc.cast(pa.array(numbers), pa.string())
+    return pc.binary_join_element_wise(pa.array(prefixes, pa.string()).take(pa.array(which)), texts, "")
+
+
+def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
+    """The transactions that have a GTID."""
+    intervals = {}
+    for number, source in enumerate(sources):
+        mine = np.sort(transactions[transactions[:, TX_SOURCE_INDEX] == number, TX_GTID_NUMBER])
+        if len(mine):
+            breaks = np.flatnonzero(np.diff(mine) != 1) + 1
+            starts = mine[np.concatenate(([0], breaks))]
+            ends = mine[np.concatenate((breaks, [len(mine)])) - 1] + 1
+            intervals[source] = tuple(zip(starts.tolist(), ends.tolist(), strict=True))
+    return GtidSet(intervals)

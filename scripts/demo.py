@@ -1,0 +1,269 @@
+"""`make demo`: a shop is copied, the job is killed half-way, goes on, follows the changes, catches up, and is checked.
+
+    ROWS=300000 SINK=mirror-postgres make demo
+
+SINK is mirror-postgres, mirror-mysql, mirror-mariadb or files. All servers and files are private, and gone at the end.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.checkpoint import Checkpoint
+from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_files
+from scripts.demo_job import JobFailedError, JobProcess
+from scripts.demo_shop import DATABASE, TABLES, load_shop
+from scripts.demo_writers import WRITERS, Writers
+from scripts.server import Server
+from scripts.server_packages import ServerUnavailableError
+from scripts.servers import start_server
+from state.log_range import LogReport
+from state.phase import Phase
+
+SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files")
+SPLITS_WANTED = 60
+KILL_AT_SHARE = 0.35
+"""Of all splits, that must be copied. Epochs grow, so that at the kill about half of them are."""
+KILL_WHEN_READ = 6
+"""Splits of the running epoch that must be read: they are published, and whether the copy has them is open."""
+FOLLOW_SECONDS = 12
+RUN_TIMEOUT_SECONDS = 600
+POLL_SECONDS = 0.02
+
+JOB_FILE = """\
+job: shop-demo
+mode: full+incremental
+trigger: 1s
+checkpoint: ./checkpoint
+source:
+  url: ${{SHOP_URL}}
+  tables: ["{database}.*"]
+snapshot:
+  split_rows: {split_rows}
+  parallelism: 2
+sink:
+{sink}
+spark:
+  conf:                                 # a JVM that lives for seconds should not compile much
+    spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+"""
+MIRROR = """\
+  type: mirror
+  url: ${COPY_URL}
+  table: "{table}"
+  parallelism: 2"""
+FILES = """\
+  type: files
+  path: ./copy"""
+
+
+def main() -> int:
+    sink = os.environ.get("SINK", SINKS[0])
+    if sink not in SINKS:
+        return _usage(f"SINK is {sink!r}: it must be one of {', '.join(SINKS)}")
+    rows = os.environ.get("ROWS", "300000")
+    if not rows.isdecimal() or int(rows) < 1000:
+        return _usage(f"ROWS is {rows!r}: it must be a number of at least 1000")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with contextlib.ExitStack() as stack:
+            return 0 if Demo(stack, sink, int(rows)).run() else 1
+    except (JobFailedError, ServerUnavailableError) as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped; nothing is left behind.", file=sys.stderr)
+        return 130
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the job's checkpoint shows, gathered while it runs, for it keeps only the newest epochs."""
+
+    checkpoint: Checkpoint
+    reports: dict[int, tuple[Phase, LogReport]] = field(default_factory=dict)
+
+    def update(self) -> None:
+        committed = self.checkpoint.committed_epoch()
+        for epoch in self.checkpoint.plan_epochs():
+            if epoch <= committed and epoch not in self.reports:
+                phase = self.checkpoint.plan(epoch).plan.phase
+                if phase is not Phase.SNAPSHOT:
+                    self.reports[epoch] = (phase, self.checkpoint.log_report(epoch))
+
+    @property
+    def changes(self) -> int:
+        return sum(report.emitted_changes for _, report in self.reports.values())
+
+    @property
+    def gap_changes(self) -> int:
+        return sum(report.emitted_changes for phase, report in self.reports.values() if phase is Phase.CATCH_UP)
+
+    @property
+    def contained_changes(self) -> int:
+        return sum(report.filtered_changes for _, report in self.reports.values())
+
+    @property
+    def transactions(self) -> int:
+        return sum(report.transactions for _, report in self.reports.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The moment of the SIGKILL."""
+
+    processes: int
+    splits_done: int
+    rows_done: int
+    splits_published: int
+
+
+class Demo:
+    """`stack` ends servers, processes and folders, whatever happens."""
+
+    def __init__(self, stack: contextlib.ExitStack, sink: str, rows: int) -> None:
+        self._stack, self._sink, self._rows = stack, sink, rows
+        self._folder = Path(tempfile.mkdtemp(prefix="tidemark-demo-"))
+        stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._environment: dict[str, str] = {}
+        self._job_file = self._folder / "shop.yaml"
+        self._checkpoint = Checkpoint.at(str(self._folder / "checkpoint"))
+        self._tally = Tally(self._checkpoint)
+        self._steps = 0
+
+    def run(self) -> bool:
+        """Whether the copy is the source."""
+        started = time.monotonic()
+        source, rows_of_copy = self._set_up()
+        with Writers(source, self._rows) as writers:
+            kill = self._run_and_kill()
+            self._resume_and_follow(writers)
+            writers.stop()
+        self._say(
+            f"The writers stop after {writers.committed:,} transactions; the job catches up and ends: trigger once"
+        )
+        with self._job("--set", "trigger=once") as job:
+            job.wait(RUN_TIMEOUT_SECONDS)
+        self._tally.update()
+        self._say("Source and copy are compared, every column of every row")
+        comparisons = compare(source, rows_of_copy)
+        self._report(comparisons, kill, writers, seconds=time.monotonic() - started)
+        return all(comparison.same for comparison in comparisons)
+
+    def _set_up(self) -> tuple[Server, Rows]:
+        self._say("A shop: a private MySQL server, filled with rows")
+        source = self._stack.enter_context(start_server("mysql"))
+        rows = load_shop(source, self._rows)
+        rows_of_copy, sink, target = self._target()
+        self._environment["SHOP_URL"] = source.url
+        split_rows = max(100, rows // SPLITS_WANTED)
+        self._job_file.write_text(JOB_FILE.format(database=DATABASE, split_rows=split_rows, sink=sink))
+        print(f"   MySQL {source.version}: {rows:,} rows in {len(TABLES)} tables; the copy goes to {target}")
+        return source, rows_of_copy
+
+    def _target(self) -> tuple[Rows, str, str]:
+        """How to read the copy, the job file's sink, and what it is called."""
+        if self._sink == "files":
+            return rows_in_files(self._folder / "copy"), FILES, "Parquet files"
+        kind = self._sink.removeprefix("mirror-")
+        server = self._stack.enter_context(start_server(kind))
+        with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE shop_copy")
+        self._environment["COPY_URL"] = f"{server.url}shop_copy"
+        return rows_in_database(server, "shop_copy"), MIRROR, f"{kind} {server.version}"
+
+    def _run_and_kill(self) -> Kill:
+        self._say(f"{WRITERS} writers begin, and the job: tidemark run shop.yaml")
+        with self._job() as job:
+            for done, rows, published in self._watch(job):
+                if done >= SPLITS_WANTED * KILL_AT_SHARE and published >= KILL_WHEN_READ:
+                    kill = Kill(job.kill(), done, rows, published)
+                    break
+            else:
+                raise JobFailedError("the snapshot was over before it could be killed: try more ROWS")
+        print(
+            f"   SIGKILL to {kill.processes} processes (driver, JVM, workers): {kill.splits_done} splits are copied,"
+            f"\n   {kill.splits_published} more have been read in the epoch that was running"
+        )
+        return kill
+
+    def _watch(self, job: JobProcess) -> Iterator[tuple[int, int, int]]:
+        """While the snapshot lasts: splits and rows copied, and the splits of the running epoch that are published."""
+        while True:
+            job.raise_if_ended()
+            epochs = self._checkpoint.plan_epochs()
+            if epochs:
+                record = self._checkpoint.plan(epochs[-1])
+                if record.plan.phase is not Phase.SNAPSHOT:
+                    return
+                running = f"published/e{record.plan.epoch}-"
+                published = sum(name.startswith(running) for name in self._checkpoint.store.list("published"))
+                tables = record.state.tables
+                yield sum(t.done_splits for t in tables), sum(t.done_rows for t in tables), published
+            time.sleep(POLL_SECONDS)
+
+    def _resume_and_follow(self, writers: Writers) -> None:
+        self._say("The same command again: it goes on where it was, and follows the changes")
+        with self._job() as job:
+            for _ in self._watch(job):
+                self._tally.update()
+            until = None
+            while until is None or time.monotonic() < until:
+                job.raise_if_ended()
+                self._tally.update()
+                if until is None and any(phase is Phase.STREAM for phase, _ in self._tally.reports.values()):
+                    until = time.monotonic() + FOLLOW_SECONDS
+                time.sleep(POLL_SECONDS * 10)
+            job.ask_to_stop()
+            job.wait(RUN_TIMEOUT_SECONDS, expected=130)
+
+    def _job(self, *arguments: str) -> JobProcess:
+        return JobProcess(["run", str(self._job_file), *arguments], self._folder / "stderr", self._environment)
+
+    def _say(self, text: str) -> None:
+        self._steps += 1
+        bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+        print(f"\n{bold}{self._steps}  {text}{plain}", flush=True)
+
+    def _report(self, comparisons: list[Comparison], kill: Kill, writers: Writers, *, seconds: float) -> None:
+        tables = self._checkpoint.plan(self._checkpoint.plan_epochs()[-1]).state.tables
+        print(
+            f"\n   {'table':<14}{'rows in source':>16}{'rows in copy':>14}{'missing':>9}{'surplus':>9}{'repeated':>10}"
+        )
+        for c in comparisons:
+            print(
+                f"   {c.table:<14}{c.source_rows:>16,}{c.copy_rows:>14,}{c.missing:>9,}{c.surplus:>9,}{c.repeated:>10,}"
+            )
+            for example in c.examples:
+                print(f"      {example}")
+        tally = self._tally
+        facts = {
+            "rows read": f"{sum(t.done_rows for t in tables):,} in {sum(t.done_splits for t in tables)} splits",
+            "killed": f"after {kill.splits_done} splits; {kill.splits_published} more were read, and not read again",
+            "written meanwhile": f"{writers.committed:,} transactions, {writers.rolled_back:,} more rolled back",
+            "changes from the log": f"{tally.changes:,}",
+            "gaps filled": f"{tally.gap_changes:,} changes, made after their split was read and before the log was",
+            "already in the rows": f"{tally.contained_changes:,} changes of the log, left out",
+            "seconds": f"{seconds:.0f}",
+        }
+        print()
+        for name, value in facts.items():
+            print(f"   {name:<22}{value}")
+        same = all(comparison.same for comparison in comparisons)
+        print(f"\n   {'The copy is the source.' if same else 'THE COPY DIFFERS FROM THE SOURCE.'}", flush=True)
+
+
+def _usage(text: str) -> int:
+    print(text, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

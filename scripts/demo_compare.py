@@ -1,0 +1,113 @@
+"""Source and copy, row by row: every column of every row, as values."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extras
+import pyarrow.dataset as ds
+
+from scripts.demo_shop import DATABASE, TABLES, ShopTable
+from scripts.server import Server
+
+Row = tuple[Any, ...]
+Rows = Callable[[ShopTable, tuple[str, ...]], Iterator[Row]]
+"""The rows of a table, with these columns in this order, as values that compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`missing` rows are in the source only, `surplus` ones in the copy only; a row that differs is in both. `repeated`
+    rows stand more than once in the copy. `examples`: a few of all of them."""
+
+    table: str
+    source_rows: int
+    copy_rows: int
+    missing: int
+    surplus: int
+    repeated: int
+    examples: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        return not (self.missing or self.surplus or self.repeated) and self.source_rows == self.copy_rows
+
+
+def compare(source: Server, rows_of_copy: Rows) -> list[Comparison]:
+    """Neither side may change meanwhile."""
+    rows_of_source = rows_in_database(source, DATABASE)
+    return [_compare_table(table, _columns(source, table), rows_of_source, rows_of_copy) for table in TABLES]
+
+
+def rows_in_database(server: Server, database: str) -> Rows:
+    """Of tables that have the same names there."""
+
+    def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
+        quote = '"' if server.kind == "postgres" else "`"
+        listed = ", ".join(f"{quote}{column}{quote}" for column in columns)
+        with contextlib.closing(server.connect(database)) as connection, connection.cursor() as cursor:
+            if server.kind == "postgres":
+                psycopg2.extras.register_default_json(connection, loads=str)  # the text itself, not what it means
+            cursor.execute("SET TIME ZONE 'UTC'" if server.kind == "postgres" else "SET time_zone = '+00:00'")
+            cursor.execute(f"SELECT {listed} FROM {table.name}")
+            for row in cursor.fetchall():
+                yield tuple(map(_plain, row))
+
+    return rows
+
+
+def rows_in_files(folder: Path) -> Rows:
+    """What the files sink's changes add up to: per key the last one, unless that is a delete."""
+
+    def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
+        changes = ds.dataset(folder / f"{DATABASE}.{table.name}", format="parquet", exclude_invalid_files=False)
+        names = ["_change_type", "_commit_version", "_seq", *columns]
+        found = changes.to_table(columns=names).sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
+        places = [columns.index(column) for column in table.key]
+        last: dict[Row, Row] = {}
+        for change, _version, _seq, *values in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            row = tuple(map(_plain, values))
+            key = tuple(row[place] for place in places)
+            if change == "delete":
+                last.pop(key, None)
+            else:
+                last[key] = row
+        yield from last.values()
+
+    return rows
+
+
+def _columns(source: Server, table: ShopTable) -> tuple[str, ...]:
+    with contextlib.closing(source.connect(DATABASE)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SHOW COLUMNS FROM {table.name}")
+        return tuple(row[0] for row in cursor.fetchall())
+
+
+def _compare_table(table: ShopTable, columns: tuple[str, ...], rows_of_source: Rows, rows_of_copy: Rows) -> Comparison:
+    source = set(rows_of_source(table, columns))
+    copied = list(rows_of_copy(table, columns))
+    copy = set(copied)
+    missing, surplus = source - copy, copy - source
+    examples = [f"{table.name}: source only: {row}" for row in sorted(missing, key=repr)[:2]]
+    examples += [f"{table.name}: copy only:   {row}" for row in sorted(surplus, key=repr)[:2]]
+    return Comparison(
+        table=table.name,
+        source_rows=len(source),
+        copy_rows=len(copied),
+        missing=len(missing),
+        surplus=len(surplus),
+        repeated=len(copied) - len(copy),
+        examples=tuple(examples),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Two drivers' forms of one value made one."""
+    if isinstance(value, (memoryview, bytearray)):
+        return bytes(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+    return value

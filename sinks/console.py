@@ -1,0 +1,71 @@
+"""The console sink: prints each change as one line, for a first look.
+
+It keeps no ledger: a part that is run again prints again.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.json_lines import json_rows
+from sinks.parts import Part, parts_of
+from sinks.rows.fields import Frame, variable
+from sinks.sink import Finding, JobIdentity, PartResult, Schemas
+from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
+from state.table import TableSchema
+
+_MEMORY_BYTES = 8 << 20
+_ROWS_AT_ONCE = 16384
+_META = frozenset(field.name for field in META_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSink:
+    """Rows of a part appear together, when the part is complete. `stream` None: standard output."""
+
+    stream: IO[str] | None = None
+
+    def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
+        return []
+
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        pass
+
+    def writer(self, job: JobIdentity) -> "ConsoleWriter":
+        return ConsoleWriter(sys.stdout if self.stream is None else self.stream)
+
+    def committed_before(self, job: JobIdentity, epoch: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleWriter:
+    stream: IO[str]
+
+    def write(self, items: Iterable[ChangeBatch | PartEnd], schemas: Schemas) -> Iterator[PartResult]:
+        for part in parts_of(items):
+            self._print(part)
+            yield PartResult(part.epoch, part.name, part.row_count, skipped=False)
+
+    def _print(self, part: Part) -> None:
+        with tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as lines:
+            for batch in part.batches():
+                for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE):
+                    lines.write(_lines(batch, start))
+            lines.seek(0)
+            for line in lines:
+                self.stream.write(line.decode())
+            self.stream.flush()
+
+
+def _lines(batch: ChangeBatch, start: int) -> memoryview:
+    """`shop.orders update_postimage {"id":1,…}` per row."""
+    rows = batch.rows.slice(start, _ROWS_AT_ONCE)
+    kinds = variable(pc.take(pa.array(CHANGE_TYPE_NAMES), rows.column("_change_type")))
+    columns = rows.select([name for name in rows.schema.names if name not in _META])
+    return json_rows(columns, lead=[(kinds, Frame(f"{batch.table} ".encode(), b" ", b""))]).data

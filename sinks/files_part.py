@@ -1,0 +1,152 @@
+"""The open files of one part: bounded memory and a bounded number of open files, however many tables it touches."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from sinks.json_lines import JsonLinesFile
+from sinks.parquet_file import ParquetFile
+from state.errors import SinkError
+from state.table import TableSchema
+
+Format: TypeAlias = Literal["parquet", "jsonl"]
+
+FLUSH_BYTES = 32 << 20
+"""Of one table: a row group of this size in Arrow compresses to a few MB, and many readers can share a file."""
+MAX_BUFFERED_BYTES = 96 << 20
+MAX_OPEN_FILES = 64
+"""A table beyond these that needs its memory back goes to a spill file, which is open only while it is written."""
+
+
+class TableFile(Protocol):
+    """Rows of one table, in their final format. `close` makes them durable, `abandon` lets go of the file."""
+
+    def write(self, batches: list[pa.RecordBatch]) -> None: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _OpenTable:
+    folder: Path
+    schema: TableSchema
+    temporary: Path
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_bytes: int = 0
+    file: TableFile | None = None
+    spill: Path | None = None
+
+
+class FilesPart:
+    """One part's files: `add` rows, then `publish`. Leaving the context without publishing removes every trace."""
+
+    def __init__(self, root: Path, file_name: str, file_format: Format) -> None:
+        self._root, self._file_name, self._format = root, file_name, file_format
+        self._attempt = uuid.uuid4().hex
+        self._tables: dict[Path, _OpenTable] = {}
+        self._buffered_bytes = 0
+
+    def __enter__(self) -> "FilesPart":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for table in self._tables.values():
+            if table.file is not None:
+                table.file.abandon()
+            table.temporary.unlink(missing_ok=True)
+            if table.spill is not None:
+                table.spill.unlink(missing_ok=True)
+
+    def add(self, folder: Path, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        """`folder` exists. The rows are kept or written before the next call."""
+        if rows.num_rows == 0:
+            return
+        table = self._tables.get(folder)
+        if table is None:
+            temporary = folder / f".{self._file_name}.{self._attempt}.tmp"
+            table = self._tables[folder] = _OpenTable(folder, schema, temporary)
+        elif table.schema.arrow_schema() != schema.arrow_schema():
+            raise SinkError(
+                f"The columns of {schema.table} change inside one part.", "Start the job anew for that table."
+            )
+        table.buffered.append(rows)
+        table.buffered_bytes += rows.nbytes
+        self._buffered_bytes += rows.nbytes
+        if table.buffered_bytes >= FLUSH_BYTES:
+            self._flush(table)
+        while self._buffered_bytes >= MAX_BUFFERED_BYTES:
+            self._flush(max(self._tables.values(), key=lambda t: t.buffered_bytes))
+
+    def publish(self) -> None:
+        """Completes every file, then makes all of them visible."""
+        for table in self._tables.values():
+            self._complete(table)
+        for table in self._tables.values():
+            os.replace(table.temporary, table.folder / self._file_name)
+        for table in self._tables.values():
+            _sync(table.folder)
+
+    def _flush(self, table: _OpenTable) -> None:
+        """Gives back the table's memory."""
+        may_open = table.file is not None or sum(t.file is not None for t in self._tables.values()) < MAX_OPEN_FILES
+        if table.spill is not None or not may_open:
+            self._write_spill(table)
+        else:
+            self._file(table).write(table.buffered)
+        self._buffered_bytes -= table.buffered_bytes
+        table.buffered, table.buffered_bytes = [], 0
+
+    def _file(self, table: _OpenTable) -> TableFile:
+        if table.file is None:
+            make = ParquetFile if self._format == "parquet" else JsonLinesFile
+            table.file = make(table.temporary, table.schema)
+        return table.file
+
+    def _write_spill(self, table: _OpenTable) -> None:
+        if table.spill is None:
+            table.spill = table.temporary.with_name(f".spill-{table.temporary.name[1:]}")
+        with table.spill.open("ab") as file, pa.ipc.new_stream(file, table.buffered[0].schema) as writer:
+            for batch in table.buffered:
+                writer.write_batch(batch)
+
+    def _complete(self, table: _OpenTable) -> None:
+        if table.spill is not None:
+            for chunk in _spilled(table.spill):
+                self._file(table).write(chunk)
+            table.spill.unlink()
+        if table.buffered:
+            self._file(table).write(table.buffered)
+            self._buffered_bytes -= table.buffered_bytes
+            table.buffered, table.buffered_bytes = [], 0
+        self._file(table).close()
+
+
+def _spilled(path: Path) -> Iterator[list[pa.RecordBatch]]:
+    """What `_write_spill` wrote, in chunks of about FLUSH_BYTES: streams that stand one behind the other."""
+    with path.open("rb") as file:
+        end = path.stat().st_size
+        chunk: list[pa.RecordBatch] = []
+        while file.tell() < end:
+            for batch in pa.ipc.open_stream(file):
+                chunk.append(batch)
+                if sum(b.nbytes for b in chunk) >= FLUSH_BYTES:
+                    yield chunk
+                    chunk = []
+        if chunk:
+            yield chunk
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,171 @@
+"""Rows as MySQL's SQL literals, in statements of a bounded size.
+
+Literals are chosen so that the server stores exactly the value: strings are escaped, binary is hexadecimal, doubles carry
+an exponent (without one they would pass through DECIMAL), points in time are in the session's zone, which is UTC.
+"""
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.mirror.domains import Decimals, Domain, Duration, FormattedText
+from sinks.mirror.mysql_types import MySqlDialect, full_name, quoted
+from sinks.mirror.target import Place
+from sinks.rows.fields import Fields, Frame, Rows, variable, weave
+from sinks.rows.text import (
+    SQL_ESCAPES,
+    cast_text,
+    decimal_text,
+    escaped,
+    exact_float_text,
+    float_list_bytes,
+    hexadecimal,
+)
+from state.errors import SinkError
+from state.table import TableSchema
+
+STATEMENT_BYTES = 1 << 18
+"""Measured on MySQL 9: 7.7 µs of the server's time a row; with 1 MiB 10 µs, with 4 MiB 11 µs. MariaDB does not care."""
+ROWS_AT_ONCE = 16384
+_LONG_NUMBER = r"[0-9][0-9.]{15,}"
+KEYS_PER_DELETE = 1000
+"""Well below where the optimizers of MySQL and MariaDB give up on a list of ranges and read the whole table."""
+
+
+class Runner(Protocol):
+    """Sends statements; `warnings` counts what the server had to say about the last one."""
+
+    max_statement_bytes: int
+
+    def send(self, sql: bytes) -> int:
+        """The number of rows affected. Raises SinkError, also for a warning: it means that a value was changed."""
+
+
+class MySqlTableRows:
+    """`sinks.mirror.target.TableRows` for one table."""
+
+    def __init__(self, runner: Runner, dialect: MySqlDialect, place: Place, schema: TableSchema) -> None:
+        self._runner, self._place, self._schema = runner, place, schema
+        self._parses_json = dialect.flavour == "mysql"
+        self._domains = {column.name: dialect.domain(column) for column in schema.captured}
+        columns = ", ".join(quoted(column.name) for column in schema.captured)
+        self._insert = f"INSERT INTO {full_name(place)} ({columns}) VALUES ".encode()
+        key = ", ".join(quoted(name) for name in schema.key)
+        self._delete = f"DELETE FROM {full_name(place)} WHERE {_row(key, len(schema.key))} IN (".encode()
+
+    def insert(self, rows: pa.RecordBatch) -> None:
+        limit = min(STATEMENT_BYTES, self._runner.max_statement_bytes - len(self._insert))
+        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
+            texts = self._sql_rows(rows.slice(start, ROWS_AT_ONCE), bare=False)
+            for first, last, text in _cut(texts, limit, ROWS_AT_ONCE):
+                if len(text) > self._runner.max_statement_bytes - len(self._insert):
+                    raise self._too_long(len(text))
+                affected = self._runner.send(b"".join((self._insert, text)))
+                if affected != last - first:
+                    raise SinkError(
+                        f"{self._place} took {affected} of {last - first} rows.",
+                        "Remove triggers and rules that keep rows from being inserted there.",
+                    )
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        limit = self._runner.max_statement_bytes - len(self._delete) - 1
+        for start in range(0, keys.num_rows, ROWS_AT_ONCE):
+            texts = self._sql_rows(keys.slice(start, ROWS_AT_ONCE), bare=keys.num_columns == 1)
+            for _, _, text in _cut(texts, limit, KEYS_PER_DELETE):
+                if len(text) > limit:
+                    raise self._too_long(len(text))
+                self._runner.send(b"".join((self._delete, text, b")")))
+
+    def _sql_rows(self, batch: pa.RecordBatch, *, bare: bool) -> Rows:
+        """`(1,'a',NULL),` per row; `bare`, as a list after IN wants one column: `1,`."""
+        last = batch.num_columns - 1
+        columns: list[tuple[Fields, Frame]] = []
+        for i, (name, array) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+            try:
+                if self._parses_json and self._domains[name] == FormattedText("json"):
+                    check_json_numbers(array)
+                fields, opening, closing = sql_fields(array, self._domains[name])
+            except ValueError as exc:
+                table = self._schema.table
+                raise SinkError(
+                    f"{table}: column {name} holds {exc}, which the target can't store.",
+                    f"Exclude it: source.columns: {{{table}: {{exclude: [{name}]}}}}.",
+                ) from exc
+            before = "," if i else "" if bare else "("
+            after = "" if i < last else "," if bare else "),"
+            frame = Frame((before + opening).encode(), (closing + after).encode(), f"{before}NULL{after}".encode())
+            columns.append((fields, frame))
+        return weave(columns)
+
+    def _too_long(self, byte_count: int) -> SinkError:
+        return SinkError(
+            f"A row of {self._schema.table} takes {byte_count} bytes as a statement, more than the target accepts.",
+            "Raise max_allowed_packet on the target's server (up to 1G).",
+        )
+
+
+def _row(columns: str, count: int) -> str:
+    return columns if count == 1 else f"({columns})"
+
+
+def _cut(rows: Rows, max_bytes: int, max_rows: int) -> Iterator[tuple[int, int, memoryview]]:
+    """(first, after the last, text without the last comma). A row longer than `max_bytes` comes alone."""
+    data = rows.data
+    first, start, count = 0, 0, len(rows.ends)
+    while first < count:
+        last = int(np.searchsorted(rows.ends, start + max_bytes, side="right"))
+        last = min(max(last, first + 1), first + max_rows)
+        end = int(rows.ends[last - 1])
+        yield first, last, data[start : end - 1]
+        first, start = last, end
+
+
+def check_json_numbers(documents: pa.Array) -> None:
+    """Raises ValueError for a number that MySQL would round when it reads the document: one that the source held as DECIMAL.
+
+    MySQL reads numbers in JSON as 64-bit integers or doubles.
+    """
+    suspects = documents.filter(pc.match_substring_regex(documents, _LONG_NUMBER), null_selection_behavior="drop")
+    for text in suspects.to_pylist():
+        json.loads(text, parse_float=_check_json_number, parse_int=_check_json_number)
+
+
+def _check_json_number(text: str) -> None:
+    number = Decimal(text)
+    is_integer = text.lstrip("-").isdigit() and -(2**63) <= number < 2**64
+    if not is_integer and number != Decimal(repr(float(text))):
+        raise ValueError("a document with a number of more digits than a double has")
+
+
+def sql_fields(array: pa.Array, domain: Domain) -> tuple[Fields, str, str]:
+    """The literals, and what stands before and after each. Raises ValueError for a value without a literal."""
+    kind = array.type
+    if pa.types.is_string(kind) and isinstance(domain, Decimals):
+        # Quoted it would be compared as a double, and a DELETE would hit neighbours.
+        if pc.all(pc.match_substring_regex(array, r"^-?[0-9]+(\.[0-9]+)?$"), min_count=0).as_py() is False:
+            raise ValueError("a text that is no decimal number")
+        return variable(array), "", ""
+    if pa.types.is_string(kind) and isinstance(domain, Duration):
+        return escaped(variable(array), SQL_ESCAPES), "TIME'", "'"
+    if pa.types.is_integer(kind):
+        return cast_text(array), "", ""
+    if pa.types.is_floating(kind):
+        if pc.all(pc.is_finite(array), min_count=0).as_py() is False:
+            raise ValueError("a NaN or an infinity")
+        return variable(exact_float_text(array)), "", ""
+    if pa.types.is_decimal(kind):
+        return decimal_text(array), "", ""
+    if pa.types.is_string(kind):
+        return escaped(variable(array), SQL_ESCAPES), "'", "'"
+    if pa.types.is_binary(kind):
+        return hexadecimal(variable(array)), "x'", "'"
+    if pa.types.is_date(kind):
+        return cast_text(array), "DATE'", "'"
+    if pa.types.is_timestamp(kind):
+        return cast_text(pc.cast(array, pa.timestamp("us"))), "TIMESTAMP'", "'"
+    return hexadecimal(float_list_bytes(array)), "x'", "'"

@@ -1,0 +1,165 @@
+"""Tables in MySQL and MariaDB: the source's own types where the target has them, else types that hold the same values."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from sinks.mirror.domains import Domain, Labels, Text, canonical_domain, mysql_domain, parse_mysql_type
+from sinks.mirror.target import Place, SourceKind, TargetColumn
+from state.table import Column, TableSchema, arrow_type_of
+
+Flavour = Literal["mysql", "mariadb"]
+
+LONGEST_NAME = 64
+_KEY_CHARACTERS = 255
+_KEY_BYTES = 1024
+_VECTOR_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (9, 0), "mariadb": (11, 7)}
+_UUID_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 7)}
+_INET4_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 10)}
+_WIDTHS = re.compile(r"\b(smallint|mediumint|int|bigint|year)\s*\(\d+\)", re.IGNORECASE)
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def full_name(place: Place) -> str:
+    return f"{quoted(place.schema)}.{quoted(place.table)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlDialect:
+    """`charset_of_collation` holds every collation of the server; `fold_names` is true with lower_case_table_names."""
+
+    flavour: Flavour
+    version: tuple[int, ...]
+    charset_of_collation: Mapping[str, str]
+    fold_names: bool
+    source_kind: SourceKind
+    name_limit: str = f"{LONGEST_NAME} characters"
+
+    def name_fits(self, name: str) -> bool:
+        return 0 < len(name) <= LONGEST_NAME and not name.endswith(" ") and "\0" not in name
+
+    def same_name(self, name: str) -> str:
+        return name.lower() if self.fold_names else name
+
+    def same_column(self, name: str) -> str:
+        return name.lower()
+
+    def domain(self, column: Column) -> Domain:
+        return canonical_domain(column) if self.source_kind == "postgresql" else mysql_domain(column.source_type)
+
+    def create_table(self, place: Place, schema: TableSchema) -> str:
+        lines = [
+            f"{quoted(column.name)} {self.column_type(column, key=column.name in schema.key)} "
+            + ("NOT NULL" if column.name in schema.key else "NULL")
+            for column in schema.captured
+        ]
+        lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
+        body = ",\n  ".join(lines)
+        return (
+            f"CREATE TABLE {full_name(place)} (\n  {body}\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 ROW_FORMAT=DYNAMIC"
+        )
+
+    def column_type(self, column: Column, *, key: bool) -> str:
+        if self.source_kind == "postgresql":
+            return self._canonical_type(column, key=key)
+        domain = self.domain(column)
+        kind = parse_mysql_type(column.source_type)
+        if key and kind.base.endswith(("text", "blob")):
+            raise ValueError(f"a key of type {kind.base} would need a prefix, and prefixes don't tell rows apart")
+        match kind.base:
+            case "json" if self.flavour == "mariadb":
+                return "longtext CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"  # MariaDB's own JSON is that, with a check
+            case "uuid" if not self._has(_UUID_SINCE):
+                return "char(36) CHARACTER SET ascii COLLATE ascii_bin"
+            case "inet4" if not self._has(_INET4_SINCE):
+                return "varchar(15) CHARACTER SET ascii COLLATE ascii_bin"
+            case "inet6" if self.flavour == "mysql":
+                return "varchar(45) CHARACTER SET ascii COLLATE ascii_bin"
+            case "vector" if not self._has(_VECTOR_SINCE):
+                return f"varbinary({4 * kind.numbers[0]})" if kind.numbers and kind.numbers[0] < 4096 else "mediumblob"
+            case "geomcollection":
+                return "geometrycollection"  # MariaDB's name, which MySQL knows too
+        text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
+        if not isinstance(domain, Text | Labels):
+            return _WIDTHS.sub(r"\1", text).replace(" zerofill", "")
+        return f"{text}{self._collation_clause(column, key=key)}"
+
+    def _has(self, since: Mapping[Flavour, tuple[int, ...]]) -> bool:
+        return self.version >= since[self.flavour]
+
+    def _collation_clause(self, column: Column, *, key: bool) -> str:
+        if column.collation is None:
+            return self._binary_collation("utf8mb4", padded=False)
+        charset = column.charset or "utf8mb4"
+        if charset not in self.charset_of_collation.values():
+            charset = "utf8mb4"
+        known = self.charset_of_collation.get(column.collation) == charset
+        if known and (not key or self._same_equality(column.collation)):
+            return f" CHARACTER SET {charset} COLLATE {column.collation}"
+        if key:
+            return self._binary_collation(charset, padded=_is_padded(column.collation))
+        similar = self._similar_collation(column.collation)
+        return f" CHARACTER SET utf8mb4 COLLATE {similar}" if similar else self._binary_collation(charset, padded=True)
+
+    def _same_equality(self, collation: str) -> bool:
+        """Does a collation of this name keep apart here what it keeps apart at the source? Weights differ between the two."""
+        return self.source_kind == self.flavour or collation.endswith("_bin")
+
+    def _binary_collation(self, charset: str, *, padded: bool) -> str:
+        """One that takes no two texts for equal that a collation with or without padding keeps apart."""
+        candidates = [f"{charset}_nopad_bin", f"{charset}_0900_bin", *([f"{charset}_bin"] if padded else [])]
+        for name in [*candidates, "utf8mb4_nopad_bin", "utf8mb4_0900_bin"]:
+            if name in self.charset_of_collation:
+                return f" CHARACTER SET {self.charset_of_collation[name]} COLLATE {name}"
+        raise ValueError("the target has no binary collation that keeps trailing spaces apart")
+
+    def _similar_collation(self, collation: str) -> str | None:
+        """For a column outside the key, where a collation only decides how readers sort and compare."""
+        if not collation.endswith(("_ai_ci", "_ci")):
+            return None
+        names = ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_nopad_ai_ci", "utf8mb4_unicode_nopad_ci", "utf8mb4_unicode_ci")
+        return next((name for name in names if name in self.charset_of_collation), None)
+
+    def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        if existing.collation is None:
+            return None
+        is_text = isinstance(self.domain(column), Text | Labels) or self.source_kind == "postgresql"
+        if not is_text or existing.collation == "binary":
+            return None
+        if existing.collation.endswith(("_nopad_bin", "_0900_bin")):
+            return None
+        if column.collation is not None and _is_padded(column.collation) and existing.collation.endswith("_bin"):
+            return None
+        if existing.collation == column.collation and self._same_equality(existing.collation):
+            return None
+        return f"its collation {existing.collation} takes texts for equal that the source keeps apart"
+
+    def _canonical_type(self, column: Column, *, key: bool) -> str:
+        kind = arrow_type_of(column.arrow_type)
+        if pa.types.is_integer(kind):
+            return {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[kind.bit_width]
+        if pa.types.is_decimal(kind):
+            return f"decimal({kind.precision},{kind.scale})"
+        if pa.types.is_floating(kind):
+            return "float" if kind.bit_width == 32 else "double"
+        if pa.types.is_string(kind):
+            text = f"varchar({_KEY_CHARACTERS})" if key else "longtext"
+            return text + self._binary_collation("utf8mb4", padded=False)
+        if pa.types.is_binary(kind):
+            return f"varbinary({_KEY_BYTES})" if key else "longblob"
+        if pa.types.is_date(kind):
+            return "date"
+        if pa.types.is_timestamp(kind):
+            return "datetime(6)" if kind.tz is None else "timestamp(6)"
+        return "mediumblob"
+
+
+def _is_padded(collation: str) -> bool:
+    """Are trailing spaces ignored in comparisons? https://dev.mysql.com/doc/refman/8.4/en/charset-binary-collations.html"""
+    return collation != "binary" and "_0900_" not in collation and "_nopad_" not in collation

@@ -1,0 +1,91 @@
+"""The net effect of a table's changes: per key only its last state.
+
+Deleting the row of every key that was touched, and then inserting the rows that are left, brings the same end as
+applying the changes one by one, whatever the order and whatever other unique indexes the target has: chains
+(`SET id = id + 1`), swaps of unique values and delete-then-insert need no care of their own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state.change_batch import ChangeType
+from state.errors import SinkError
+from state.table import TableSchema
+
+_LARGEST_CODE = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class NetEffect:
+    """`touched` are all keys in question (the key's columns, in its order), `rows` the captured columns of those that stay.
+
+    Both are sorted by key where its first column can be sorted, so that the target works through its index in order,
+    and two writers lock in the same order.
+    """
+
+    touched: pa.RecordBatch
+    rows: pa.RecordBatch
+
+
+def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
+    """Of changes in the order they happened (`batch_schema`). Raises SinkError for a null in a key."""
+    kinds = changes.column("_change_type").to_numpy()
+    after = np.flatnonzero(kinds != ChangeType.UPDATE_PREIMAGE)
+    keys = [_key_column(schema, changes, name) for name in schema.key]
+    last = _last_of_each(_codes(keys), after)
+    last = last[_sort_order([key.take(pa.array(last)) for key in keys])]
+    staying = last[kinds[last] != ChangeType.DELETE]
+    names = [column.name for column in schema.captured]
+    touched = pa.RecordBatch.from_arrays([key.take(pa.array(last)) for key in keys], names=list(schema.key))
+    return NetEffect(touched, changes.select(names).take(pa.array(staying)))
+
+
+def _key_column(schema: TableSchema, changes: pa.RecordBatch, name: str) -> pa.Array:
+    key = changes.column(name)
+    if key.null_count:
+        raise SinkError(
+            f"{schema.table} has a change whose key column {name} is null (perhaps a zero date).",
+            f"Correct that row in the source, or choose another key: source.keys: {{{schema.table}: […]}}.",
+        )
+    return key
+
+
+def _codes(keys: list[pa.Array]) -> npt.NDArray[np.int64]:
+    """One number per row; equal keys have equal numbers."""
+    codes: npt.NDArray[np.int64] | None = None
+    for key in keys:
+        encoded = key.dictionary_encode()
+        column_codes = encoded.indices.to_numpy().astype(np.int64)
+        if codes is None:
+            codes = column_codes
+            continue
+        size = max(len(encoded.dictionary), 1)
+        if len(codes) and int(codes.max()) >= _LARGEST_CODE // size:
+            codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        codes = codes * size + column_codes
+    if codes is None:
+        raise ValueError("a table without a key has no net effect")
+    return codes
+
+
+def _last_of_each(codes: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Of the given rows, in their order: the last one of each code."""
+    candidates = codes[rows]
+    if len(candidates) and candidates.max() >= 4 * len(codes) + 1024:
+        candidates = np.unique(candidates, return_inverse=True)[1].astype(np.int64)
+    last = np.full(int(candidates.max(initial=-1)) + 1, -1, np.int64)
+    last[candidates] = rows  # of several values for one place the last one stays
+    return np.sort(last[last >= 0])
+
+
+def _sort_order(keys: list[pa.Array]) -> npt.NDArray[np.int64]:
+    columns = [f"k{i}" for i in range(len(keys))]
+    order = pc.sort_indices(
+        pa.RecordBatch.from_arrays(keys, names=columns), sort_keys=[(name, "ascending") for name in columns]
+    )
+    result: npt.NDArray[np.int64] = order.to_numpy().astype(np.int64)
+    return result

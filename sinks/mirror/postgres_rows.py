@@ -1,0 +1,183 @@
+"""Rows for PostgreSQL: COPY in binary format, whose fields are made for the target's column types."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sinks.mirror.postgres_types import full_name, quoted
+from sinks.mirror.target import Place, TargetTable
+from sinks.rows import postgres_binary as binary
+from sinks.rows.fields import Fields, Frame, variable, weave
+from sinks.rows.text import cast_text, decimal_text
+from state.errors import SinkError
+from state.table import TableSchema
+
+ROWS_AT_ONCE = 16384
+_NULL_FIELD = b"\xff\xff\xff\xff"
+_JSONB_VERSION = b"\x01"
+_STAGE_NUMBERS = itertools.count(1)
+
+Encode = Callable[[pa.Array], Fields]
+
+
+class Runner(Protocol):
+    def copy(self, sql: str, data: "CopyStream") -> int:
+        """The number of rows. Raises SinkError."""
+
+    def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+
+
+class PostgresTableRows:
+    """`sinks.mirror.target.TableRows` for one table, as it exists in the target."""
+
+    def __init__(self, runner: Runner, place: Place, schema: TableSchema, existing: TargetTable) -> None:
+        self._runner, self._place, self._schema = runner, place, schema
+        self._types = {column.name: column.type_name for column in existing.columns}
+        self._stage: str | None = None
+
+    def insert(self, rows: pa.RecordBatch) -> None:
+        self._copy(full_name(self._place), rows)
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        if self._stage is None:
+            self._stage = self._create_stage()
+        else:
+            self._runner.execute(f"TRUNCATE {self._stage}")
+        self._copy(self._stage, keys)
+        condition = " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
+        self._runner.execute(
+            f"DELETE FROM {full_name(self._place)} t USING {self._stage} k WHERE {condition}",
+            doing=f"deleting from {self._place}",
+        )
+
+    def _create_stage(self) -> str:
+        """A table for keys that ends with the transaction; its columns are the target's own, so equality is the target's."""
+        name = f"pg_temp.{quoted(f'tidemark_keys_{next(_STAGE_NUMBERS)}')}"
+        columns = ", ".join(quoted(column) for column in self._schema.key)
+        self._runner.execute(
+            f"CREATE TEMPORARY TABLE {name.removeprefix('pg_temp.')} ON COMMIT DROP AS "
+            f"SELECT {columns} FROM {full_name(self._place)} WITH NO DATA",
+            doing="creating a temporary table",
+        )
+        return name
+
+    def _copy(self, table: str, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        columns = ", ".join(quoted(name) for name in rows.schema.names)
+        copied = self._runner.copy(
+            f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
+        )
+        if copied != rows.num_rows:
+            raise SinkError(
+                f"{self._place} took {copied} of {rows.num_rows} rows.",
+                "Remove triggers and rules that keep rows from being inserted there.",
+            )
+
+    def _pieces(self, rows: pa.RecordBatch) -> Iterator[bytes | memoryview]:
+        yield binary.COPY_HEADER
+        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
+            yield self._encode(rows.slice(start, ROWS_AT_ONCE))
+        yield binary.COPY_TRAILER
+
+    def _encode(self, batch: pa.RecordBatch) -> memoryview:
+        """Rows of COPY's binary format: the number of fields, then each with its length before it."""
+        count = batch.num_columns.to_bytes(2, "big")
+        columns: list[tuple[Fields, Frame]] = []
+        for i, (name, array) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+            lead = count if i == 0 else b""
+            fields = self._fields(name, array, batch)
+            columns.append((fields, Frame(lead, b"", lead + _NULL_FIELD, sized=True)))
+        return weave(columns).data
+
+    def _fields(self, name: str, array: pa.Array, batch: pa.RecordBatch) -> Fields:
+        type_name = self._types[name]
+        try:
+            fields = encoder(array.type, type_name)(array)
+        except binary.BadTextError as exc:
+            raise self._refused(name, f"is no {type_name}", batch, exc.row) from exc
+        except ValueError as exc:
+            raise self._refused(name, f"is {exc}", batch, None) from exc
+        if pa.types.is_string(array.type) and type_name in _TEXTS:
+            row = binary.first_with_nul(fields)
+            if row is not None:
+                raise self._refused(name, "has a NUL character, which PostgreSQL's text can't hold,", batch, row)
+        return fields
+
+    def _refused(self, name: str, why: str, batch: pa.RecordBatch, row: int | None) -> SinkError:
+        known = {key: batch.column(key)[row].as_py() for key in self._schema.key} if row is not None else {}
+        where = ", ".join(f"{key}={value!r}" for key, value in known.items())
+        table = self._schema.table
+        return SinkError(
+            f"{table}: a value of column {name} {why} in the row {where or 'of a batch'}.",
+            f"Correct that value in the source, or exclude the column: source.columns: {{{table}: {{exclude: [{name}]}}}}.",
+        )
+
+
+_TEXTS = frozenset({"text", "varchar", "bpchar", "json", "jsonb"})
+
+
+def encoder(kind: pa.DataType, type_name: str) -> Encode:
+    """From a canonical Arrow type to a PostgreSQL type (its name in pg_type). Raises ValueError for an unknown pair."""
+    match type_name:
+        case "int2" | "int4" | "int8" if pa.types.is_integer(kind):
+            width = int(type_name[3:])
+            return lambda array: binary.integers(array, width)
+        case "float4" | "float8" if pa.types.is_floating(kind):
+            width = int(type_name[5:])
+            return lambda array: binary.floats(array, width)
+        case "numeric" if pa.types.is_decimal(kind):
+            return lambda array: binary.numerics(decimal_text(array))
+        case "numeric" if pa.types.is_integer(kind):
+            return lambda array: binary.numerics(cast_text(array))
+        case "numeric" if pa.types.is_string(kind):
+            return lambda array: binary.numerics(variable(array))
+        case "text" | "varchar" | "bpchar" | "json" if pa.types.is_string(kind):
+            return variable
+        case "jsonb" if pa.types.is_string(kind):
+            return lambda array: variable(pc.binary_join_element_wise(_JSONB_VERSION.decode(), array, ""))
+        case "uuid" if pa.types.is_string(kind):
+            return lambda array: binary.uuids(variable(array))
+        case "interval" if pa.types.is_string(kind):
+            return lambda array: binary.intervals(variable(array))
+        case "bytea" if pa.types.is_binary(kind):
+            return variable
+        case "date" if pa.types.is_date(kind):
+            return binary.dates
+        case "timestamp" | "timestamptz" if pa.types.is_timestamp(kind):
+            return binary.timestamps
+        case "_float4" if pa.types.is_list(kind):
+            return binary.float_arrays
+    raise ValueError(f"not to be written as {type_name}")
+
+
+class CopyStream:
+    """What psycopg2 reads from: pieces that are made when they are needed.
+
+    psycopg2 turns an exception out of `read` into one of the server's; the true one is kept in `failure`.
+    """
+
+    def __init__(self, pieces: Iterator[bytes | memoryview]) -> None:
+        self._pieces = pieces
+        self._current: bytes | memoryview = b""
+        self.failure: SinkError | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not len(self._current):
+            try:
+                self._current = memoryview(next(self._pieces))
+            except StopIteration:
+                return b""
+            except SinkError as exc:
+                self.failure = exc
+                raise
+        taken = self._current if size < 0 else self._current[:size]
+        self._current = self._current[len(taken) :]
+        return bytes(taken)
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """psycopg2 wants it to be there, and never calls it."""
+        raise NotImplementedError

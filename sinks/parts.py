@@ -1,0 +1,79 @@
+"""A partition's items as parts, each checked for completeness before its sink may commit it."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from sinks.sink import SinkBusyError
+from state.change_batch import ChangeBatch, PartEnd
+from state.errors import SinkError
+
+_REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
+
+
+class Part:
+    """One part. `batches` may be called once; when it ends without an error the part is complete."""
+
+    def __init__(self, epoch: int, name: str, items: Iterator[ChangeBatch | PartEnd]) -> None:
+        self.epoch, self.name = epoch, name
+        self.row_count = 0
+        self.complete = False
+        self._items = items
+        self._batch_count = 0
+        self._last_seq: int | None = None
+
+    def __str__(self) -> str:
+        return f"part {self.name} of epoch {self.epoch}"
+
+    def batches(self) -> Iterator[ChangeBatch]:
+        """Raises SinkBusyError if the input ends too early, SinkError if it contradicts itself."""
+        for item in self._items:
+            self._check_order(item)
+            if isinstance(item, PartEnd):
+                self._check_end(item)
+                self.complete = True
+                return
+            self._batch_count += 1
+            self.row_count += item.rows.num_rows
+            yield item
+        raise SinkBusyError(
+            f"The input of {self} ended before its last row; nothing of it was written.",
+            "The reader's own error, above in the log, says why. Start the job again.",
+        )
+
+    def read_to_end(self) -> None:
+        """Without using the rows that are left."""
+        if not self.complete:
+            for _ in self.batches():
+                pass
+
+    def _check_order(self, item: ChangeBatch | PartEnd) -> None:
+        if (item.epoch, item.part) != (self.epoch, self.name):
+            raise SinkError(f"{self} is followed by {item.part} of epoch {item.epoch} without an end.", _REPORT)
+        if self._last_seq is not None and item.seq <= self._last_seq:
+            raise SinkError(f"Batch {item.seq} of {self} comes after batch {self._last_seq}.", _REPORT)
+        self._last_seq = item.seq
+
+    def _check_end(self, end: PartEnd) -> None:
+        if end.row_count != self.row_count or end.seq != self._batch_count:
+            raise SinkError(
+                f"{self} has {self.row_count} rows in {self._batch_count} batches, "
+                f"its end says {end.row_count} rows in {end.seq} batches.",
+                _REPORT,
+            )
+
+
+def parts_of(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[Part]:
+    """Each part must be read to its end before the next one is asked for."""
+    source = iter(items)
+    for first in source:
+        # Not a generator with `yield from`: that one's end would close the whole input.
+        part = Part(first.epoch, first.part, itertools.chain([first], source))
+        yield part
+        if not part.complete:
+            raise RuntimeError(f"{part} was not read to its end")
+
+
+def check_repeated_part(part: Part, recorded_row_count: int) -> None:
+    """A part that the ledger holds must be the same at every reading."""
+    if part.row_count != recorded_row_count:
+        raise SinkError(f"{part} has {part.row_count} rows now, but {recorded_row_count} when it was written.", _REPORT)

@@ -1,0 +1,1 @@
+"""The words everybody shares, and the checkpoint. Imports neither Spark nor a database driver."""

@@ -1,0 +1,124 @@
+"""Change batches: what travels from the readers through Spark to the sinks.
+
+One Spark row (TRANSPORT) carries one Arrow record batch of one table, as an IPC stream in `payload`. Rows of one `part`
+(a split, or the epoch's log) arrive in order of `seq` in one Spark partition. The last row of a part has no payload and
+`row_count` = the sum over the part: a sink commits a part only when it saw that row, never because its input ended.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import pyarrow as pa
+
+from state.table import TableId, TableSchema
+
+LOG_PART = "log"
+
+
+def split_part(split_id: int) -> str:
+    return f"s{split_id}"
+
+
+class ChangeType(IntEnum):
+    """The code in a batch's `_change_type`; the names are Spark's changelog words."""
+
+    INSERT = 0
+    UPDATE_PREIMAGE = 1
+    UPDATE_POSTIMAGE = 2
+    DELETE = 3
+
+
+CHANGE_TYPE_NAMES = tuple(t.name.lower() for t in ChangeType)
+
+META_FIELDS = (
+    pa.field("_change_type", pa.int8(), nullable=False),
+    pa.field("_commit_version", pa.int64(), nullable=False),
+    pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+    pa.field("_seq", pa.int32(), nullable=False),
+    pa.field("_txn_id", pa.dictionary(pa.int32(), pa.string())),
+    pa.field("_is_snapshot", pa.bool_(), nullable=False),
+)
+"""After a table's own columns. `_commit_version` never falls for a key; `_seq` orders within a transaction."""
+
+TRANSPORT = pa.schema(
+    [
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("part", pa.string(), nullable=False),
+        pa.field("seq", pa.int32(), nullable=False),
+        pa.field("database", pa.string()),
+        pa.field("table", pa.string()),
+        pa.field("schema_version", pa.int32()),
+        pa.field("row_count", pa.int64(), nullable=False),
+        pa.field("payload", pa.binary()),
+    ]
+)
+
+
+def batch_schema(schema: TableSchema) -> pa.Schema:
+    """The Arrow schema of a table's change batches: its captured columns, then META_FIELDS."""
+    return pa.schema([*schema.arrow_schema(), *META_FIELDS])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """`rows` has `batch_schema(schema of table and version)`.
+
+    An update arrives as one UPDATE_POSTIMAGE if its key stayed the same, else (and in a table without a key) as DELETE
+    of the old row and INSERT of the new one, in this order, with one `_commit_version`. DELETE rows hold the old row.
+    """
+
+    epoch: int
+    part: str
+    seq: int
+    table: TableId
+    schema_version: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnd:
+    """The part is complete: `row_count` rows in `seq` batches."""
+
+    epoch: int
+    part: str
+    seq: int
+    row_count: int
+
+
+def to_transport(item: ChangeBatch | PartEnd) -> pa.RecordBatch:
+    """One-row batch of TRANSPORT."""
+    match item:
+        case ChangeBatch(epoch, part, seq, table, version, rows):
+            buffer = pa.BufferOutputStream()
+            with pa.ipc.new_stream(buffer, rows.schema) as writer:
+                writer.write_batch(rows)
+            values = [epoch, part, seq, table.database, table.name, version, rows.num_rows, buffer.getvalue()]
+        case PartEnd(epoch, part, seq, row_count):
+            values = [epoch, part, seq, None, None, None, row_count, None]
+    arrays = []
+    for value, field in zip(values, TRANSPORT, strict=True):
+        if isinstance(value, pa.Buffer):
+            offsets = pa.array([0, value.size], pa.int32()).buffers()[1]
+            arrays.append(pa.Array.from_buffers(pa.binary(), 1, [None, offsets, value]))
+        else:
+            arrays.append(pa.array([value], field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=TRANSPORT)
+
+
+def from_transport(batch: pa.RecordBatch) -> list[ChangeBatch | PartEnd]:
+    """The rows of a TRANSPORT batch, without copying payloads."""
+    items: list[ChangeBatch | PartEnd] = []
+    epochs, parts, seqs, databases, tables, versions, counts = (batch.column(i).to_pylist() for i in range(7))
+    payloads = batch.column(7)
+    for i in range(batch.num_rows):
+        payload = payloads[i].as_buffer()
+        if payload is None:
+            items.append(PartEnd(epochs[i], parts[i], seqs[i], counts[i]))
+            continue
+        rows = pa.ipc.open_stream(payload).read_next_batch()
+        if rows.num_rows != counts[i]:
+            raise ValueError(
+                f"batch {seqs[i]} of {parts[i]} in epoch {epochs[i]}: {rows.num_rows} rows, {counts[i]} expected"
+            )
+        items.append(ChangeBatch(epochs[i], parts[i], seqs[i], TableId(databases[i], tables[i]), versions[i], rows))
+    return items

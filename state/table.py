@@ -1,0 +1,91 @@
+"""Tables, their columns, and the one Arrow type each column travels in."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableId:
+    """A table of the source; `database` is PostgreSQL's schema."""
+
+    database: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column as the source has it now.
+
+    `source_type` is the server's own text (`decimal(12,2)`, `enum('a','b')`, `int unsigned`).
+    `arrow_type` is the canonical type's text, see `arrow_type_of`; "" for a column that is not captured and has none.
+    `charset` and `collation` are the column's own (character types, ENUM, SET), else None.
+    A column that is not `captured` still stands in the log's row images, and so stands here.
+    """
+
+    name: str
+    source_type: str
+    arrow_type: str
+    nullable: bool
+    captured: bool = True
+    charset: str | None = None
+    collation: str | None = None
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """All columns of a table in the server's order, and the key that identifies a row.
+
+    `key` are captured NOT NULL columns whose combination the server keeps unique; () for a table without one.
+    """
+
+    table: TableId
+    version: int
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def captured(self) -> tuple[Column, ...]:
+        return tuple(c for c in self.columns if c.captured)
+
+    def column(self, name: str) -> Column:
+        return next(c for c in self.columns if c.name == name)
+
+    def arrow_schema(self) -> pa.Schema:
+        """The captured columns, all nullable: Arrow batches of a table always have this schema."""
+        return pa.schema([pa.field(c.name, arrow_type_of(c.arrow_type)) for c in self.captured])
+
+
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date32": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "list<float32>": pa.list_(pa.float32()),
+}
+
+
+def arrow_type_of(text: str) -> pa.DataType:
+    """The Arrow type of a canonical name: one of `int8 int16 int32 int64 float32 float64 string binary date32
+    timestamp timestamptz list<float32>`, or `decimal(p,s)` with p up to 38. Raises ValueError for another text.
+
+    Spark has no unsigned types: BIGINT UNSIGNED travels as decimal(20,0), smaller ones in the next wider integer.
+    """
+    known = _ARROW_TYPES.get(text)
+    if known is not None:
+        return known
+    if text.startswith("decimal(") and text.endswith(")"):
+        precision, _, scale = text[len("decimal(") : -1].partition(",")
+        return pa.decimal128(int(precision), int(scale))
+    raise ValueError(f"not a canonical type: {text!r}")

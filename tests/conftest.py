@@ -1,0 +1,24 @@
+"""What holds for every test."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import settings
+
+pytest_plugins = ["tests.support.servers"]
+
+# Spark's workers must be this Python with these packages, and the driver must be reachable without a name service.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+# The first example may compile a loop or wait for a busy machine; a failure prints how to repeat it.
+settings.register_profile("tidemark", deadline=None, print_blob=True)
+settings.load_profile("tidemark")
+
+
+@pytest.fixture(scope="session")
+def chaos_rounds() -> int:
+    """How often a chaos test repeats itself: few times in `make test`, N times in `make chaos N=…`."""
+    return int(os.environ.get("TIDEMARK_CHAOS_ROUNDS", "2"))

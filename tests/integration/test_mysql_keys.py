@@ -1,0 +1,412 @@
+"""Split keys on real servers: bounds that tile a table, by the index, and ranks that order as the server does."""
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conf.endpoint import parse_endpoint
+from readers.mysql.catalog import load_schema, split_key
+from readers.mysql.connect import connect
+from readers.mysql.key_columns import can_cut_by, key_column, range_condition
+from readers.mysql.keys import MySqlKeys
+from readers.mysql.ranks import within
+from readers.mysql.session import SqlSession
+from readers.mysql.table_facts import read_tables
+from state.rank import integer_rank
+from state.split import Bound, KeyRange
+from state.table import TableId, TableSchema
+from tests.support.key_values import KEY_VALUES, MARIADB_KEY_VALUES, KeyValues
+from tests.support.servers import Database
+
+pytestmark = pytest.mark.integration
+
+MYSQL_COLLATIONS = [
+    "utf8mb4_0900_ai_ci",
+    "utf8mb4_0900_as_cs",
+    "utf8mb4_0900_bin",
+    "utf8mb4_ja_0900_as_cs_ks",
+    "utf8mb4_general_ci",
+    "utf8mb4_unicode_ci",
+    "utf8mb4_unicode_520_ci",
+    "utf8mb4_bin",
+    "utf8mb3_general_ci",
+    "latin1_swedish_ci",
+    "latin1_german2_ci",
+    "latin1_bin",
+    "cp1251_general_ci",
+    "euckr_korean_ci",
+    "gbk_chinese_ci",
+    "ucs2_unicode_ci",
+    "utf16_general_ci",
+    "utf16le_bin",
+    "utf32_unicode_ci",
+    "ascii_general_ci",
+]
+MARIADB_COLLATIONS = [
+    "utf8mb4_uca1400_ai_ci",
+    "utf8mb4_uca1400_as_cs",
+    "utf8mb4_uca1400_as_ci",
+    "utf8mb4_uca1400_ai_cs",
+    "utf8mb4_uca1400_nopad_ai_ci",
+    "utf8mb4_uca1400_nopad_as_cs",
+    "utf8mb4_uca1400_swedish_ai_ci",
+    "utf8mb4_general_ci",
+    "utf8mb4_general_nopad_ci",
+    "utf8mb4_unicode_ci",
+    "utf8mb4_unicode_nopad_ci",
+    "utf8mb4_bin",
+    "utf8mb4_nopad_bin",
+    "utf8mb4_thai_520_w2",
+    "latin1_swedish_ci",
+    "latin1_swedish_nopad_ci",
+    "gbk_chinese_nopad_ci",
+    "ucs2_general_ci",
+    "utf32_general_ci",
+]
+LETTERS = [
+    *"aAbBcChHlLsSzZáàâäÄßñÑœæÆĳıİiIžçÇéÉöÖoüÜűŐ",
+    *" \t\0\x01\x1f!-'_~0129\x7f\x80\xa0  ",
+    *"\u0301\u0308\u200b\u200d\u00ad\ufdfa\u0e40\u0e01\u0e33あアｱがー漢字亜\uac00\u1100\u1161😀𝒜ﬁ½“€",
+]
+
+
+@dataclass
+class Keyed:
+    """A table of a test, and what is under test, on it."""
+
+    database: Database
+    schema: TableSchema
+    columns: tuple[str, ...]
+    session: SqlSession
+
+    @property
+    def keys(self) -> MySqlKeys:
+        return MySqlKeys(self.session, {self.schema.table: self.schema})
+
+    def bounds(self, rows: int, count: int = 100_000) -> list[Bound]:
+        return list(
+            self.keys.next_bounds(self.schema.table, self.columns, after=None, until=None, rows=rows, count=count)
+        )
+
+    def count(self, key_range: KeyRange) -> int:
+        condition = range_condition(self.columns, key_range)
+        found: int = self.database.query(f"SELECT COUNT(*) FROM {self.schema.table.name} WHERE {condition}")[0][0]
+        return found
+
+    def counts(self, bounds: list[Bound]) -> list[int]:
+        """Rows in each piece between the bounds, the open ones at both ends included."""
+        return [self.count(KeyRange(a, b)) for a, b in zip([None, *bounds], [*bounds, None], strict=True)]
+
+    def ranks(self, **values: pa.Array) -> list[bytes]:
+        return self.ranks_of(pa.RecordBatch.from_pydict(values))
+
+    def ranks_of(self, batch: pa.RecordBatch) -> list[bytes]:
+        found = self.keys.ranks(self.schema, self.columns, batch)
+        if isinstance(found, np.ndarray):
+            return [int(word).to_bytes(8, "big") for word in found]
+        return found.to_pylist()
+
+
+@contextlib.contextmanager
+def keyed(database: Database, ddl: str, columns: tuple[str, ...] | None = None) -> Iterator[Keyed]:
+    """Makes table t; cuts it by its key, or by `columns`."""
+    database.execute("DROP TABLE IF EXISTS t", f"CREATE TABLE t ({ddl})")
+    endpoint = parse_endpoint(database.url)
+    session = SqlSession(lambda: connect(endpoint, None))
+    table = TableId(database.name, "t")
+    with contextlib.closing(connect(endpoint, None)) as connection:
+        facts = read_tables(connection, [table])[table]
+        schema = load_schema(connection, table)
+    try:
+        yield Keyed(database, schema, split_key(facts, schema, can_cut_by) if columns is None else columns, session)
+    finally:
+        session.close()
+
+
+def insert(database: Database, sql: str, rows: list[tuple[Any, ...]]) -> None:
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        cursor.executemany(sql, rows)
+
+
+def some_strings(count: int) -> list[str]:
+    chance = random.Random(5)
+    found = {"", " ", "a", "a ", "A", "a\t", "B", "b", "é", "e\u0301", "ß", "ss", "SS"}
+    while len(found) < count:
+        text = "".join(chance.choices(LETTERS, k=chance.choice([1, 1, 2, 2, 3, 4, 6])))
+        found |= {text, text + " ", text + " \t", text.upper(), text + "  " + text[:1]}
+    return sorted(found)
+
+
+@pytest.mark.pitfall(14)
+@pytest.mark.pitfall(15)
+@pytest.mark.parametrize(
+    "collation", [f"mysql {c}" for c in MYSQL_COLLATIONS] + [f"mariadb {c}" for c in MARIADB_COLLATIONS]
+)
+def test_rank_order_is_the_servers_order_and_equal_ranks_are_its_equality(
+    collation: str, request: pytest.FixtureRequest
+) -> None:
+    kind, name = collation.split()
+    database: Database = request.getfixturevalue(f"{kind}_database")
+    charset = name.split("_")[0]
+    ddl = f"s VARCHAR(40) CHARACTER SET {charset} COLLATE {name} NOT NULL, n INT NOT NULL, PRIMARY KEY (s, n)"
+    with keyed(database, ddl) as t:
+        assert t.columns == ("s", "n")
+        t.columns = ("s",)
+        back = f"CONVERT(CONVERT(_utf8mb4 %s USING {charset}) USING utf8mb4) = _utf8mb4 %s COLLATE utf8mb4_bin"
+        insert(
+            database,
+            f"INSERT INTO t SELECT %s, %s FROM DUAL WHERE {back} AND LENGTH(_utf8mb4 %s) = "
+            f"LENGTH(CONVERT(CONVERT(_utf8mb4 %s USING {charset}) USING utf8mb4))",
+            [(text, i, text, text, text, text) for i, text in enumerate(some_strings(180))],
+        )
+        texts = [row[0] for row in database.query("SELECT s FROM t ORDER BY s")]
+        assert len(texts) > 20
+
+        from_log = t.ranks(s=pa.array(texts))
+        assert from_log == sorted(from_log)
+        chance = random.Random(3)
+        pairs = [*zip(range(len(texts) - 1), range(1, len(texts)), strict=True)]
+        pairs += [(chance.randrange(len(texts)), chance.randrange(len(texts))) for _ in range(300)]
+        literal = f"CONVERT(_utf8mb4 x'{{}}' USING {charset}) COLLATE {name}"
+        shown = [literal.format(text.encode().hex()) for text in texts]
+        compared = ", ".join(f"({shown[a]} > {shown[b]}) - ({shown[a]} < {shown[b]})" for a, b in pairs)
+        for (a, b), answer in zip(pairs, database.query(f"SELECT {compared}")[0], strict=True):
+            assert (from_log[a] > from_log[b]) - (from_log[a] < from_log[b]) == answer, (texts[a], texts[b])
+
+        bounds = t.bounds(rows=1)
+        assert [bytes.fromhex(bound.rank) for bound in bounds] == sorted(set(from_log))[1:]
+        sizes = t.counts(bounds[::7])
+        starts = [0, *(from_log.index(bytes.fromhex(b.rank)) for b in bounds[::7]), len(texts)]
+        assert sizes == [b - a for a, b in itertools.pairwise(starts)]
+
+
+def check_type(database: Database, key: KeyValues) -> None:
+    with keyed(database, f"k {key.sql_type} NOT NULL PRIMARY KEY, v INT") as t:
+        assert t.columns == ("k",)
+        database.execute("INSERT INTO t (k) VALUES " + ", ".join(f"({text})" for text in key.values))
+        bounds = t.bounds(rows=1)
+        assert len(bounds) == len(key.values) - 1
+        assert t.counts(bounds) == [1] * len(key.values)
+        ranks = [bytes.fromhex(bound.rank) for bound in bounds]
+        assert ranks == sorted(set(ranks))
+        assert t.keys.describe(t.schema.table, t.columns).greatest == bounds[-1]
+        from_log = t.ranks(k=key.array)
+        assert from_log[1:] == ranks
+        assert from_log[0] < ranks[0]
+
+
+@pytest.mark.pitfall(16)
+@pytest.mark.pitfall(17)
+@pytest.mark.pitfall(22)
+@pytest.mark.parametrize("key", KEY_VALUES, ids=[key.sql_type for key in KEY_VALUES])
+def test_bounds_of_every_type_are_exact_on_mysql(key: KeyValues, mysql_database: Database) -> None:
+    check_type(mysql_database, key)
+
+
+@pytest.mark.pitfall(16)
+@pytest.mark.pitfall(17)
+@pytest.mark.pitfall(22)
+@pytest.mark.parametrize(
+    "key", [*KEY_VALUES, *MARIADB_KEY_VALUES], ids=[key.sql_type for key in [*KEY_VALUES, *MARIADB_KEY_VALUES]]
+)
+def test_bounds_of_every_type_are_exact_on_mariadb(key: KeyValues, mariadb_database: Database) -> None:
+    check_type(mariadb_database, key)
+
+
+READ_BY_RANGE = {
+    "bigint unsigned": lambda i: 2**63 + i,
+    "decimal(30,4)": lambda i: f"{i}.1234",
+    "date": lambda i: date(2000, 1, 1) + timedelta(days=i),
+    "datetime(6)": lambda i: datetime(2000, 1, 1) + timedelta(seconds=i),
+    "timestamp": lambda i: datetime(2000, 1, 1) + timedelta(seconds=i),
+    "time(3)": lambda i: timedelta(seconds=i - 300),
+    "bit(64)": lambda i: i,
+    "binary(8)": lambda i: i.to_bytes(8, "big"),
+    "varbinary(20)": lambda i: str(i).encode(),
+    "varchar(20) collate utf8mb4_bin": lambda i: f"k{i:06}",
+    "varchar(20) collate utf8mb4_unicode_ci": lambda i: f"k{i:06}",
+    "varchar(20) character set latin1": lambda i: f"k{i:06}",
+    "char(20) character set gbk": lambda i: f"k{i:06}",
+    "varchar(20) character set utf16": lambda i: f"k{i:06}",
+}
+
+
+def explained(database: Database, sql: str) -> dict[str, Any]:
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {'FORMAT=TRADITIONAL ' if database.kind == 'mysql' else ''}{sql}")
+        names = [column[0].lower() for column in cursor.description]
+        return dict(zip(names, cursor.fetchone(), strict=True))
+
+
+@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+def test_ranges_of_every_type_are_read_by_the_index(server: str, request: pytest.FixtureRequest) -> None:
+    database: Database = request.getfixturevalue(f"{server}_database")
+    for sql_type, value in READ_BY_RANGE.items():
+        with keyed(database, f"k {sql_type} NOT NULL PRIMARY KEY, v VARCHAR(100)") as t:
+            insert(database, "INSERT INTO t VALUES (%s, %s)", [(value(i), "x" * 50) for i in range(600)])
+            database.query("ANALYZE TABLE t")
+            bounds = t.bounds(rows=50)
+            assert len(bounds) == 11, sql_type
+            assert t.counts(bounds[::4]) == [50, 200, 200, 150], sql_type
+            plan = explained(database, f"SELECT k, v FROM t WHERE {range_condition(('k',), KeyRange(*bounds[3:5]))}")
+            assert (plan["type"], plan["key"]) == ("range", "PRIMARY"), (sql_type, plan)
+
+
+COMPOSITE = "a INT NOT NULL, b VARCHAR(20) NOT NULL, c DATETIME(3) NOT NULL, v VARCHAR(50), PRIMARY KEY (a, b, c)"
+
+
+@pytest.mark.pitfall(18)
+@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+def test_composite_keys_are_cut_by_all_columns_and_read_by_the_index(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    database: Database = request.getfixturevalue(f"{server}_database")
+    with keyed(database, COMPOSITE) as t:
+        rows = [
+            (a, f"k{b}", datetime(2024, 1, 1) + timedelta(hours=c), "x" * 40)
+            for a in (-3, 0, 7)
+            for b in range(25)
+            for c in range(20)
+        ]
+        insert(database, "INSERT INTO t VALUES (%s, %s, %s, %s)", rows)
+        database.query("ANALYZE TABLE t")
+        bounds = t.bounds(rows=111)
+        assert t.counts(bounds) == [111] * 13 + [57]
+        for key_range in (KeyRange(bounds[2], bounds[3]), KeyRange(bounds[0], bounds[1])):
+            plan = explained(database, f"SELECT * FROM t WHERE {range_condition(t.columns, key_range)}")
+            assert (plan["type"], plan["key"]) == ("range", "PRIMARY")
+            assert int(plan["rows"]) < 250
+        batch = pa.RecordBatch.from_pydict(
+            {
+                "a": pa.array([row[0] for row in rows], pa.int32()),
+                "b": pa.array([row[1] for row in rows]),
+                "c": pa.array([row[2] for row in rows], pa.timestamp("us")),
+            }
+        )
+        ranks = t.keys.ranks(t.schema, t.columns, batch)
+        pieces = [within(ranks, KeyRange(a, b)) for a, b in zip([None, *bounds], [*bounds, None], strict=True)]
+        assert [int(piece.sum()) for piece in pieces] == [111] * 13 + [57]
+        assert np.array_equal(sum(piece.astype(int) for piece in pieces), np.ones(len(rows)))
+
+
+@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+def test_many_rows_with_one_bound_value_stay_in_one_piece(server: str, request: pytest.FixtureRequest) -> None:
+    database: Database = request.getfixturevalue(f"{server}_database")
+    with keyed(
+        database, "a VARCHAR(10) COLLATE utf8mb4_general_ci NOT NULL, b INT NOT NULL, PRIMARY KEY (a, b)", ("a",)
+    ) as t:
+        values = ["a", "A", "b", "b ", "c", "d", "é", "E"]
+        sizes = [30, 25, 1, 1, 60, 2, 3, 40]
+        rows = [
+            (text, i)
+            for n, (text, size) in enumerate(zip(values, sizes, strict=True))
+            for i in range(n * 100, n * 100 + size)
+        ]
+        insert(database, "INSERT INTO t VALUES (%s, %s)", rows)
+        for wanted in (1, 2, 10, 55, 56, 200):
+            bounds = t.bounds(rows=wanted)
+            counts = t.counts(bounds)
+            assert sum(counts) == len(rows)
+            assert all(count >= wanted for count in counts[:-1])
+        assert t.counts(t.bounds(rows=1)) == [55, 2, 60, 2, 43]
+        assert t.counts(t.bounds(rows=3)) == [55, 62, 45]
+
+
+def test_bounds_stop_before_until_and_start_after(source_database: Database) -> None:
+    with keyed(source_database, "id BIGINT NOT NULL PRIMARY KEY") as t:
+        insert(source_database, "INSERT INTO t VALUES (%s)", [(i,) for i in range(100)])
+
+        def bounds(after: int | None, until: int | None, rows: int, count: int) -> list[str]:
+            ends = [
+                None if n is None else Bound((str(n),), integer_rank(n, unsigned=False).hex()) for n in (after, until)
+            ]
+            found = t.keys.next_bounds(t.schema.table, ("id",), after=ends[0], until=ends[1], rows=rows, count=count)
+            return [bound.literals[0] for bound in found]
+
+        assert bounds(None, None, 40, 5) == ["40", "80"]
+        assert bounds(40, 90, 20, 5) == ["60", "80"]
+        assert bounds(40, 80, 20, 5) == ["60"]
+        assert bounds(-5, None, 99, 1) == ["99"]
+        assert bounds(None, None, 100, 1) == []
+        assert bounds(None, None, 1, 3) == ["1", "2", "3"]
+        assert bounds(200, None, 1, 3) == []
+
+
+def test_statistics_name_the_ends_of_an_integer_key(source_database: Database) -> None:
+    with keyed(source_database, "id BIGINT UNSIGNED NOT NULL PRIMARY KEY, v VARCHAR(100)") as t:
+        empty = t.keys.describe(t.schema.table, ("id",))
+        assert (empty.greatest, empty.integers) == (None, None)
+        rows = [(2**64 - 1 - i, "x" * 90) for i in range(500)]
+        insert(source_database, "INSERT INTO t VALUES (%s, %s)", rows)
+        source_database.query("ANALYZE TABLE t")
+        found = t.keys.describe(t.schema.table, ("id",))
+        assert found.integers is not None
+        assert (found.integers.least, found.integers.greatest) == (2**64 - 500, 2**64 - 1)
+        assert found.integers.unsigned
+        assert found.greatest == Bound((str(2**64 - 1),), "f" * 16)
+        assert found.row_estimate is not None
+        assert 300 < found.row_estimate < 800
+        assert found.average_row_bytes is not None
+
+
+def test_part_of_a_key_is_not_a_unique_integer(source_database: Database) -> None:
+    with keyed(source_database, "a INT NOT NULL, b INT NOT NULL, PRIMARY KEY (a, b)", ("a",)) as t:
+        insert(source_database, "INSERT INTO t VALUES (%s, %s)", [(1, 1), (1, 2)])
+        assert t.keys.describe(t.schema.table, ("a",)).integers is None
+        assert t.ranks(a=pa.array([1, -1], pa.int32())) == [
+            integer_rank(1, unsigned=False),
+            integer_rank(-1, unsigned=False),
+        ]
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "k ENUM('b','a') NOT NULL PRIMARY KEY",
+        "k SET('b','a') NOT NULL PRIMARY KEY",
+        "k VARCHAR(20) CHARACTER SET big5 NOT NULL PRIMARY KEY",
+        "k VARCHAR(20) CHARACTER SET cp1250 COLLATE cp1250_czech_cs NOT NULL PRIMARY KEY",
+        "k VARCHAR(20) CHARACTER SET sjis NOT NULL PRIMARY KEY",
+        "k TEXT NOT NULL, PRIMARY KEY (k(10))",
+    ],
+)
+def test_columns_whose_order_is_not_known_exactly_do_not_cut(ddl: str, source_database: Database) -> None:
+    with keyed(source_database, ddl) as t:
+        assert t.columns == ()
+
+
+def test_mariadbs_uuid_does_not_cut(mariadb_database: Database) -> None:
+    """Its comparison is no total order once values of versions 4 and 7 meet, and another one than its index's."""
+    with keyed(mariadb_database, "k UUID NOT NULL PRIMARY KEY") as t:
+        assert t.columns == ()
+
+
+@pytest.mark.parametrize("kind", ["enum('x')", "float", "json", "text", "geometry"])
+def test_key_column_is_none_for_what_can_not_cut(kind: str, source_database: Database) -> None:
+    with keyed(source_database, f"id INT PRIMARY KEY, k {kind}") as t:
+        assert key_column(t.schema.column("k")) is None
+
+
+def test_char_columns_rank_alike_by_bound_and_by_log(source_database: Database) -> None:
+    with keyed(source_database, "k CHAR(6) NOT NULL PRIMARY KEY") as t:
+        insert(source_database, "INSERT INTO t VALUES (%s)", [("a",), ("b  ",), ("abcdef",), ("",), ("ü",)])
+        texts = [row[0] for row in source_database.query("SELECT k FROM t ORDER BY k")]
+        assert t.ranks(k=pa.array(texts))[1:] == [bytes.fromhex(bound.rank) for bound in t.bounds(rows=1)]
+
+
+def test_a_killed_connection_is_replaced(source_database: Database) -> None:
+    with keyed(source_database, "id INT NOT NULL PRIMARY KEY") as t:
+        insert(source_database, "INSERT INTO t VALUES (%s)", [(i,) for i in range(10)])
+        assert len(t.bounds(rows=3)) == 3
+        ((session,),) = t.session.query("SELECT CONNECTION_ID()")
+        source_database.execute(f"KILL {session}")
+        assert len(t.bounds(rows=3)) == 3

@@ -1,0 +1,161 @@
+"""One driver at a time, whatever happens to connections."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from readers.mysql import lease as leasing
+from readers.mysql.lease import Lease, lock_name
+from scripts.server import Server
+from scripts.servers import start_server
+from state.errors import JobHeldError
+from tests.support.mysql_accounts import account, root_endpoint
+from tests.support.servers import Database, FindServer
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_SECONDS = 30.0
+
+
+@pytest.fixture
+def name() -> str:
+    return lock_name("shop-mirror", secrets.token_hex(8))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "PING_SECONDS", 0.05)
+
+
+def holder_of(server: Server, name: str) -> int | None:
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT IS_USED_LOCK(%s)", (name,))
+        return cursor.fetchone()[0]
+
+
+def kill(server: Server, session: int | None) -> None:
+    assert session is not None
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("KILL %s", (session,))
+
+
+@contextlib.contextmanager
+def rival_waiting(server: Server, name: str) -> Iterator[threading.Event]:
+    """Another connection that waits for the lock; the event says that it has got it. It keeps it till the end."""
+    got = threading.Event()
+    with contextlib.closing(server.connect()) as connection:
+
+        def wait() -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT GET_LOCK(%s, %s)", (name, DEADLINE_SECONDS))
+                if cursor.fetchone()[0] == 1:
+                    got.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with contextlib.closing(server.connect()) as watcher, watcher.cursor() as cursor:
+            found = None
+            while not found:
+                cursor.execute(
+                    "SELECT 1 FROM information_schema.processlist WHERE id = %s AND info LIKE 'SELECT GET_LOCK%%'",
+                    (connection.thread_id(),),
+                )
+                found = cursor.fetchone()
+        yield got
+        thread.join()
+
+
+def test_a_second_driver_is_told_who_holds_the_job(source_database: Database, name: str) -> None:
+    server = source_database.server
+    with account(server) as endpoint, Lease.acquire(endpoint, None, name) as first:
+        assert first.held()
+        with pytest.raises(JobHeldError) as caught:
+            Lease.acquire(endpoint, None, name)
+        assert f"connection {holder_of(server, name)}" in caught.value.message
+        assert f"{endpoint.user} from" in caught.value.message
+        assert "--standby" in caught.value.remedy
+        with Lease.acquire(endpoint, None, lock_name("another-job", "x")) as other:
+            assert other.held()
+    assert not first.held()
+    assert holder_of(server, name) is None
+
+
+def test_a_standby_takes_over_when_the_holder_ends(source_database: Database, name: str) -> None:
+    endpoint = root_endpoint(source_database.server)
+    taken = threading.Event()
+    leases: list[Lease] = []
+
+    def stand_by() -> None:
+        leases.append(Lease.acquire(endpoint, None, name, wait=True))
+        taken.set()
+
+    with Lease.acquire(endpoint, None, name):
+        thread = threading.Thread(target=stand_by)
+        thread.start()
+        assert not taken.wait(0.2)
+    assert taken.wait(DEADLINE_SECONDS)
+    thread.join()
+    with leases[0] as second:
+        assert second.held()
+
+
+def test_a_broken_connection_is_replaced(source_database: Database, name: str) -> None:
+    server = source_database.server
+    with Lease.acquire(root_endpoint(server), None, name) as lease:
+        before = holder_of(server, name)
+        kill(server, before)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while (now := holder_of(server, name)) in {None, before}:
+            assert time.monotonic() < deadline
+        assert now != before
+        assert lease.held()
+
+
+def test_a_lease_that_another_driver_took_is_lost(source_database: Database, name: str) -> None:
+    server = source_database.server
+    lost = threading.Event()
+    with Lease.acquire(root_endpoint(server), None, name, on_lost=lost.set) as lease:
+        with rival_waiting(server, name) as got:
+            kill(server, holder_of(server, name))
+            assert got.wait(DEADLINE_SECONDS)
+            assert lost.wait(DEADLINE_SECONDS)
+        assert not lease.held()
+
+
+def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
+    with start_server("mariadb") as server, Lease.acquire(root_endpoint(server), None, name) as lease:
+        server.kill()
+        server.start()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while holder_of(server, name) is None:
+            assert time.monotonic() < deadline
+        assert lease.held()
+
+
+def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "REACQUIRE_SECONDS", 0.1)
+    lost = threading.Event()
+    with (
+        start_server("mariadb") as server,
+        Lease.acquire(root_endpoint(server), None, name, on_lost=lost.set) as lease,
+    ):
+        server.kill()
+        assert lost.wait(DEADLINE_SECONDS)
+        assert not lease.held()
+
+
+def test_a_read_only_replica_gives_leases(find_server: FindServer, name: str) -> None:
+    server = find_server("mysql", super_read_only=True)
+    with Lease.acquire(root_endpoint(server), None, name) as lease:
+        assert lease.held()
+        with pytest.raises(JobHeldError):
+            Lease.acquire(root_endpoint(server), None, name)
+
+
+def test_names_of_locks_fit_and_differ() -> None:
+    assert len(lock_name("j" * 200, "c" * 200)) <= 64
+    assert len({lock_name("a", "b"), lock_name("a", "c"), lock_name("ab", ""), lock_name("b", "b")}) == 4

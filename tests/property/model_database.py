@@ -1,0 +1,264 @@
+"""A database in memory, with a log: transactions are logged first, and become visible to SELECTs some time later."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from enumerator.log_extent import LogFile
+from state.key_statistics import IntegerKey, KeyStatistics
+from state.position import BinlogPosition
+from state.rank import bytes_rank, composite_rank, integer_rank
+from state.split import Bound, KeyRange
+from state.table import TableId
+
+Key = tuple[int | str, ...]
+State = tuple[int, int]
+"""(transaction, number of the change in it): the change that left a key as it is. Transactions count from 1; 0 made the
+rows that were there before."""
+
+FIRST_FILE_NUMBER = 999_998  # so that names get longer, and text order would be wrong
+HEADER_END_POS = 157
+SERVER_UUID = "00000000-0000-0000-0000-00000000000a"
+
+_WEIGHTS = {letter: bytes([1 + "eécaßzbB".index(letter)]) for letter in "eécaßzb"} | {"A": b"\4", "B": b"\7"}
+"""A collation that sorts like no codepage, and in which a = A and b = B."""
+
+
+def text_rank(text: str) -> bytes:
+    return bytes_rank(b"".join(_WEIGHTS[letter] for letter in text))
+
+
+def int_rank(value: int) -> bytes:
+    return integer_rank(value, unsigned=False)
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """`rank` is of the split key, `unique` of the primary key, both of a whole key."""
+
+    id: TableId
+    split_columns: tuple[str, ...]
+    domain: tuple[Key, ...]
+    rank: Callable[[Key], bytes]
+    unique: Callable[[Key], bytes]
+
+    @property
+    def is_integer(self) -> bool:
+        return len(self.domain[0]) == 1 and isinstance(self.domain[0][0], int)
+
+
+_TEXTS = ("", "e", "é", "c", "a", "A", "ß", "z", "b", "B", "ab", "AB", "ba", "ée", "zz", "bé")
+
+TABLES = (
+    ModelTable(
+        TableId("shop", "numbers"),
+        ("id",),
+        tuple((n,) for n in [-(2**63), *range(-5, 30), 2**63 - 1]),
+        lambda key: int_rank(key[0]),
+        lambda key: int_rank(key[0]),
+    ),
+    ModelTable(
+        TableId("shop", "names"),
+        ("name",),
+        tuple((t,) for t in _TEXTS),
+        lambda key: text_rank(key[0]),
+        lambda key: text_rank(key[0]),
+    ),
+    ModelTable(
+        TableId("shop", "lines"),
+        ("order_id", "line"),
+        tuple((n, t) for n in (-1, 0, 7) for t in ("", "a", "A", "z")),
+        lambda key: composite_rank([int_rank(key[0]), text_rank(key[1])]),
+        lambda key: composite_rank([int_rank(key[0]), text_rank(key[1])]),
+    ),
+    ModelTable(  # split by the first column of its primary key only
+        TableId("stock", "events"),
+        ("day",),
+        tuple((n, m) for n in (1, 2, 3) for m in range(4)),
+        lambda key: int_rank(key[0]) + b"\0\0",
+        lambda key: composite_rank([int_rank(key[0]), int_rank(key[1])]),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    table: ModelTable
+    key: Key
+    state: State
+    is_delete: bool
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """`end` carries the GTIDs of all transactions up to and with this one."""
+
+    number: int
+    changes: tuple[Change, ...]
+    end: BinlogPosition
+
+
+Rows = dict[tuple[TableId, Key], State]
+
+
+@dataclass
+class ModelDatabase:
+    initial: frozenset[tuple[ModelTable, Key]]
+    log: list[Transaction] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    visible: set[int] = field(default_factory=set)
+    file_number: int = FIRST_FILE_NUMBER
+    file_sizes: list[int] = field(default_factory=lambda: [HEADER_END_POS])
+
+    # --- writing
+
+    def write(self, wishes: Iterable[tuple[int, int, int, int]], size_bytes: int, *, rotate: bool) -> None:
+        """A transaction of what can be done of `wishes`: (table, key, operation, other key)."""
+        if rotate:
+            self.file_sizes.append(HEADER_END_POS)
+        number = len(self.log) + 1
+        locked = {
+            (change.table.id, change.table.unique(change.key))
+            for transaction in self.log
+            if transaction.number not in self.visible
+            for change in transaction.changes
+        }
+        rows = self.rows_at(range(1, number))
+        changes: list[Change] = []
+        for table_index, key_index, operation, other_index in wishes:
+            table = TABLES[table_index % len(TABLES)]
+            key = table.domain[key_index % len(table.domain)]
+            other = table.domain[other_index % len(table.domain)]
+            held = {table.unique(k): k for t, k in rows if t == table.id}
+            if {(table.id, table.unique(key)), (table.id, table.unique(other))} & locked:
+                continue
+            for change_key, is_delete in _row_changes(table, key, operation, other, held):
+                change = Change(table, change_key, (number, len(changes)), is_delete)
+                changes.append(change)
+                _apply(rows, change)
+        if changes:
+            self.file_sizes[-1] += size_bytes
+            self.log.append(Transaction(number, tuple(changes), self.position_now(number)))
+            self.ends.append(self.log[-1].end.order)
+
+    def position_now(self, number: int) -> BinlogPosition:
+        last = self.files()[-1]
+        return BinlogPosition(last.name, last.size_bytes, f"{SERVER_UUID}:1-{number}" if number else "")
+
+    # --- reading
+
+    def files(self) -> tuple[LogFile, ...]:
+        first = self.file_number
+        return tuple(LogFile(f"binlog.{first + i:06}", size) for i, size in enumerate(self.file_sizes))
+
+    def log_end(self) -> BinlogPosition:
+        return self.position_now(len(self.log))
+
+    def boundaries(self) -> list[BinlogPosition]:
+        """Ends of file headers and of transactions, in order. A range may end at each of them."""
+        headers = [BinlogPosition(f.name, HEADER_END_POS) for f in self.files()]
+        places = sorted([*headers, *(t.end for t in self.log)], key=lambda place: place.order)
+        return [self.with_gtids(place) for place in places]
+
+    def with_gtids(self, place: BinlogPosition) -> BinlogPosition:
+        number = self.prefix(place)
+        return BinlogPosition(place.file, place.pos, f"{SERVER_UUID}:1-{number}" if number else "")
+
+    def prefix(self, place: BinlogPosition) -> int:
+        """How many transactions end at or before `place`."""
+        return bisect_right(self.ends, place.order)
+
+    def rows_at(self, numbers: Iterable[int]) -> Rows:
+        """All rows as these transactions left them."""
+        rows: Rows = {(table.id, key): (0, 0) for table, key in self.initial}
+        for number in sorted(numbers):
+            for change in self.log[number - 1].changes:
+                _apply(rows, change)
+        return rows
+
+    # --- KeySource: sees what is visible
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        keys = self._sorted_keys(table, columns)
+        if not keys:
+            return KeyStatistics(None, None, row_estimate=0, average_row_bytes=None)
+        integers = None
+        if _model_table(table).is_integer:
+            integers = IntegerKey(int(keys[0][0]), int(keys[-1][0]), unsigned=False)
+        greatest = self._bound(table, keys[-1])
+        return KeyStatistics(greatest, integers, row_estimate=len(keys) * 1000, average_row_bytes=1)
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        keys = self._sorted_keys(table, columns)
+        ranks = [rank_hex(_model_table(table), key) for key in keys]
+        at = 0 if after is None else bisect_left(ranks, after.rank)
+        limit = len(keys) if until is None else bisect_left(ranks, until.rank)
+        bounds: list[Bound] = []
+        while len(bounds) < count:
+            at += rows
+            if at < limit:
+                at = bisect_right(ranks, ranks[at - 1])
+            if at >= limit:
+                break
+            bounds.append(self._bound(table, keys[at]))
+        return bounds
+
+    def _sorted_keys(self, table: TableId, columns: tuple[str, ...]) -> list[Key]:
+        model = _model_table(table)
+        assert columns == model.split_columns
+        return sorted((key for t, key in self.rows_at(self.visible) if t == table), key=model.rank)
+
+    def _bound(self, table: TableId, key: Key) -> Bound:
+        model = _model_table(table)
+        return Bound(tuple(str(part) for part in key[: len(model.split_columns)]), rank_hex(model, key))
+
+
+@cache
+def rank_hex(table: ModelTable, key: Key) -> str:
+    return table.rank(key).hex()
+
+
+def in_range(table: ModelTable, key: Key, key_range: KeyRange) -> bool:
+    rank = rank_hex(table, key)
+    return (key_range.start is None or key_range.start.rank <= rank) and (
+        key_range.end is None or rank < key_range.end.rank
+    )
+
+
+def _model_table(table: TableId) -> ModelTable:
+    return next(t for t in TABLES if t.id == table)
+
+
+def _row_changes(
+    table: ModelTable, key: Key, operation: int, other: Key, held: dict[bytes, Key]
+) -> list[tuple[Key, bool]]:
+    """(key, is it a delete?) as the log's reader gives them: a changed key is a delete and an insert."""
+    found = held.get(table.unique(key))
+    if found is None:
+        return [(key, False)]
+    match operation % 4:
+        case 0:
+            return [(found, True)]
+        case 1 if held.get(table.unique(other)) in (None, found) and other != found:
+            return [(found, True), (other, False)]
+        case 2:
+            return [(found, True), (found, False)]  # deleted and inserted again
+        case _:
+            return [(found, False)]
+
+
+def _apply(rows: Rows, change: Change) -> None:
+    if change.is_delete:
+        rows.pop((change.table.id, change.key))
+    else:
+        rows[(change.table.id, change.key)] = change.state

@@ -1,0 +1,337 @@
+"""A job on the model database: the real enumerator, gap filter, codecs and file names, with model readers and sink.
+
+`Job` is what survives a crash, `Driver` what doesn't. The sink appends, so that a hole, a repeat and a step back stay
+visible.
+"""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, absorb, first_state, plan_epoch
+from readers.gap_filter import GapFilter, merge_segments, write_segment
+from state import codec
+from state.gtid import GtidSet
+from state.job_state import JobState, Mode, SplitKey
+from state.log_range import LogReport
+from state.phase import Phase
+from state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
+from state.position import BinlogPosition
+from state.split import Report, Split
+from state.table import TableId, TableSchema
+from tests.property.model_database import SERVER_UUID, TABLES, Change, Key, ModelDatabase, ModelTable, State, in_range
+
+SOURCE = (SERVER_UUID, "")
+
+
+class MemoryStore:
+    """state.store.CheckpointStore without files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+        if name in self.files:
+            return False
+        self.files[name] = bytes(data)
+        return True
+
+    def read(self, name: str) -> pa.Buffer | None:
+        return pa.py_buffer(self.files[name]) if name in self.files else None
+
+    def list(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.files if name.startswith(prefix + "/"))
+
+    def delete(self, name: str) -> None:
+        self.files.pop(name, None)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row in the sink."""
+
+    table: TableId
+    key: Key
+    state: State
+    is_delete: bool
+    is_snapshot: bool
+
+
+@dataclass
+class Sink:
+    """Takes an epoch's entries and its ledger entry at once; an epoch that it holds is skipped."""
+
+    ledger: set[int] = field(default_factory=set)
+    entries: dict[tuple[TableId, Key], list[Entry]] = field(default_factory=lambda: defaultdict(list))
+
+    def commit(self, epoch: int, entries: list[Entry]) -> None:
+        if epoch in self.ledger:
+            return
+        self.ledger.add(epoch)
+        for entry in entries:
+            self.entries[entry.table, entry.key].append(entry)
+
+    def rows(self) -> dict[tuple[TableId, Key], State]:
+        lasts = {key: entries[-1] for key, entries in self.entries.items()}
+        return {key: last.state for key, last in lasts.items() if not last.is_delete}
+
+
+@dataclass
+class Job:
+    """`exact`: the SELECT is of a known prefix of the log (MariaDB); else low, SELECT, high, replay (MySQL).
+    `naive`: low is the log's end. `filtered`: False leaves the gap filter out. `logged_epoch`: Spark's offset log."""
+
+    database: ModelDatabase
+    settings: Settings
+    exact: bool
+    naive: bool = False
+    filtered: bool = True
+    store: MemoryStore = field(default_factory=MemoryStore)
+    sink: Sink = field(default_factory=Sink)
+    logged_epoch: int = 0
+
+    def create(self, mode: Mode) -> None:
+        tables = () if mode == "incremental" else TABLES
+        self.store.create(
+            "job",
+            codec.JOB.encode(
+                JobState(
+                    job_uuid="model",
+                    job_name="model",
+                    mode=mode,
+                    server_identity=SERVER_UUID,
+                    start=self.database.log_end(),
+                    prepared=(),
+                    created_at_us=0,
+                    schemas=tuple(TableSchema(t.id, 1, (), ()) for t in tables),
+                    split_keys=tuple(SplitKey(t.id, t.split_columns) for t in tables),
+                )
+            ),
+        )
+
+    def file(self, name: str) -> bytes:
+        data = self.store.read(name)
+        assert data is not None, name
+        return bytes(data)
+
+    def job_state(self) -> JobState:
+        return codec.JOB.decode(self.file("job"), "job")
+
+    def record(self, epoch: int) -> PlanRecord:
+        return codec.PLAN.decode(self.file(f"plans/{epoch:08}"), "plan")
+
+
+@dataclass
+class Attempt:
+    """A split on its way from low to publish."""
+
+    split: Split
+    low: set[int]
+    rows: dict[Key, State] | None = None
+    selected_at: int | None = None
+
+
+class Driver:
+    """One run of the job. `running` is the epoch that was planned and is not committed."""
+
+    def __init__(self, job: Job, goal: BinlogPosition | None) -> None:
+        self.job = job
+        self.goal = goal
+        self.attempts: dict[int, Attempt] = {}
+        self.output: list[Entry] | None = None
+        self.running: Plan | None = None
+        if job.logged_epoch == 0:
+            self.state = first_state(job.job_state(), job.settings)
+        else:
+            record = job.record(job.logged_epoch)
+            self.running, self.state = record.plan, record.state
+
+    # --- Plan
+
+    def plan(self, seconds: float | None, *, crash_before_offset: bool) -> None:
+        job, epoch = self.job, self.job.logged_epoch + 1
+        name = f"plans/{epoch:08}"
+        if job.store.read(name) is None:
+            observation = Observation(job.database.files(), self.goal, self._outcome(seconds))
+            plan, state = plan_epoch(self.state, observation, job.database, job.settings)
+            if plan is None:
+                self.state = state
+                return
+            assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
+        if crash_before_offset:
+            return
+        record = job.record(epoch)
+        job.logged_epoch = epoch
+        self.running, self.state, self.attempts, self.output = record.plan, record.state, {}, None
+
+    def _outcome(self, seconds: float | None) -> Outcome | None:
+        if self.state.awaited is None:
+            return None
+        epoch = self.state.epoch
+        match self.job.record(epoch).plan.work:
+            case SnapshotWork() as work:
+                reports = tuple(self.published(split)[0] for split in splits_of(work))
+                return SplitsRead(epoch, reports, seconds)
+            case LogWork():
+                return LogRead(epoch, codec.LOG_REPORT.decode(self.job.file(f"logs/{epoch:08}"), "log"), seconds)
+
+    def settled_state(self) -> EnumeratorState:
+        """With what the last epoch brought, if the sink has it."""
+        if self.running is not None and self.running.epoch not in self.job.sink.ledger:
+            return self.state
+        outcome = self._outcome(None)
+        return self.state if outcome is None else absorb(self.state, outcome, self.job.settings)
+
+    # --- Low, Select, Publish
+
+    def splits(self) -> list[Split]:
+        if self.running is None or not isinstance(self.running.work, SnapshotWork):
+            return []
+        return splits_of(self.running.work)
+
+    def low(self, split: Split) -> bool:
+        """False if the anchor is not visible yet: the reader waits."""
+        database = self.job.database
+        assert self.running is not None
+        assert isinstance(self.running.work, SnapshotWork)
+        if self.job.exact:
+            low: set[int] = set()
+        elif self.job.naive:
+            low = set(range(1, len(database.log) + 1))
+        else:
+            low = set(database.visible)
+            anchor = self.running.work.anchor.gtid_set()
+            if not GtidSet({}).with_transactions(SOURCE, low).contains_all(anchor):
+                return False
+        self.attempts[split.id] = Attempt(split, low)
+        return True
+
+    def select(self, attempt: Attempt) -> None:
+        table = _table(attempt.split.table)
+        attempt.selected_at = len(self.job.database.visible)
+        rows = self.job.database.rows_at(self.job.database.visible)
+        attempt.rows = {
+            key: state
+            for (t, key), state in rows.items()
+            if t == table.id and in_range(table, key, attempt.split.range)
+        }
+
+    def publish(self, attempt: Attempt) -> None:
+        """Whoever loses the race leaves the winner's file as it is."""
+        database, split = self.job.database, attempt.split
+        assert attempt.rows is not None
+        assert attempt.selected_at is not None
+        assert self.running is not None
+        assert isinstance(self.running.work, SnapshotWork)
+        replayed = 0
+        if self.job.exact:
+            number = attempt.selected_at
+            high = database.log[number - 1].end if number else self.job.job_state().start
+        else:
+            high = database.log_end()
+            for transaction in database.log[database.prefix(self.running.work.anchor) :]:
+                if transaction.number in attempt.low:
+                    continue
+                for change in transaction.changes:
+                    if change.table.id == split.table and in_range(change.table, change.key, split.range):
+                        replayed += 1
+                        attempt.rows.pop(change.key, None)
+                        if not change.is_delete:
+                            attempt.rows[change.key] = change.state
+        report = Report(split.id, split.table, split.schema_version, high, len(attempt.rows), replayed)
+        rows = json.dumps([[list(key), list(state)] for key, state in attempt.rows.items()])
+        self.job.store.create(f"splits/{split.id:08}", codec.REPORTS.encode((report,)) + rows.encode())
+        del self.attempts[split.id]
+
+    def published(self, split: Split) -> tuple[Report, list[Entry]]:
+        data = self.job.file(f"splits/{split.id:08}")
+        head, body, rows = data.split(b"\n", 2)
+        (report,) = codec.REPORTS.decode(head + b"\n" + body + b"\n", "split")
+        return report, [
+            Entry(split.table, tuple(key), tuple(state), is_delete=False, is_snapshot=True)
+            for key, state in json.loads(rows)
+        ]
+
+    def is_published(self, split: Split) -> bool:
+        return self.job.store.read(f"splits/{split.id:08}") is not None
+
+    # --- ReadLog
+
+    def read_log(self) -> None:
+        job, database = self.job, self.job.database
+        assert self.running is not None
+        assert isinstance(self.running.work, LogWork)
+        log_range, epoch = self.running.work.range, self.running.epoch
+        stop = BinlogPosition(log_range.stop_file, log_range.stop_pos)
+        end = next(place for place in database.boundaries() if place.order >= stop.order)
+        changes = [
+            (change, transaction.end.version)
+            for transaction in database.log
+            if log_range.start.order < transaction.end.order <= end.order
+            for change in transaction.changes
+        ]
+        kept = self._gap_filter(self.running).passed(log_range.start.version) if job.filtered else GapFilter.empty()
+        masks = {table.id: iter(_keep(kept, table, changes)) for table in TABLES}
+        self.output = [
+            Entry(change.table.id, change.key, change.state, change.is_delete, is_snapshot=False)
+            for change, _ in changes
+            if next(masks[change.table.id])
+        ]
+        report = LogReport(end, (), len(self.output), len(changes) - len(self.output), 0, None)
+        data = codec.LOG_REPORT.encode(report)
+        job.store.create(f"logs/{epoch:08}", data)
+        assert job.file(f"logs/{epoch:08}") == data, "every reading of a range gives the same"
+
+    def _gap_filter(self, plan: Plan) -> GapFilter:
+        if plan.phase is not Phase.CATCH_UP:
+            return GapFilter.empty()
+        segments = [self.job.file(name) for name in self.job.store.list("routes")]
+        if plan.epoch % 2:
+            segments = [merge_segments(segments, "routes")]
+        return GapFilter.from_segments(segments, [key.table for key in self.job.job_state().split_keys], "routes")
+
+    # --- Commit
+
+    def can_commit(self) -> bool:
+        if self.running is None:
+            return False
+        if isinstance(self.running.work, LogWork):
+            return self.output is not None
+        return all(map(self.is_published, self.splits()))
+
+    def commit(self, *, crash_after_sink: bool) -> None:
+        assert self.running is not None
+        match self.running.work:
+            case LogWork():
+                assert self.output is not None
+                entries = self.output
+            case SnapshotWork():
+                entries = [entry for split in self.splits() for entry in self.published(split)[1]]
+        self.job.sink.commit(self.running.epoch, entries)
+        if crash_after_sink:
+            return
+        if isinstance(self.running.work, SnapshotWork):
+            reports = [self.published(split)[0] for split in self.splits()]
+            self.job.store.create(f"routes/{self.running.epoch:08}", write_segment(self.splits(), reports))
+        self.running, self.output = None, None
+
+
+def splits_of(work: SnapshotWork) -> list[Split]:
+    return [split for task in work.tasks for split in task]
+
+
+def _table(table: TableId) -> ModelTable:
+    return next(t for t in TABLES if t.id == table)
+
+
+def _keep(gap_filter: GapFilter, table: ModelTable, changes: list[tuple[Change, int]]) -> list[bool]:
+    mine = [(change, version) for change, version in changes if change.table is table]
+    ranks = [table.rank(change.key) for change, _ in mine]
+    versions = np.array([version for _, version in mine], np.int64)
+    if table.is_integer:
+        numbers = np.array([int.from_bytes(rank, "big") for rank in ranks], np.uint64)
+        return gap_filter.keep(table.id, numbers, versions).tolist()
+    return gap_filter.keep(table.id, pa.array(ranks, pa.binary()), versions).tolist()

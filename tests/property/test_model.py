@@ -1,0 +1,351 @@
+"""Nothing is lost, repeated or taken back: the enumerator, the gap filter and the checkpoint's formats on a model
+database, in any interleaving of writes, splits, log ranges and crashes.
+
+Rules bear the names of the actions of the design's TLA+ model (Tidemark.tla); PlanAgain (re-snapshots) is not built
+yet. Of Source = "replay" is MySQL: transactions become visible in any order. "exact" is MariaDB: they become visible
+in the log's order, and a SELECT knows which prefix of the log it sees.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from enumerator.enumerator import Settings
+from state.phase import Phase
+from state.plan import LogWork, SnapshotWork
+from state.split import Split
+from state.table import TableId
+from tests.property.model_database import TABLES, Key, ModelDatabase, ModelTable, State, in_range
+from tests.property.model_job import Driver, Job, splits_of
+
+wishes = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 36), st.integers(0, 3), st.integers(0, 36)), min_size=1, max_size=4
+)
+seconds = st.sampled_from([None, 0.01, 9.0, 100.0])
+how_many = st.sampled_from([1, 2, 100])
+
+
+def keys_of(table: ModelTable) -> st.SearchStrategy[Any]:
+    """Few, many, and for integers a long even piece, which is cut by arithmetic."""
+    some = st.lists(st.sampled_from(table.domain), max_size=2 * len(table.domain), unique=True)
+    even = st.integers(17, len(table.domain)).map(lambda n: table.domain[1 : 1 + n]) if table.is_integer else some
+    return st.one_of(some, even)
+
+
+class TidemarkModel(RuleBasedStateMachine):
+    exact = False
+    naive = False
+    filtered = True
+
+    @initialize(
+        rows=st.tuples(*(keys_of(table) for table in TABLES)),
+        mode=st.sampled_from(["full", "full+incremental", "full+incremental", "incremental"]),
+        parallelism=st.integers(1, 3),
+        split_rows=st.sampled_from([1, 1, 2, 4]),
+        batch_bytes=st.integers(1, 900),
+        before=st.lists(wishes, max_size=2),
+    )
+    def init(self, rows: Any, mode: Any, parallelism: int, split_rows: int, batch_bytes: int, before: Any) -> None:
+        initial = {}
+        for table, keys in zip(TABLES, rows, strict=True):
+            for key in keys:
+                initial.setdefault((table, table.unique(key)), (table, key))
+        self.database = ModelDatabase(frozenset(initial.values()))
+        for some in before:
+            self.database.write(some, 100, rotate=False)
+        self.job = Job(
+            self.database,
+            Settings(parallelism, split_rows, batch_bytes, max_batch_seconds=10.0),
+            exact=self.exact,
+            naive=self.naive,
+            filtered=self.filtered,
+        )
+        if mode == "incremental" or self.exact:  # reads from here on need no SELECT of what was before
+            self.show_all()
+        self.job.create(mode)
+        self.driver = Driver(self.job, None)
+        self.seen: Any = None
+        self.highs_of_epochs: dict[int, list[tuple[Split, int]]] = {}
+
+    # --- the source
+
+    @rule(
+        several=st.lists(wishes, min_size=1, max_size=4),
+        size_bytes=st.integers(30, 400),
+        rotate=st.sampled_from([False, False, False, True]),
+    )
+    def write(self, several: Any, size_bytes: int, rotate: bool) -> None:
+        for some in several:
+            self.database.write(some, size_bytes, rotate=rotate)
+
+    @precondition(lambda self: self.hidden())
+    @rule(which=st.integers(0, 5))
+    def show(self, which: int) -> None:
+        hidden = self.hidden()
+        self.database.visible.add(hidden[0 if self.exact else which % len(hidden)])
+
+    def hidden(self) -> list[int]:
+        return [t.number for t in self.database.log if t.number not in self.database.visible]
+
+    def show_all(self) -> None:
+        self.database.visible.update(self.hidden())
+
+    # --- the job
+
+    @precondition(lambda self: self.driver.running is None)
+    @rule(seconds=seconds, crash=st.sampled_from([False, False, False, True]))
+    def plan(self, seconds: float | None, crash: bool) -> None:
+        self.driver.plan(seconds, crash_before_offset=crash)
+        if crash:
+            self.crash(with_goal=False)
+
+    @precondition(lambda self: self.unpublished() or self.driver.splits())
+    @rule(how_many=how_many, speculative=st.booleans())
+    def low(self, how_many: int, speculative: bool) -> None:
+        candidates = self.driver.splits() if speculative else self.unpublished()
+        for split in [s for s in candidates if s.id not in self.driver.attempts][:how_many]:
+            self.driver.low(split)
+
+    @precondition(lambda self: self.waiting(selected=False))
+    @rule(how_many=how_many)
+    def select(self, how_many: int) -> None:
+        for attempt in self.waiting(selected=False)[:how_many]:
+            self.driver.select(attempt)
+
+    @precondition(lambda self: self.waiting(selected=True))
+    @rule(how_many=how_many)
+    def publish(self, how_many: int) -> None:
+        for attempt in self.waiting(selected=True)[:how_many]:
+            self.driver.publish(attempt)
+
+    def unpublished(self) -> list[Split]:
+        return [s for s in self.driver.splits() if not self.driver.is_published(s)]
+
+    def waiting(self, *, selected: bool) -> list[Any]:
+        return [a for a in self.driver.attempts.values() if (a.rows is not None) == selected]
+
+    @precondition(lambda self: self.driver.running is not None and isinstance(self.driver.running.work, LogWork))
+    @rule()
+    def read_log(self) -> None:
+        self.driver.read_log()
+
+    @precondition(lambda self: self.driver.can_commit())
+    @rule(crash=st.booleans())
+    def commit(self, crash: bool) -> None:
+        self.driver.commit(crash_after_sink=crash)
+        if crash:
+            self.crash(with_goal=False)
+
+    @precondition(lambda self: self.driver.running is not None)
+    @rule(also=wishes, crash=st.sampled_from([False, False, False, True]))
+    def read_and_commit(self, also: Any, crash: bool) -> None:
+        """Low, Select, Publish, ReadLog and Commit of all that is left of the epoch, and a Write in between."""
+        if any(not self.driver.low(split) for split in self.unpublished() if split.id not in self.driver.attempts):
+            return
+        for attempt in self.waiting(selected=False):
+            self.driver.select(attempt)
+        self.database.write(also, 50, rotate=False)
+        for attempt in self.waiting(selected=True):
+            self.driver.publish(attempt)
+        if isinstance(self.driver.running.work, LogWork):
+            self.driver.read_log()
+        self.commit(crash)
+
+    @rule(with_goal=st.booleans())
+    def crash(self, with_goal: bool) -> None:
+        self.driver = Driver(self.job, self.database.log_end() if with_goal else None)
+
+    # --- what must hold
+
+    @invariant()
+    def nothing_lost(self) -> None:
+        """Looked at whenever the sink or the place in the log changed."""
+        state = self.driver.settled_state()
+        seen = (len(self.job.sink.ledger), state.position.order, state.phase)
+        if seen == self.seen:
+            return
+        self.seen = seen
+        reached = self.database.prefix(state.position)
+        if state.mode == "incremental":
+            start = self.database.prefix(self.job.job_state().start)
+            for (table, key), history in self.histories().items():
+                expected = [(s, d) for s, d in history if start < s[0] <= reached]
+                assert self.in_sink(table, key) == expected
+            return
+        highs = self.committed_highs()
+        for (table, key), history in self.histories().items():
+            owners = [high for s, high in highs[table.id] if in_range(table, key, s.range)]
+            assert len(owners) <= 1, "splits overlap"
+            self.check_key(table, key, history, reached, owners)
+        if state.phase in {Phase.STREAM, Phase.DONE}:
+            assert self.job.sink.rows() == self.database.rows_at(range(1, reached + 1)), "source != sink"
+
+    def histories(self) -> dict[tuple[ModelTable, Key], list[tuple[State, bool]]]:
+        """What happened to each key: (state, is it a delete?) in the log's order, and first what was there before."""
+        found = {
+            (table, key): [((0, 0), (table, key) not in self.database.initial)]
+            for table in TABLES
+            for key in table.domain
+        }
+        for transaction in self.database.log:
+            for change in transaction.changes:
+                found[change.table, change.key].append((change.state, change.is_delete))
+        return found
+
+    def in_sink(self, table: ModelTable, key: Key) -> list[tuple[State, bool]]:
+        return [(e.state, e.is_delete) for e in self.job.sink.entries.get((table.id, key), [])]
+
+    def committed_highs(self) -> dict[TableId, list[tuple[Split, int]]]:
+        """Each table's committed splits, and how many transactions the high of each is after."""
+        for epoch in self.job.sink.ledger - self.highs_of_epochs.keys():
+            work = self.job.record(epoch).plan.work
+            splits = splits_of(work) if isinstance(work, SnapshotWork) else []
+            self.highs_of_epochs[epoch] = [
+                (split, self.database.prefix(self.driver.published(split)[0].high)) for split in splits
+            ]
+        found = defaultdict(list)
+        for pairs in self.highs_of_epochs.values():
+            for split, high in pairs:
+                found[split.table].append((split, high))
+        return found
+
+    def check_key(
+        self,
+        table: ModelTable,
+        key: Key,
+        history: list[tuple[State, bool]],
+        reached: int,
+        owners: list[int],
+    ) -> None:
+        """The sink holds one state of the key, then each later one once, in order, up to where the log was read.
+        `owners`: the high of the committed split that has the key, if there is one."""
+        entries = self.job.sink.entries.get((table.id, key), [])
+        if not owners:
+            assert not entries, "rows of a split that is not done"
+            return
+        if entries and entries[0].is_snapshot:
+            first = history.index((entries[0].state, False))
+        else:  # it was not there at the split's high
+            first = sum(state[0] <= owners[0] for state, _ in history)
+            assert history[first - 1][1], "a row is missing in its split"
+        read = sum(state[0] <= reached for state, _ in history)
+        assert not any(e.is_snapshot for e in entries[1:])
+        expected = history[first : max(read, first + len(entries))]
+        assert self.in_sink(table, key) == expected, "hole, repeat or step back"
+
+    def teardown(self) -> None:
+        """Let everything become visible and be read: source == sink."""
+        if not hasattr(self, "driver"):
+            return
+        self.show_all()
+        self.driver = Driver(self.job, self.database.log_end())
+        while True:
+            if self.driver.running is None:
+                self.driver.plan(None, crash_before_offset=False)
+                if self.driver.running is None:
+                    break
+            for split in self.unpublished():
+                assert self.driver.low(split), "the anchor is visible"
+                self.driver.select(self.driver.attempts[split.id])
+                self.driver.publish(self.driver.attempts[split.id])
+            if isinstance(self.driver.running.work, LogWork):
+                self.driver.read_log()
+            self.driver.commit(crash_after_sink=False)
+            self.nothing_lost()
+        state = self.driver.settled_state()
+        self.nothing_lost()
+        if state.mode == "full":
+            assert state.phase is Phase.DONE
+        else:
+            assert state.phase is Phase.STREAM
+            assert state.position.order == self.database.log_end().order
+
+
+class ExactModel(TidemarkModel):
+    exact = True
+
+
+class NaiveModel(TidemarkModel):
+    """Low is the log's end (pitfall 1): what is in the log but not visible yet is in neither the rows nor the
+    replay."""
+
+    naive = True
+
+
+class UnfilteredModel(TidemarkModel):
+    """What a split already contains is emitted from the log again."""
+
+    filtered = False
+
+
+COMMON = settings(deadline=None, stateful_step_count=60, suppress_health_check=list(HealthCheck), print_blob=False)
+TestReplay = TidemarkModel.TestCase
+TestReplay.settings = settings(COMMON, max_examples=70)
+TestReplay.pytestmark = [
+    pytest.mark.pitfall(4),
+    pytest.mark.pitfall(9),
+    pytest.mark.pitfall(13),
+    pytest.mark.pitfall(20),
+    pytest.mark.pitfall(70),
+    pytest.mark.pitfall(74),
+]
+TestExact = ExactModel.TestCase
+TestExact.settings = settings(COMMON, max_examples=40)
+
+
+@pytest.mark.pitfall(74)
+@pytest.mark.parametrize("first_wins", [True, False])
+def test_a_split_that_is_read_again_after_the_sink_took_it_keeps_its_first_rows(first_wins: bool) -> None:
+    """The driver dies between the sink's commit and Spark's; the row changes; the split is read anew, with a later high."""
+    model = TidemarkModel()
+    model.init(((), [("a",)], (), ()), "full", 9, 1, 100, [])
+    if not first_wins:
+        model.job.store.create = lambda name, data: bool(model.job.store.files.update({name: bytes(data)})) or True
+    for crash in (True, False):
+        if crash:
+            model.plan(None, False)
+        model.low(100, speculative=True)
+        model.select(100)
+        model.publish(100)
+        model.commit(crash)
+        model.write([[(1, 4, 3, 4)]], 100, False)  # updates it
+        model.show_all()
+    if first_wins:
+        model.teardown()
+    else:
+        with pytest.raises(AssertionError, match="hole, repeat or step back"):
+            model.teardown()
+
+
+@pytest.mark.pitfall(1)
+def test_a_naive_low_watermark_loses_a_change() -> None:
+    expect_failure(NaiveModel)
+
+
+def test_without_the_gap_filter_changes_are_repeated() -> None:
+    expect_failure(UnfilteredModel)
+
+
+def expect_failure(model: type[TidemarkModel]) -> None:
+    quick = settings(
+        COMMON,
+        max_examples=2000,
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        phases=[HypothesisPhase.generate],
+    )
+    with pytest.raises(AssertionError, match=r"hole, repeat or step back|row is missing|source != sink"):
+        run_state_machine_as_test(model, settings=quick)

@@ -1,0 +1,85 @@
+"""Random changes, cut into random batches and epochs, with random replays: every sink ends like a dict."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sinks.mirror import writer as mirror_writer
+from state.change_batch import ChangeBatch, PartEnd
+from tests.support.change_parts import DELETE, INSERT, ITEMS, SCHEMAS, UPDATE, Change, part, rows
+from tests.support.sink_state import SinkCase, any_sink  # noqa: F401  # a fixture
+
+KEYS = [(number, sku) for number in (1, 2) for sku in ("a", "A", "b ", "b")]
+EPOCHS = itertools.count(1)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[list[Change]]]:
+    """Epochs of transactions of valid changes: an insert of an absent key, an update or delete of a present one."""
+    held: dict[tuple[Any, ...], int | None] = {}
+    epochs: list[list[list[Change]]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        transactions: list[list[Change]] = []
+        for _ in range(draw(st.integers(0, 4))):
+            changes: list[Change] = []
+            for _ in range(draw(st.integers(1, 5))):
+                key = draw(st.sampled_from(KEYS))
+                value = draw(st.none() | st.integers(0, 9))
+                if key not in held:
+                    changes.append((INSERT, (*key, value)))
+                    held[key] = value
+                    continue
+                action = draw(st.sampled_from(["update", "delete", "move"]))
+                absent = [k for k in KEYS if k not in held]
+                if action == "update":
+                    changes.append((UPDATE, (*key, value)))
+                    held[key] = value
+                else:
+                    changes.append((DELETE, (*key, held.pop(key))))
+                    if action == "move" and absent:
+                        changes.append((INSERT, (*absent[0], value)))
+                        held[absent[0]] = value
+            transactions.append(changes)
+        epochs.append(transactions)
+    return epochs
+
+
+def applied(epochs: list[list[list[Change]]]) -> list[tuple[Any, ...]]:
+    held: dict[Any, tuple[Any, ...]] = {}
+    for kind, values in itertools.chain.from_iterable(itertools.chain.from_iterable(epochs)):
+        if kind is DELETE:
+            del held[tuple(values[:2])]
+        else:
+            held[tuple(values[:2])] = tuple(values)
+    return sorted(held.values(), key=lambda row: row[:2])
+
+
+@pytest.mark.pitfall(77)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(epochs=histories(), streamed=st.booleans(), replays=st.integers(1, 2))
+def test_sink_ends_like_the_changes(
+    any_sink: SinkCase,  # noqa: F811
+    epochs: list[list[list[Change]]],
+    streamed: bool,
+    replays: int,
+) -> None:
+    any_sink.sink.prepare(any_sink.job, [ITEMS])
+    any_sink.clear(ITEMS)
+    before = mirror_writer.CHUNK_BYTES
+    mirror_writer.CHUNK_BYTES = 1 if streamed else before
+    try:
+        for transactions in epochs:
+            epoch = next(EPOCHS)
+            items: list[ChangeBatch | PartEnd] = part(
+                epoch,
+                "log",
+                [(ITEMS, rows(ITEMS, changes, version=100 * epoch + n)) for n, changes in enumerate(transactions)],
+            )
+            for replay in range(replays):
+                assert [result.skipped for result in any_sink.write(items, schemas=SCHEMAS)] == [replay > 0]
+    finally:
+        mirror_writer.CHUNK_BYTES = before
+    assert any_sink.rows(ITEMS) == applied(epochs)

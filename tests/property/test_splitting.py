@@ -1,0 +1,233 @@
+"""For any key set and any split size the splits are disjoint, cover everything, come in order, and can be resumed
+anywhere."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
+from state.key_statistics import IntegerKey, KeyStatistics
+from state.plan import Exhausted, Stepping, TableState
+from state.rank import bytes_rank, composite_rank, integer_rank
+from state.split import Bound, KeyRange
+from state.table import TableId
+
+TABLE = TableId("shop", "orders")
+CODEC: TypeAdapter[TableState] = TypeAdapter(TableState)
+
+
+class KeyList:
+    """A KeySource of one table. `ranks` may hold a rank more than once: many rows share the split key."""
+
+    def __init__(
+        self, ranks: Sequence[bytes], integers: Sequence[int] | None = None, *, unsigned: bool = False
+    ) -> None:
+        self.ranks = sorted(ranks)
+        self.integers = integers
+        self.unsigned = unsigned
+        self.questions = 0
+
+    @classmethod
+    def of_integers(cls, values: Sequence[int], *, unsigned: bool = False) -> "KeyList":
+        return cls([integer_rank(v, unsigned=unsigned) for v in values], values, unsigned=unsigned)
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        assert (table, columns) == (TABLE, ("k",))
+        if not self.ranks:
+            return KeyStatistics(None, None, None, None)
+        ends = None
+        if self.integers is not None:
+            ends = IntegerKey(min(self.integers), max(self.integers), self.unsigned)
+        return KeyStatistics(self.bound(self.ranks[-1]), ends, row_estimate=7, average_row_bytes=100)
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        self.questions += 1
+        at = 0 if after is None else bisect_left(self.ranks, bytes.fromhex(after.rank))
+        limit = len(self.ranks) if until is None else bisect_left(self.ranks, bytes.fromhex(until.rank))
+        bounds: list[Bound] = []
+        while len(bounds) < count and at + rows < limit:
+            at = bisect_right(self.ranks, self.ranks[at + rows - 1])
+            if at >= limit:
+                break
+            bounds.append(self.bound(self.ranks[at]))
+        return bounds
+
+    def bound(self, rank: bytes) -> Bound:
+        if self.integers is None:
+            return Bound((f"0x{rank.hex()}",), rank.hex())
+        return Bound((str(int.from_bytes(rank, "big") - (0 if self.unsigned else 2**63)),), rank.hex())
+
+
+def plan_all(source: KeyList, split_rows: int, counts: Sequence[int] = (10**9,)) -> tuple[list[KeyRange], TableState]:
+    """All ranges, asked for in portions; the cursor goes through JSON after each."""
+    table = TableState(TABLE, 1, ("k",))
+    ranges: list[KeyRange] = []
+    asked = 0
+    while not isinstance(table.cursor, Exhausted):
+        count = counts[asked % len(counts)]
+        more, table = next_ranges(table, source, split_rows=split_rows, count=count)
+        assert 1 <= len(more) <= count
+        assert len(more) == count or isinstance(table.cursor, Exhausted)
+        ranges += more
+        asked += 1
+        table = CODEC.validate_json(CODEC.dump_json(table), strict=True)
+        assert table.planned_splits == len(ranges)
+        assert isinstance(table.cursor, Exhausted) or (estimated_splits(table) or 10**9) > len(ranges)
+    assert estimated_splits(table) == len(ranges)
+    return ranges, table
+
+
+def check_tiling(ranges: Sequence[KeyRange]) -> list[KeyRange]:
+    """The ranges in the key's order: the open one behind the greatest key comes first, then all others in order."""
+    assert ranges
+    ordered = [*ranges[1:], ranges[0]]
+    assert ordered[0].start is None
+    assert ordered[-1].end is None
+    for a, b in pairwise(ordered):
+        assert a.end == b.start
+        assert a.end is not None
+    for key_range in ordered:
+        if key_range.start is not None and key_range.end is not None:
+            assert key_range.start.rank < key_range.end.rank
+    return ordered
+
+
+def rows_in(key_range: KeyRange, ranks: Sequence[bytes]) -> int:
+    first = 0 if key_range.start is None else bisect_left(ranks, bytes.fromhex(key_range.start.rank))
+    end = len(ranks) if key_range.end is None else bisect_left(ranks, bytes.fromhex(key_range.end.rank))
+    return end - first
+
+
+integers = st.one_of(
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60, unique=True),
+    st.lists(st.integers(-100, 300), max_size=200, unique=True),
+    st.builds(
+        lambda a, n, gap: [a + i * gap for i in range(n)],
+        st.integers(-500, 500),
+        st.integers(0, 300),
+        st.integers(1, 6),
+    ),
+)
+texts = st.lists(st.text("aAbBzß\0é", max_size=4), max_size=60, unique=True)
+counts = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+split_sizes = st.integers(1, 12)
+
+
+@given(values=integers, split_rows=split_sizes, counts=counts)
+def test_integer_keys(values: list[int], split_rows: int, counts: list[int]) -> None:
+    source = KeyList.of_integers(values)
+    ranges, _ = plan_all(source, split_rows, counts)
+    ordered = check_tiling(ranges)
+    assert sum(rows_in(r, source.ranks) for r in ordered) == len(values)
+    assert max(rows_in(r, source.ranks) for r in ordered) <= MAX_GAP * split_rows
+    if values:
+        assert len(ranges) <= (max(values) - min(values)) // split_rows + 3
+    assert plan_all(source, split_rows)[0] == ranges
+
+
+@pytest.mark.pitfall(16)
+@given(
+    values=st.lists(st.integers(2**63 - 200, 2**63 + 200), max_size=200, unique=True),
+    split_rows=split_sizes,
+    counts=counts,
+)
+def test_unsigned_keys_beyond_the_signed_range(values: list[int], split_rows: int, counts: list[int]) -> None:
+    source = KeyList.of_integers(values, unsigned=True)
+    ranges, _ = plan_all(source, split_rows, counts)
+    assert sum(rows_in(r, source.ranks) for r in check_tiling(ranges)) == len(values)
+
+
+@pytest.mark.pitfall(14)
+@given(values=texts, seed=st.permutations(list("aAbBzß\0é")), split_rows=split_sizes, counts=counts)
+def test_texts_in_any_order_of_letters(values: list[str], seed: list[str], split_rows: int, counts: list[int]) -> None:
+    ranks = [bytes_rank(bytes(seed.index(letter) for letter in text)) for text in values]
+    check_walked(KeyList(ranks), split_rows, counts, shared=1)
+
+
+@pytest.mark.pitfall(18)
+@given(
+    values=st.lists(st.tuples(st.integers(-3, 3), st.text("ab\0", max_size=3)), max_size=60, unique=True),
+    split_rows=split_sizes,
+    counts=counts,
+)
+def test_composite_keys(values: list[tuple[int, str]], split_rows: int, counts: list[int]) -> None:
+    ranks = [composite_rank([integer_rank(n, unsigned=False), bytes_rank(t.encode())]) for n, t in values]
+    check_walked(KeyList(ranks), split_rows, counts, shared=1)
+
+
+@given(values=st.lists(st.integers(0, 9), max_size=80), split_rows=split_sizes, counts=counts)
+def test_many_rows_of_one_split_key(values: list[int], split_rows: int, counts: list[int]) -> None:
+    shared = max((values.count(v) for v in set(values)), default=1)
+    check_walked(KeyList([bytes([v, 0, 0]) for v in values]), split_rows, counts, shared)
+
+
+def check_walked(source: KeyList, split_rows: int, counts: list[int], shared: int) -> None:
+    ranges, _ = plan_all(source, split_rows, counts)
+    ordered = check_tiling(ranges)
+    assert sum(rows_in(r, source.ranks) for r in ordered) == len(source.ranks)
+    assert max(rows_in(r, source.ranks) for r in ordered) < split_rows + shared
+    assert len(ranges) <= len(source.ranks) // split_rows + 2
+    assert plan_all(source, split_rows)[0] == ranges
+
+
+@settings(max_examples=50)
+@given(
+    least=st.integers(-(10**6), 10**6),
+    gap=st.integers(1, MAX_GAP),
+    row_count=st.integers(1000, 3000),
+    split_rows=st.integers(5, 50),
+)
+def test_even_integer_keys_are_cut_by_arithmetic_alone(least: int, gap: int, row_count: int, split_rows: int) -> None:
+    source = KeyList.of_integers([least + i * gap for i in range(row_count)])
+    assume((row_count - 1) * gap >= MIN_STEPS * split_rows)
+    _, table = next_ranges(TableState(TABLE, 1, ("k",)), source, split_rows=split_rows, count=1)
+    assert isinstance(table.cursor, Stepping)
+    asked = source.questions
+    ranges, _ = next_ranges(table, source, split_rows=split_rows, count=10**9)
+    assert source.questions == asked
+    assert all(rows_in(r, source.ranks) <= split_rows + 1 for r in ranges)
+    assert len(ranges) <= row_count / split_rows + 2
+
+
+@pytest.mark.pitfall(21)
+@given(values=st.lists(st.integers(0, 200), min_size=20, max_size=150, unique=True), split_rows=split_sizes)
+def test_rows_inserted_while_splits_are_planned_have_one_split_each(values: list[int], split_rows: int) -> None:
+    """Half of the rows are there at the beginning, the others come between the portions, below, within and above."""
+    early = values[: len(values) // 2]
+    source = KeyList.of_integers(early)
+    table, ranges = TableState(TABLE, 1, ("k",)), []
+    late = [v * 2 - 100 for v in values]
+    while not isinstance(table.cursor, Exhausted):
+        more, table = next_ranges(table, source, split_rows=split_rows, count=2)
+        ranges += more
+        present = {*(source.integers or ()), *late[:3]}
+        late = late[3:]
+        source = KeyList.of_integers(sorted(present))
+    ordered = check_tiling(ranges)
+    assert sum(rows_in(r, source.ranks) for r in ordered) == len(source.ranks)
+    assert ranges[0].start is None or rows_in(ranges[0], KeyList.of_integers(early).ranks) == 1
+
+
+def test_a_table_in_state_keeps_its_size() -> None:
+    source = KeyList.of_integers(range(5000))
+    table = TableState(TABLE, 1, ("k",))
+    sizes = set()
+    while not isinstance(table.cursor, Exhausted):
+        _, table = next_ranges(table, source, split_rows=3, count=100)
+        sizes.add(len(CODEC.dump_json(replace(table, planned_splits=0))))
+    assert max(sizes) < 400

@@ -1,0 +1,107 @@
+"""Change batches made by hand, as the readers would send them."""
+
+import datetime
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from state.change_batch import META_FIELDS, ChangeBatch, ChangeType, PartEnd
+from state.table import Column, TableId, TableSchema, arrow_type_of
+
+COMMITTED_AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=datetime.timezone.utc)
+
+INSERT, UPDATE, DELETE = ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE
+
+Change = tuple[ChangeType, Sequence[Any]]
+"""The kind, and the row's values in the order of the captured columns."""
+
+
+def column(name: str, source_type: str, arrow_type: str, *, key: bool = False, collation: str | None = None) -> Column:
+    """Of a MySQL source. Character types are utf8mb4 unless the collation says otherwise."""
+    has_charset = source_type.startswith(
+        ("char", "varchar", "text", "tinytext", "mediumtext", "longtext", "enum", "set")
+    )
+    if has_charset and collation is None:
+        collation = "utf8mb4_general_ci"
+    charset = collation.partition("_")[0] if collation else None
+    return Column(name, source_type, arrow_type, nullable=not key, charset=charset, collation=collation)
+
+
+ORDERS = TableSchema(
+    TableId("shop", "orders"),
+    1,
+    (
+        column("id", "bigint", "int64", key=True),
+        column("customer", "varchar(60)", "string"),
+        column("amount", "decimal(12,2)", "decimal(12,2)"),
+        column("placed_at", "datetime(6)", "timestamp"),
+        column("note", "text", "string"),
+    ),
+    ("id",),
+)
+ITEMS = TableSchema(
+    TableId("shop", "items"),
+    1,
+    (
+        column("order_id", "bigint", "int64", key=True),
+        column("sku", "varchar(20)", "string", key=True, collation="utf8mb4_0900_bin"),
+        column("quantity", "int unsigned", "int64"),
+    ),
+    ("order_id", "sku"),
+)
+SCHEMAS = {(schema.table, schema.version): schema for schema in (ORDERS, ITEMS)}
+
+
+def array(values: Sequence[Any], arrow_type: str) -> pa.Array:
+    """Dates and timestamps may be given as days and microseconds since 1970."""
+    kind = arrow_type_of(arrow_type)
+    if pa.types.is_temporal(kind) and all(isinstance(v, int) or v is None for v in values):
+        return pa.array(values, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+def rows(schema: TableSchema, changes: Iterable[Change], *, version: int = 1, snapshot: bool = False) -> pa.RecordBatch:
+    """One transaction, `version`, unless it is a snapshot."""
+    listed = list(changes)
+    columns = [
+        array([values[i] for _, values in listed], captured.arrow_type) for i, captured in enumerate(schema.captured)
+    ]
+    count = len(listed)
+    transactions = pa.array([None if snapshot else f"gtid:{version}"] * count, pa.string())
+    meta = [
+        pa.array([int(kind) for kind, _ in listed], pa.int8()),
+        pa.array([version] * count, pa.int64()),
+        pa.array([COMMITTED_AT] * count, pa.timestamp("us", tz="UTC")),
+        pa.array(range(count), pa.int32()),
+        pa.DictionaryArray.from_arrays(
+            transactions.dictionary_encode().indices, transactions.dictionary_encode().dictionary
+        ),
+        pa.array([snapshot] * count, pa.bool_()),
+    ]
+    fields = pa.schema([*schema.arrow_schema(), *META_FIELDS])
+    return pa.RecordBatch.from_arrays([*columns, *meta], schema=fields)
+
+
+def part(epoch: int, name: str, batches: Sequence[tuple[TableSchema, pa.RecordBatch]]) -> list[ChangeBatch | PartEnd]:
+    items: list[ChangeBatch | PartEnd] = [
+        ChangeBatch(epoch, name, seq, schema.table, schema.version, batch)
+        for seq, (schema, batch) in enumerate(batches)
+    ]
+    items.append(PartEnd(epoch, name, len(batches), sum(batch.num_rows for _, batch in batches)))
+    return items
+
+
+def snapshot_part(
+    epoch: int, split: int, schema: TableSchema, values: Iterable[Sequence[Any]]
+) -> list[ChangeBatch | PartEnd]:
+    return part(epoch, f"s{split}", [(schema, rows(schema, [(INSERT, v) for v in values], snapshot=True))])
+
+
+def log_part(epoch: int, *transactions: tuple[TableSchema, Iterable[Change]]) -> list[ChangeBatch | PartEnd]:
+    """Each of the pairs becomes a batch; versions grow with epoch and place."""
+    batches = [
+        (schema, rows(schema, changes, version=1000 * epoch + place))
+        for place, (schema, changes) in enumerate(transactions)
+    ]
+    return part(epoch, "log", batches)

@@ -1,0 +1,132 @@
+"""Key values of every type that a table can be cut by: as SQL, in the server's order, and as the log's reader gives them."""
+
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+UTC = timezone.utc
+BIG = pa.decimal128(20, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """`values`: SQL literal → value of `arrow_type`, rising."""
+
+    sql_type: str
+    arrow_type: pa.DataType
+    values: dict[str, Any]
+
+    @property
+    def array(self) -> pa.Array:
+        return pa.array(list(self.values.values()), self.arrow_type)
+
+
+def integers(sql_type: str, arrow_type: pa.DataType, *values: int) -> KeyValues:
+    as_decimal = pa.types.is_decimal(arrow_type)
+    return KeyValues(sql_type, arrow_type, {str(n): Decimal(n) if as_decimal else n for n in values})
+
+
+def decimals(sql_type: str, arrow_type: pa.DataType, *texts: str) -> KeyValues:
+    return KeyValues(sql_type, arrow_type, {text: Decimal(text) for text in texts})
+
+
+NINES = "9" * 35
+KEY_VALUES = [
+    integers("tinyint", pa.int8(), -128, -1, 0, 1, 127),
+    integers("smallint", pa.int16(), -(2**15), -1, 0, 1, 2**15 - 1),
+    integers("mediumint", pa.int32(), -(2**23), -1, 0, 1, 2**23 - 1),
+    integers("int", pa.int32(), -(2**31), -1, 0, 1, 2**31 - 1),
+    integers("bigint", pa.int64(), -(2**63), -1, 0, 1, 2**63 - 1),
+    integers("tinyint unsigned", pa.int16(), 0, 1, 128, 255),
+    integers("smallint unsigned", pa.int32(), 0, 1, 2**15, 2**16 - 1),
+    integers("mediumint unsigned", pa.int32(), 0, 1, 2**23, 2**24 - 1),
+    integers("int unsigned zerofill", pa.int64(), 0, 1, 2**31, 2**32 - 1),
+    integers("bigint unsigned", BIG, 0, 2**63 - 1, 2**63, 2**64 - 1),
+    integers("bit(5)", pa.int64(), 0, 1, 31),
+    integers("bit(64)", BIG, 0, 1, 2**63, 2**64 - 1),
+    integers("year", pa.int16(), 0, 1901, 1999, 2000, 2024, 2155),
+    decimals(
+        "decimal(20,4)", pa.decimal128(20, 4), "-9999999999999999.9999", "-1.5", "0", "0.0001", "1234567890123456.7891"
+    ),
+    decimals("decimal(38,0)", pa.decimal128(38, 0), "-" + "9" * 38, "-1", "0", "9" * 38),
+    KeyValues(
+        "decimal(65,30)",
+        pa.string(),
+        {
+            f"-{NINES}.5": f"-{NINES}.5{'0' * 29}",
+            "-0.000000000000000000000000000001": f"-0.{'0' * 29}1",
+            "0": f"0.{'0' * 30}",
+            "1.1": f"1.1{'0' * 29}",
+            NINES: f"{NINES}.{'0' * 30}",
+        },
+    ),
+    KeyValues(
+        "date",
+        pa.date32(),
+        {
+            f"'{d}'": d
+            for d in map(date.fromisoformat, ("1000-01-01", "1969-12-31", "1970-01-01", "2024-02-29", "9999-12-31"))
+        },
+    ),
+    KeyValues(
+        "datetime(6)",
+        pa.timestamp("us"),
+        {
+            "'1000-01-01 00:00:00'": datetime(1000, 1, 1),
+            "'1969-12-31 23:59:59.999999'": datetime(1969, 12, 31, 23, 59, 59, 999999),
+            "'1970-01-01 00:00:00'": datetime(1970, 1, 1),
+            "'2024-02-29 12:00:00.5'": datetime(2024, 2, 29, 12, 0, 0, 500000),
+            "'9999-12-31 23:59:59.999999'": datetime(9999, 12, 31, 23, 59, 59, 999999),
+        },
+    ),
+    KeyValues(
+        "datetime",
+        pa.timestamp("us"),
+        {"'2000-01-01 00:00:00'": datetime(2000, 1, 1), "'2000-01-01 00:00:01'": datetime(2000, 1, 1, 0, 0, 1)},
+    ),
+    KeyValues(
+        "timestamp(3)",
+        pa.timestamp("us", tz="UTC"),
+        {
+            "'1970-01-01 00:00:01'": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+            "'2024-03-31 01:30:00.125'": datetime(2024, 3, 31, 1, 30, 0, 125000, UTC),
+            "'2038-01-19 03:14:07.999'": datetime(2038, 1, 19, 3, 14, 7, 999000, UTC),
+        },
+    ),
+    KeyValues(
+        "time(2)",
+        pa.string(),
+        {
+            "'-838:59:59'": "-838:59:59.00",
+            "'-00:00:00.5'": "-00:00:00.50",
+            "'00:00:00'": "00:00:00.00",
+            "'00:00:00.01'": "00:00:00.01",
+            "'100:00:00'": "100:00:00.00",
+            "'838:59:59'": "838:59:59.00",
+        },
+    ),
+    KeyValues(
+        "binary(3)",
+        pa.binary(),
+        {"''": b"\0\0\0", "x'01'": b"\1\0\0", "'a'": b"a\0\0", "'a\\0b'": b"a\0b", "x'ff'": b"\xff\0\0"},
+    ),
+    KeyValues(
+        "varbinary(10)",
+        pa.binary(),
+        {f"x'{b.hex()}'": b for b in (b"", b"\0", b"\0\0", b"\1", b"a", b"a\0", b"a\1", b"\xff")},
+    ),
+    KeyValues(
+        "char(5) collate utf8mb4_bin",
+        pa.string(),
+        {"''": "", "'A'": "A", "'a\\t'": "a\t", "'a  '": "a", "'b'": "b", "'😀'": "😀"},
+    ),
+]
+MARIADB_KEY_VALUES = [
+    KeyValues("inet4", pa.string(), {f"'{a}'": a for a in ("0.0.0.0", "9.0.0.1", "10.0.0.1", "255.255.255.255")}),
+    KeyValues(
+        "inet6", pa.string(), {f"'{a}'": a for a in ("::", "::1", "::ffff:1.2.3.4", "2001:db8::ff00:42:8329", "ffff::")}
+    ),
+]

@@ -1,0 +1,228 @@
+"""What a sink holds, read back as plain values that are the same for every sink.
+
+Dates are days and timestamps microseconds since 1970, decimals Decimal, vectors tuples; everything else is the value in
+its canonical type. Rows are sorted by key.
+"""
+
+import base64
+import datetime
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conf.endpoint import parse_endpoint
+from conf.tables import parse_table_template
+from sinks.files import FilesSink, table_folder_name
+from sinks.mirror import mysql_types, postgres_types
+from sinks.mirror.planning import place_of
+from sinks.mirror.sink import MirrorSink
+from sinks.sink import JobIdentity, PartResult, Sink
+from state.change_batch import ChangeBatch, ChangeType, PartEnd
+from state.table import Column, TableSchema, arrow_type_of
+from tests.support.change_parts import SCHEMAS
+from tests.support.servers import Database
+
+Row = tuple[Any, ...]
+TEMPLATE = parse_table_template("{schema}_{table}")
+FILE_SINKS = ("parquet", "jsonl")
+MIRRORS = ("mysql", "mariadb", "postgres")
+
+
+def plain(value: Any, column: Column) -> Any:
+    """A value as pyarrow, a driver or the test gives it."""
+    kind = arrow_type_of(column.arrow_type)
+    if value is None:
+        return None
+    if pa.types.is_date(kind):
+        return value if isinstance(value, int) else int(np.datetime64(_iso(value), "D").astype(np.int64))
+    if pa.types.is_timestamp(kind):
+        return value if isinstance(value, int) else int(np.datetime64(_iso(value), "us").astype(np.int64))
+    if _is_time(column) and isinstance(value, str):
+        return _microseconds(value)
+    if pa.types.is_decimal(kind):
+        return Decimal(value).quantize(Decimal(1).scaleb(-kind.scale), context=Context(prec=60))
+    if pa.types.is_floating(kind):
+        return float(np.float32(value)) if kind.bit_width == 32 else float(value)
+    if pa.types.is_list(kind):
+        floats = np.frombuffer(bytes.fromhex(value), "<f4") if isinstance(value, str) else value
+        return tuple(float(np.float32(v)) for v in floats)
+    if pa.types.is_binary(kind):
+        return bytes(value)
+    return value
+
+
+def _is_time(column: Column) -> bool:
+    return column.source_type.partition("(")[0] == "time"
+
+
+def _microseconds(text: str) -> int:
+    hours, minutes, seconds = text.removeprefix("-").split(":")
+    total = (int(hours) * 3600 + int(minutes) * 60) * 10**6 + int(Decimal(seconds) * 10**6)
+    return -total if text.startswith("-") else total
+
+
+def _iso(value: Any) -> str:
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        value = value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+    return str(value).removesuffix("Z").removesuffix("+00:00").replace(" ", "T")
+
+
+def plain_row(schema: TableSchema, values: Any) -> Row:
+    return tuple(plain(value, column) for value, column in zip(values, schema.captured, strict=True))
+
+
+def sorted_rows(schema: TableSchema, values: Any) -> list[Row]:
+    names = [column.name for column in schema.captured]
+    places = [names.index(name) for name in schema.key]
+    return sorted((plain_row(schema, row) for row in values), key=lambda row: [row[place] for place in places])
+
+
+@dataclass
+class SinkCase:
+    """A sink of one kind, for one job, with what a test needs to look into it."""
+
+    kind: str
+    sink: Sink
+    place: Any
+    job: JobIdentity = field(default_factory=lambda: JobIdentity(str(uuid.uuid4()), "contract"))
+
+    def write(self, *parts: list[ChangeBatch | PartEnd], schemas: Any = None) -> list[PartResult]:
+        items = [item for items in parts for item in items]
+        return list(self.sink.writer(self.job).write(items, SCHEMAS if schemas is None else schemas))
+
+    def rows(self, schema: TableSchema) -> list[Row]:
+        """The state of the table: for files, what their changes amount to."""
+        if self.kind in FILE_SINKS:
+            return sorted_rows(schema, _folded(schema, self.changes(schema)))
+        return sorted_rows(schema, _mirror_rows(self, schema))
+
+    def changes(self, schema: TableSchema) -> list[dict[str, Any]]:
+        """Of files: all rows, change columns included, ordered by version and sequence."""
+        folder = Path(self.place) / table_folder_name(schema.table)
+        files = sorted(path for path in folder.glob("*") if not path.name.startswith((".", "_")))
+        read: Callable[[Path], list[dict[str, Any]]] = _parquet_rows if self.kind == "parquet" else _jsonl_rows
+        found = [row for path in files for row in read(path)]
+        return sorted(found, key=lambda row: (row["_commit_version"], row["_seq"]))
+
+    def clear(self, schema: TableSchema) -> None:
+        """Empties the table behind the sink's back."""
+        if self.kind in FILE_SINKS:
+            shutil.rmtree(Path(self.place) / table_folder_name(schema.table))
+            self.sink.prepare(self.job, [schema])
+        else:
+            self.place.execute(f"DELETE FROM {target_name(self, schema)}")
+
+
+def target_name(case: SinkCase, schema: TableSchema) -> str:
+    place = place_of(schema.table, TEMPLATE, "public" if case.kind == "postgres" else case.place.name)
+    return (postgres_types if case.kind == "postgres" else mysql_types).full_name(place)
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    table = pq.ParquetFile(path).read()
+    columns = []
+    for name, values in zip(table.column_names, table.columns, strict=True):
+        # Python's dates begin in year 1, ours do not.
+        if pa.types.is_temporal(values.type) and not name.startswith("_"):
+            values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
+        columns.append(values)
+    return pa.Table.from_arrays(columns, names=table.column_names).to_pylist()
+
+
+def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def _folded(schema: TableSchema, changes: list[dict[str, Any]]) -> list[list[Any]]:
+    state: dict[Any, list[Any]] = {}
+    names = [column.name for column in schema.captured]
+    for change in changes:
+        values = [_from_json(change[c.name], c) for c in schema.captured]
+        key = tuple(plain(values[names.index(name)], schema.column(name)) for name in schema.key)
+        if change["_change_type"] == ChangeType.DELETE.name.lower():
+            state.pop(key, None)
+        else:
+            state[key] = values
+    return list(state.values())
+
+
+def _from_json(value: Any, column: Column) -> Any:
+    """JSON has no bytes, and its numbers no -0.0 of type int."""
+    if column.arrow_type == "binary" and isinstance(value, str):
+        return base64.b64decode(value, validate=True)
+    return value
+
+
+def _mirror_rows(case: SinkCase, schema: TableSchema) -> list[tuple[Any, ...]]:
+    database: Database = case.place
+    select = _postgres_expression if case.kind == "postgres" else _mysql_expression
+    expressions = ", ".join(select(column) for column in schema.captured)
+    with closing(database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET TIME ZONE 'UTC'" if case.kind == "postgres" else "SET time_zone = '+00:00'")
+        cursor.execute(f"SELECT {expressions} FROM {target_name(case, schema)}")
+        return list(cursor.fetchall())
+
+
+def _mysql_expression(column: Column) -> str:
+    name = mysql_types.quoted(column.name)
+    base = column.source_type.partition("(")[0].split(" ")[0]
+    if base in {"date", "datetime", "timestamp", "time", "decimal"} and column.arrow_type != "binary":
+        return f"CAST({name} AS CHAR)"
+    if base == "bit":
+        return f"{name} + 0"
+    if base == "float":
+        return f"CAST({name} AS DOUBLE)"  # with all its digits
+    if base == "vector":
+        return f"HEX({name})"
+    return name
+
+
+def _postgres_expression(column: Column) -> str:
+    name = postgres_types.quoted(column.name)
+    if column.arrow_type == "date32":
+        return f"{name} - DATE '1970-01-01'"
+    if column.arrow_type.startswith("timestamp"):
+        return f"(extract(epoch FROM {name}) * 1000000)::bigint"
+    if _is_time(column):
+        return f"(extract(epoch FROM {name}) * 1000000)::bigint"
+    if column.arrow_type == "float32":
+        return f"{name}::float8"
+    if column.arrow_type == "string":
+        return f"{name}::text"
+    return name
+
+
+def make_case(kind: str, request: pytest.FixtureRequest) -> SinkCase:
+    """A sink whose target is the test's own."""
+    if kind in FILE_SINKS:
+        folder = request.getfixturevalue("tmp_path") / "copy"
+        return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
+    database: Database = request.getfixturevalue(f"{kind}_database")
+    return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, "mysql"), database)
+
+
+def sink_params(kinds: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.integration if kind in MIRRORS else ()) for kind in kinds]
+
+
+@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS))
+def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request)
+
+
+@pytest.fixture(params=sink_params(MIRRORS))
+def mirror(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request)

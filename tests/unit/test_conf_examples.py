@@ -1,0 +1,54 @@
+"""The example job files are valid, and the reference is what the models say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from conf.redaction import forget_secrets
+from scripts.job_file_reference import EXAMPLES, REFERENCE, SECTIONS, main, reference
+
+ENVIRON = {
+    "SHOP_PASSWORD": "a@b/c",
+    "WAREHOUSE_PASSWORD": "w%/:",
+    "SHOP_LOGIN": "cdc:a@b",
+    "COPY_LOGIN": "copy:b@c",
+}
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_one_test_only() -> Iterator[None]:
+    yield
+    forget_secrets()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_a_valid_job_file(path: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("from a file\n", encoding="utf-8")
+    copy = tmp_path / path.name
+    copy.write_text(
+        path.read_text(encoding="utf-8").replace("/run/secrets/erp-password", str(secret)), encoding="utf-8"
+    )
+    job = load_job_file(copy, (), ENVIRON)
+    assert job.source.url.password.get_secret_value() in ("a@b/c", "a@b", "from a file")
+    assert job.warnings() == []
+
+
+def test_the_examples_cover_all_sinks() -> None:
+    assert len(list(EXAMPLES.glob("*.yaml"))) == 4
+    sinks = {load_job_file(path, ("source.url=mysql://u@h",), ENVIRON).sink.type for path in EXAMPLES.glob("*.yaml")}
+    assert sinks == {"mirror", "files", "console"}
+
+
+def test_the_reference_is_up_to_date() -> None:
+    assert REFERENCE.read_text(encoding="utf-8") == reference(), "run: python -m scripts.job_file_reference"
+    assert main(["--check"]) == 0
+
+
+def test_every_key_is_described() -> None:
+    for _, section in SECTIONS:
+        assert (section.__doc__ or "").strip()
+        for key, field in section.model_fields.items():
+            assert field.description, f"{section.__name__}.{key}"

@@ -1,0 +1,516 @@
+"""Loading: defaults, what stands where, and the text of every refusal."""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.load import load_job_file
+from conf.model import JobFile
+from conf.problems import RefusedJobFileError
+from conf.quantities import Every, Once
+from conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
+from conf.redaction import forget_secrets
+from conf.source import ServerIdRange
+from conf.tables import TableName
+from tests.support.job_file import SMALL, load_text, problems_of
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_one_test_only() -> Iterator[None]:
+    yield
+    forget_secrets()
+
+
+FULL = """\
+job: shop-mirror
+mode: full+incremental
+trigger: 30s
+checkpoint: s3://bucket/checkpoints
+source:
+  url: mysql://cdc:pa55word@db/
+  tables: [shop.orders, "shop.cust*", shop.events]
+  exclude_tables: [shop.custom]
+  columns: {shop.customers: {exclude: [ssn]}}
+  keys: {shop.events: [event_uuid]}
+  server_ids: 5400-5499
+  tls: {verify: true}
+  zero_dates: error
+snapshot:
+  split_rows: 1000
+  parallelism: 2
+  interleave: false
+  where: {shop.orders: "created_at >= '2024-01-01'"}
+log: {max_batch_bytes: 1GB, max_batch_seconds: 2.5, reconnect: {attempts: 0, max_delay_seconds: 1}}
+sink:
+  type: mirror
+  url: postgresql://etl:hunter22@wh:5433/analytics
+  table: "copy.{table}"
+  parallelism: 3
+  on_schema_change: stop
+spark:
+  master: local[2]
+  conf: {spark.executor.memory: 4g, spark.some.ratio: 1.10, spark.ui.enabled: false}
+"""
+
+
+def test_a_small_file_has_all_defaults(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL)
+    assert (job.job, job.mode, job.trigger) == ("shop", "full+incremental", Once())
+    assert (job.has_snapshot, job.follows_log) == (True, True)
+    assert (job.snapshot.split_rows, job.snapshot.parallelism, job.snapshot.interleave) == (50_000, 4, False)
+    assert (job.log.max_batch_bytes, job.log.max_batch_seconds) == (67_108_864, 10)
+    assert (job.source.tls, job.source.zero_dates, job.source.exclude_tables) == (None, "null", ())
+    assert job.sink.type == "files"
+    assert job.sink.format == "parquet"
+    assert job.spark.master == "local[*]"
+    assert job.warnings() == []
+
+
+def test_every_key_arrives(tmp_path: Path) -> None:
+    job = load_text(tmp_path, FULL)
+    assert job.trigger == Every(30)
+    assert job.checkpoint == "s3://bucket/checkpoints"
+    assert job.source.selects("shop", "customers")
+    assert not job.source.selects("shop", "custom")
+    assert not job.source.selects("shop", "other")
+    assert job.source.excluded_columns("shop", "customers") == {"ssn"}
+    assert job.source.excluded_columns("shop", "orders") == frozenset()
+    assert job.source.key_columns("shop", "events") == ("event_uuid",)
+    assert job.source.key_columns("shop", "orders") is None
+    assert job.source.named_tables() == {
+        TableName("shop", "customers"): "source.columns",
+        TableName("shop", "events"): "source.keys",
+    }
+    assert job.server_ids == ServerIdRange(5400, 5499)
+    assert job.snapshot.condition("shop", "orders") == "created_at >= '2024-01-01'"
+    assert job.snapshot.condition("shop", "events") is None
+    assert (job.log.max_batch_bytes, job.log.reconnect.attempts) == (10**9, 0)
+    assert job.sink.type == "mirror"
+    assert job.sink.url.port == 5433
+    assert job.spark.conf_with_secrets() == {
+        "spark.executor.memory": "4g",
+        "spark.some.ratio": "1.10",
+        "spark.ui.enabled": "false",
+    }
+
+
+def test_a_job_file_survives_pickling_with_its_secrets_and_shows_none(tmp_path: Path) -> None:
+    job = load_text(tmp_path, FULL)
+    copy = pickle.loads(pickle.dumps(job))
+    assert copy == job
+    assert copy.source.url.password.get_secret_value() == "pa55word"
+    for text in (repr(copy), str(copy), copy.model_dump_json(), str(copy.model_dump()), str(copy.redacted())):
+        assert "pa55word" not in text
+        assert "hunter22" not in text
+
+
+def test_the_redacted_form_does_not_change_with_a_secret_and_reads_back(tmp_path: Path) -> None:
+    job = load_text(tmp_path, FULL)
+    assert job.redacted() == load_text(tmp_path, FULL.replace("pa55word", "shop")).redacted()
+    again = JobFile.model_validate(job.redacted())
+    assert again.redacted() == job.redacted()
+    assert job.redacted()["log"]["max_batch_bytes"] == "1GB"
+    assert job.redacted()["trigger"] == "30s"
+
+
+def test_a_job_file_cannot_be_changed(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL)
+    with pytest.raises(ValueError, match="frozen"):
+        job.mode = "full"  # type: ignore[misc]
+
+
+def test_empty_sections_mean_their_defaults(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL + "snapshot:\nlog:\n  # start: latest\nspark: ~\n")
+    assert job == load_text(tmp_path, SMALL)
+
+
+def test_server_ids_follow_from_the_job_name_unless_given(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL)
+    assert len(job.server_ids) == 1000
+    assert 2**31 <= job.server_ids.first < job.server_ids.last < 2**32
+    assert job.server_ids == load_text(tmp_path, SMALL).server_ids
+    assert job.server_ids != load_text(tmp_path, SMALL, "job=other").server_ids
+
+
+@pytest.mark.parametrize(
+    ("written", "start"),
+    [
+        ("earliest", StartAtEnd("earliest")),
+        ("latest", StartAtEnd("latest")),
+        ("{file: binlog.000012, pos: 157}", StartAtFile("binlog.000012", 157)),
+        ("{gtid: 0-1-100}", StartAfterGtids("0-1-100")),
+        ("{timestamp: 2024-01-31T12:00:00Z}", "2024-01-31T12:00:00Z"),
+        ("{timestamp: '2024-01-31 13:00:00.5+01:00'}", "2024-01-31T12:00:00.500000Z"),
+    ],
+)
+def test_log_start_is_typed_and_written_back(tmp_path: Path, written: str, start: object) -> None:
+    job = load_text(tmp_path, SMALL, "mode=incremental", f"log.start={written}")
+    if isinstance(start, str):
+        assert isinstance(job.log_start, StartAtTime)
+        assert job.log_start.as_written() == {"timestamp": start}
+    else:
+        assert job.log_start == start
+    assert JobFile.model_validate(job.redacted()).log_start == job.log_start
+
+
+def test_incremental_starts_at_the_latest_unless_told(tmp_path: Path) -> None:
+    assert load_text(tmp_path, SMALL, "mode=incremental").log_start == StartAtEnd("latest")
+    with pytest.raises(ValueError, match=r"mode full has no log\.start"):
+        _ = load_text(tmp_path, SMALL, "mode=full").log_start
+
+
+def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("", encoding="utf-8")
+    job = load_text(tmp_path, SMALL, "checkpoint=./cp/../state", "sink.path=out", "source.tls.ca=ca.pem")
+    assert job.checkpoint == str(tmp_path / "state")
+    assert job.sink.type == "files"
+    assert job.sink.path == str(tmp_path / "out")
+    assert job.source.tls is not None
+    assert job.source.tls.ca == str(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    "uri", ["hdfs://nn/cp", "s3a://bucket/cp", "file:/mnt/cp", "file:///mnt/cp", "/mnt/cp", "memory:cp"]
+)
+def test_absolute_paths_and_uris_stay(tmp_path: Path, uri: str) -> None:
+    assert load_text(tmp_path, SMALL, f"checkpoint={uri}").checkpoint == uri
+
+
+def test_warnings_tell_what_may_surprise(tmp_path: Path) -> None:
+    job = load_text(tmp_path, FULL, "mode=incremental", "source.tls.verify=false", "sink.tls={verify: false}")
+    assert job.warnings() == [
+        "snapshot: not used in mode incremental",
+        "source.tls.verify: false lets anyone on the way pretend to be db",
+        "sink.tls.verify: false lets anyone on the way pretend to be wh",
+    ]
+
+
+REFUSED = [
+    ("job=Shop", "job: must be a name of a-z, 0-9 and '-', at most 50 characters; found: Shop"),
+    (f"job={'a' * 51}", "job: must be a name of a-z, 0-9 and '-', at most 50 characters"),
+    (
+        "job=2024",
+        "job: must be a name of a-z, 0-9 and '-'; found: 2024. Text that looks like a number or truth value stands "
+        "in quotes",
+    ),
+    ("job=", "job: must be a name of a-z, 0-9 and '-'; found: nothing"),
+    ("mode=ful", "mode: must be full | incremental | full+incremental; found: ful. Did you mean 'full'?"),
+    ("mode=xyz", "mode: must be full | incremental | full+incremental; found: xyz"),
+    ("trigger=30", "trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: 30. Write the unit: 30s"),
+    ("trigger=onse", "trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: onse"),
+    ("trigger=[1s]", "trigger: must be once, or an interval like 1s, 30s, 5m, 1h"),
+    ("checkpoint=''", 'checkpoint: must be a path, not empty; found: ""'),
+    ("checkpoint=~/cp", "checkpoint: must not start with '~', which executors may read otherwise; write ${HOME}"),
+    (
+        "checkpoint=s3://key:secret@bucket/",
+        "checkpoint: must not hold a password; give it in spark.conf or in the environment of all nodes",
+    ),
+    ("chekpoint=/x", "chekpoint: unknown key. Did you mean 'checkpoint'? Allowed here: "),
+    ("transforms={}", "transforms: transforming rows by SQL is not supported yet"),
+    ("source=x", "source: must be a section of keys; found: x"),
+    ("source.url=5", "source.url: must be a database URL"),
+    ("source.url=db:3306", "source.url: must be a database URL like mysql://user:password@host:3306/database"),
+    (
+        "source.url=postgresql://u:p@h/d",
+        "source.url: postgresql:// as a source is not supported yet. Allowed: mysql://, mariadb://",
+    ),
+    ("source.tables=[]", 'source.tables: must be a list of tables and globs, like [shop.orders, "shop.cust*"]'),
+    (
+        "source.tables=shop.*",
+        'source.tables: must be a list of tables and globs, like [shop.orders, "shop.cust*"]; found: shop.*',
+    ),
+    (
+        "source.tables=[a.b, orders]",
+        'source.tables[1]: must be a table or glob as database.table, like shop.orders or "shop.*"; '
+        "'orders' names no database; found: orders",
+    ),
+    (
+        "source.tables=[{a: b}]",
+        'source.tables[0]: must be a table or glob as database.table, like shop.orders or "shop.*"',
+    ),
+    (
+        "source.exclude_tables=[1]",
+        'source.exclude_tables[0]: must be a table or glob as database.table, like shop.orders or "shop.*"; found: 1',
+    ),
+    (
+        "source.columns={shop.c*: {exclude: [a]}}",
+        'source.columns."shop.c*": must be a table as database.table; globs are not allowed here '
+        "(a name with '*?[]' stands in backticks)",
+    ),
+    ("source.columns.shop.c=[a]", 'source.columns."shop.c": must be a section of keys'),
+    ("source.columns.shop.c.mask={a: sha256}", 'source.columns."shop.c".mask: masking columns is not supported yet'),
+    (
+        "source.columns.shop.c.exlude=[a]",
+        "source.columns.\"shop.c\".exlude: unknown key. Did you mean 'exclude'? Allowed here: exclude",
+    ),
+    ("source.columns.shop.c.exclude=[1]", 'source.columns."shop.c".exclude[0]: must be text; found: 1'),
+    ("source.keys.shop.c=[]", 'source.keys."shop.c": must be a list of column names, like [id, email]'),
+    ("source.columns.shop.c.exclude=[a, a]", "source.columns.\"shop.c\".exclude: names 'a' twice"),
+    ("source.keys.shop.c=a", 'source.keys."shop.c": must be a list of column names, like [id, email]; found: a'),
+    ("source.keys.shop.c=[a, a]", "source.keys.\"shop.c\": names 'a' twice"),
+    ("source.keys.orders=[a]", "source.keys.orders: must be a table as database.table; 'orders' names no database"),
+    ("source.server_ids=5400", "source.server_ids: must be a range of server ids like 5400-5499; found: 5400"),
+    (
+        "source.server_ids=9-5",
+        "source.server_ids: must be a range of server ids like 5400-5499: "
+        "the lower id first, both from 1 to 4294967295; found: 9-5",
+    ),
+    ("source.server_ids=0-10", "the lower id first, both from 1 to 4294967295"),
+    ("source.server_ids=1-4294967296", "the lower id first, both from 1 to 4294967295"),
+    (
+        "source.server_ids=1-4",
+        "source.server_ids: has 4 ids, but 4 splits and the log reader need 5; twice as many let retries find free "
+        "ones",
+    ),
+    ("source.slot=x", "source.slot: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet"),
+    (
+        "source.publication=x",
+        "source.publication: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet",
+    ),
+    ("source.tls=true", "source.tls: must be a section with ca, cert, key, verify; found: true"),
+    ("source.tls.verify=yes", "source.tls.verify: must be true or false; found: yes"),
+    ("source.tls.ca=/no/such.pem", "source.tls.ca: the file /no/such.pem does not exist or can't be read"),
+    ("source.tls.cert=/dev/null", "source.tls.cert: stands alone: cert and key go together"),
+    ("source.zero_dates=nul", "source.zero_dates: must be null | error; found: nul. Did you mean 'null'?"),
+    ("snapshot.split_rows=many", "snapshot.split_rows: must be a whole number, at least 1; found: many"),
+    ("snapshot.split_rows='5'", 'snapshot.split_rows: must be a whole number, at least 1; found: "5"'),
+    ("snapshot.split_rows=0", "snapshot.split_rows: must be a whole number, at least 1; found: 0"),
+    ("snapshot.split_rows=1.5", "snapshot.split_rows: must be a whole number, at least 1; found: 1.5"),
+    ("snapshot.split_rows=true", "snapshot.split_rows: must be a whole number, at least 1; found: true"),
+    ("snapshot.parallelism=-1", "snapshot.parallelism: must be a whole number, at least 1; found: -1"),
+    (
+        "snapshot.interleave=true",
+        "snapshot.interleave: following the log while splits are still being read (interleave: true) is not "
+        "supported yet",
+    ),
+    ("snapshot.interleave=on", "snapshot.interleave: must be true or false; found: on"),
+    ("snapshot.where.shop.c=5", 'snapshot.where."shop.c": must be an SQL condition as text; found: 5'),
+    ("snapshot.where.shop.c=''", 'snapshot.where."shop.c": is empty; leave the table out to read all its rows'),
+    (
+        "snapshot.where.shop.c=where a = 1",
+        'snapshot.where."shop.c": must be the condition alone, without the word WHERE',
+    ),
+    ("snapshot.where.shop.c=a = 1; drop", "must be one condition; ';' is not allowed outside quotes"),
+    ("snapshot.where.shop.c=a = 1) or (b", "has an unpaired parenthesis"),
+    ("snapshot.where.shop.c=(a = 1", "has an unpaired parenthesis"),
+    ("snapshot.where.shop.c=a = 'x", "has an unpaired quote '"),
+    ("snapshot.where.shop.c=a = 1 -- x", "must not hold a comment sign (--) outside quotes"),
+    ("snapshot.where.shop.c='a = 1 # x'", "must not hold a comment sign (#) outside quotes"),
+    ("snapshot.where.shop.c=a /* x */ = 1", "must not hold a comment sign (/*) outside quotes"),
+    ("log.start=lates", "found: lates. Did you mean 'latest'?"),
+    ("log.start=5", "log.start: must be earliest | latest | {file: binlog.000001, pos: 4}"),
+    ("log.start={}", "log.start: must be one of earliest | latest"),
+    ("log.start={file: a.1}", "log.start: must have both file and pos, or be one of earliest | latest"),
+    ("log.start={file: a.1, pos: 3}", "log.start.pos: must be a whole number, at least 4; found: 3"),
+    ("log.start={file: '', pos: 4}", "log.start.file: must be text like binlog.000001"),
+    ("log.start={file: a.1, pos: 4, gtid: x}", "log.start: must be one of earliest | latest"),
+    ("log.start={gtid: 5}", "log.start.gtid: must be text like"),
+    (
+        "log.start={lsn: 0/1}",
+        "log.start.lsn: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet",
+    ),
+    (
+        "log.start={tiemstamp: x}",
+        "log.start.tiemstamp: unknown key. Did you mean 'timestamp'? Allowed here: file, pos, gtid, timestamp",
+    ),
+    ("log.start={timestamp: 2024-01-31T12:00:00}", "log.start.timestamp: has no zone; must be a moment with its zone"),
+    ("log.start={timestamp: 2024-02-31T12:00:00Z}", "log.start.timestamp: is no moment of the calendar"),
+    (
+        "log.start={timestamp: 1700000000}",
+        "log.start.timestamp: must be a moment with its zone, like 2024-01-31T12:00:00Z",
+    ),
+    (
+        "log.start=latest",
+        "log.start: is allowed only in mode incremental: mode full+incremental begins with the snapshot",
+    ),
+    (
+        "log.max_batch_bytes=64M",
+        "log.max_batch_bytes: must be a size like 64MiB or 1.5GB, or a number of bytes; found: 64M. "
+        "'M' is no unit. Did you mean 'MiB'?",
+    ),
+    ("log.max_batch_bytes=[1]", "log.max_batch_bytes: must be a size like 64MiB or 1.5GB, or a number of bytes"),
+    ("log.max_batch_seconds=10s", "log.max_batch_seconds: must be a number of seconds above 0; found: 10s"),
+    ("log.max_batch_seconds=0", "log.max_batch_seconds: must be a number of seconds above 0; found: 0"),
+    ("log.max_batch_seconds=true", "log.max_batch_seconds: must be a number of seconds above 0; found: true"),
+    ("log.max_batch_seconds=1e999", "log.max_batch_seconds: must be a number of seconds above 0; found: 1e999"),
+    ("log.reconnect.attempts=-1", "log.reconnect.attempts: must be a whole number, at least 0; found: -1"),
+    (
+        "log.reconnect.atempts=1",
+        "log.reconnect.atempts: unknown key. Did you mean 'attempts'? Allowed here: attempts, max_delay_seconds",
+    ),
+    ("sink=files", "sink: must be a section with type: mirror | files | console; found: files"),
+    ("sink.type=mirrror", "sink.type: must be mirror | files | console; found: mirrror. Did you mean 'mirror'?"),
+    ("sink.type=delta", "sink.type: the sink type delta is not supported yet. Allowed: mirror, files, console"),
+    ("sink.type=iceberg", "sink.type: the sink type iceberg is not supported yet. Allowed: mirror, files, console"),
+    ("sink.type=kafka", "sink.type: the sink type kafka is not supported yet. Allowed: mirror, files, console"),
+    ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, console"),
+    (
+        "sink={typ: files}",
+        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_schema_change",
+    ),
+    ("sink.format=parket", "sink.format: must be parquet | jsonl; found: parket. Did you mean 'parquet'?"),
+    ("sink.url=x", "sink.url: unknown key. Allowed here: type, path, format, on_schema_change"),
+    (
+        "sink.on_schema_change=evolve",
+        "sink.on_schema_change: on_schema_change: evolve is not supported yet. Allowed: stop",
+    ),
+    (
+        "sink.on_schema_change=ignore",
+        "sink.on_schema_change: on_schema_change: ignore is not supported yet. Allowed: stop",
+    ),
+    ("sink.on_schema_change=stopp", "sink.on_schema_change: must be stop; found: stopp. Did you mean 'stop'?"),
+    (
+        "spark.master=5",
+        "spark.master: must be text; found: 5. Text that looks like a number or truth value stands in quotes",
+    ),
+    (
+        "spark.conf={executor.memory: 4g}",
+        "spark.conf.\"executor.memory\": must start with 'spark.' (Hadoop's settings with 'spark.hadoop.'), or "
+        "Spark ignores it",
+    ),
+    ("spark.conf.spark.master=x", 'spark.conf."spark.master": stands in spark.master, not here'),
+    ("spark.conf.spark.x=[1]", 'spark.conf."spark.x": must be text or a number'),
+    ("spark.conf.spark.x=", 'spark.conf."spark.x": must be text or a number'),
+    ("spark.conf=x", "spark.conf: must be a mapping from Spark's settings to texts or numbers"),
+    ("mode=full", "trigger: must be once in mode full, which ends by itself"),
+]
+
+
+@pytest.mark.parametrize(("override", "reason"), REFUSED)
+def test_what_is_wrong_is_refused_with_its_key_and_what_is_allowed(tmp_path: Path, override: str, reason: str) -> None:
+    overrides = [override, "trigger=1s"] if override == "mode=full" else [override]
+    problems = problems_of(tmp_path, SMALL, *overrides)
+    assert [problem for problem in problems if reason in problem], problems
+    assert len(problems) == 1, problems
+
+
+MIRROR = ("sink={type: mirror, url: 'mysql://u:p@db/shop'}", "source.tables=[a.b]")
+REFUSED_MIRRORS = [
+    (
+        ["sink.url=postgresql://u:p@h/"],
+        "sink.url: names no database: write postgresql://user:password@host:5432/database",
+    ),
+    (
+        ["sink.url=mysql://u:p@h/"],
+        "sink.url: names no database, and sink.table names none either: write one of …/database and table: "
+        '"copy.{table}"',
+    ),
+    (["sink.table='{tabel}'"], "sink.table: has an unknown placeholder {tabel}. Allowed: {schema}, {table}"),
+    (
+        ["sink.table={table}"],
+        'sink.table: must be a template like "{schema}_{table}" or "copy.{table}"; a value that starts with \'{\' '
+        "stands in quotes",
+    ),
+    (["sink.table=all", "source.tables=[a.*]"], "sink.table: lacks {table}: all tables would be written into one"),
+    (
+        ["sink.table='{schema}.{table}'"],
+        "sink.table: would write a.b to a.b on the same server, and source.tables selects that too",
+    ),
+    (
+        ["sink.table='{table}'", "source.tables=[shop.*]"],
+        "sink.table: would write shop.x to shop.x on the same server, and source.tables selects that too",
+    ),
+    (
+        ["source.tables=[shop.*]"],
+        "sink.table: would write shop.x to shop.shop_x on the same server, and source.tables selects that too",
+    ),
+    (["sink.parallelism=0"], "sink.parallelism: must be a whole number, at least 1; found: 0"),
+    (["sink.tls.key=/dev/null"], "sink.tls.key: stands alone: cert and key go together"),
+    (
+        ["source.keys.a.b=[id]", "source.columns.a.b.exclude=[id]"],
+        "source.keys.\"a.b\": holds 'id', which source.columns excludes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), REFUSED_MIRRORS)
+def test_mirrors_that_cannot_be_meant_are_refused(tmp_path: Path, overrides: list[str], reason: str) -> None:
+    problems = problems_of(tmp_path, SMALL, *MIRROR, *overrides)
+    assert [problem for problem in problems if reason in problem], problems
+    assert len(problems) == 1, problems
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sink.table=all"],
+        ["sink.table='copy.{table}'", "source.tables=[shop.*]"],
+        ["source.tables=[shop.*]", "source.exclude_tables=[shop.shop_*]"],
+        ["sink.table='{table}'", "source.tables=[shop.*]", "sink.url=mysql://u:p@db:3307/shop"],
+    ],
+)
+def test_mirrors_that_can_be_meant_are_allowed(tmp_path: Path, overrides: list[str]) -> None:
+    assert load_text(tmp_path, SMALL, *MIRROR, *overrides).sink.type == "mirror"
+
+
+@pytest.mark.parametrize(
+    "condition", ["a = ';' and b = \"--\"", "(a > 1) or (b = '(''')", "a - -1 > 0", "j->'$.x' = 1", "`#` = 1"]
+)
+def test_conditions_that_can_be_embedded_are_kept_as_they_are(tmp_path: Path, condition: str) -> None:
+    job = load_text(tmp_path, SMALL + f"snapshot:\n  where:\n    shop.orders: |-\n      {condition}\n")
+    assert job.snapshot.condition("shop", "orders") == condition
+
+
+def test_every_problem_is_told_with_its_line_in_the_files_order(tmp_path: Path) -> None:
+    text = (
+        SMALL.replace("job: shop", "job: Shop").replace("type: files", "typ: mirror") + "snapshot: {split_rows: no}\n"
+    )
+    assert problems_of(tmp_path, text, "trigger=5") == [
+        "job.yaml:1: job: must be a name of a-z, 0-9 and '-', at most 50 characters; found: Shop",
+        "job.yaml:7: sink.typ: unknown key. Did you mean 'type'? "
+        "Allowed here: type, url, table, parallelism, tls, on_schema_change",
+        "job.yaml:9: snapshot.split_rows: must be a whole number, at least 1; found: no",
+        "--set trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: 5. Write the unit: 5s",
+    ]
+
+
+def test_the_error_ends_with_one_line_of_cause_and_remedy_and_pickles(tmp_path: Path) -> None:
+    with pytest.raises(RefusedJobFileError) as caught:
+        load_text(tmp_path, SMALL, "job=A", "mode=x")
+    *problems, last = str(caught.value).splitlines()
+    assert problems == [str(problem) for problem in caught.value.problems]
+    remedy = "Correct the job file; docs/job-file.md lists every key."
+    assert last == f"job.yaml has 2 problems. The first: {problems[0]}. Remedy: {remedy}"
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value)
+    assert copy.problems == caught.value.problems
+
+
+def test_missing_keys_are_told_with_what_they_must_be(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "source: {}\n") == [
+        "job.yaml:1: job: is missing; it must be a name of a-z, 0-9 and '-'",
+        "job.yaml:1: checkpoint: is missing; it must be a path, relative to the job file's folder, or a URI like "
+        "s3://…",
+        "job.yaml:1: source.url: is missing; it must be a URL like mysql://user:password@host:3306/ or mariadb://…",
+        "job.yaml:1: source.tables: is missing; it must be a list of tables and globs, like [shop.orders, "
+        '"shop.cust*"]',
+        "job.yaml:1: sink: is missing; it must be a section with type: mirror | files | console",
+    ]
+    assert len(problems_of(tmp_path, "")) == 4
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    def reason(path: Path) -> str:
+        with pytest.raises(RefusedJobFileError) as caught:
+            load_job_file(path)
+        return str(caught.value)
+
+    assert "no.yaml: can't be read: No such file or directory" in reason(tmp_path / "no.yaml")
+    assert "can't be read: Is a directory" in reason(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"job: x\ncheckpoint: \xff\n")
+    assert "binary.yaml:2: is not UTF-8 text" in reason(binary)
+    binary.write_bytes(b"#" * 1_048_577)
+    assert "is larger than 1 MiB" in reason(binary)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_refused_by_a_job_file_error_only(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("any") / "job.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(RefusedJobFileError):
+        load_job_file(path, (), {})

@@ -1,0 +1,159 @@
+"""`--set`: paths, quoting, YAML values."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.overrides import apply_overrides
+from conf.problems import dotted
+from conf.yaml_tree import Mapping, Place, Plain, read_tree, to_plain
+from tests.support.job_file import SMALL, load_text, problems_of
+
+
+def tree(text: str = "{}") -> Mapping:
+    root = read_tree(text, lambda line: Place("job.yaml", line))
+    assert isinstance(root, Mapping)
+    return root
+
+
+def after(text: str, *overrides: str) -> Plain:
+    root, problems = apply_overrides(tree(text), overrides)
+    assert not problems
+    return to_plain(root, text_at=lambda _path: False)
+
+
+keys = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters='"'), min_size=1, max_size=6)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(st.characters(exclude_categories=["Cs", "Cc"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(st.lists(keys, min_size=1, max_size=4), values)
+def test_any_quoted_path_takes_any_value(path: list[str], value: Plain) -> None:
+    expected = value
+    for key in reversed(path):
+        expected = {key: expected}
+    written = ".".join(f'"{key}"' for key in path) + "=" + json.dumps(value, ensure_ascii=False)
+    assert after("{}", written) == expected
+
+
+@given(st.lists(keys, min_size=1, max_size=4))
+def test_a_dotted_path_is_read_back_as_it_is_printed(path: list[str]) -> None:
+    expected: Plain = 1
+    for key in reversed(path):
+        expected = {key: expected}
+    assert after("{}", f"{dotted(tuple(path))}=1") == expected
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_applied_or_a_problem(override: str) -> None:
+    root, problems = apply_overrides(tree(), [override])
+    assert bool(problems) != bool(root.entries)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("a.b=c", {"a": {"b": "c", "x": 1}}),
+        ("a.b=5", {"a": {"b": 5, "x": 1}}),
+        ("a.b='5'", {"a": {"b": "5", "x": 1}}),
+        ("a.b=", {"a": {"b": None, "x": 1}}),
+        ("a.b==", {"a": {"b": "=", "x": 1}}),
+        ("a.b=x=y", {"a": {"b": "x=y", "x": 1}}),
+        ("a.b=[1, c.*]", {"a": {"b": [1, "c.*"], "x": 1}}),
+        ("a.b={c: d}", {"a": {"b": {"c": "d"}, "x": 1}}),
+        ("a={b: 2}", {"a": {"b": 2}}),
+        ("a.x.y=2", None),
+        ("n.m=2", {"a": {"x": 1}, "n": {"m": 2}}),
+    ],
+)
+def test_values_are_yaml_and_replace_what_was_there(override: str, value: Plain) -> None:
+    if value is None:
+        _, problems = apply_overrides(tree("{a: {x: 1}}"), [override])
+        assert [str(problem) for problem in problems] == [
+            "--set a.x.y: a.x: is a value, not a section with keys: --set can't go below it"
+        ]
+    else:
+        assert after("{a: {x: 1}}", override) == value
+
+
+def test_later_ones_win_and_empty_sections_can_be_filled() -> None:
+    assert after("a:\n", "a.b=1", "a.b=2") == {"a": {"b": 2}}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        'source.columns."shop.orders".exclude=[a]',
+        "source.columns.'shop.orders'.exclude=[a]",
+        "source.columns.shop.orders.exclude=[a]",
+    ],
+)
+def test_a_tables_name_is_understood_without_its_quotes(tmp_path: Path, override: str) -> None:
+    assert load_text(tmp_path, SMALL, override).source.excluded_columns("shop", "orders") == {"a"}
+
+
+def test_tables_and_settings_are_single_keys(tmp_path: Path) -> None:
+    job = load_text(
+        tmp_path,
+        SMALL,
+        "source.keys.shop.events=[id]",
+        'source.keys."shop.`a.b`"=[x]',
+        "snapshot.where.shop.orders=id > 5",
+        "spark.conf.spark.executor.memory=8g",
+        'spark.conf."spark.executor.cores"=2',
+        "spark.master=local[2]",
+    )
+    assert job.source.key_columns("shop", "events") == ("id",)
+    assert job.source.key_columns("shop", "a.b") == ("x",)
+    assert job.snapshot.condition("shop", "orders") == "id > 5"
+    assert job.spark.conf == {"spark.executor.memory": "8g", "spark.executor.cores": "2"}
+    assert job.spark.master == "local[2]"
+
+
+def test_variables_are_filled_in_after_setting(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL, "source.url=mysql://u:${P}@h/", "checkpoint=/c/${N:-x}", environ={"P": "@"})
+    assert job.source.url.password.get_secret_value() == "@"
+    assert job.checkpoint == "/c/x"
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("mode", "--set mode: must be a path, '=' and a value: write --set key.key=value"),
+        ("", "--set: must be a path, '=' and a value: write --set key.key=value"),
+        ("=5", "--set: must be a path, '=' and a value: write --set key.key=value"),
+        ("a b=5", "--set a: must be a path, '=' and a value: write --set key.key=value"),
+        ("job.x=5", "--set job.x: job: is a value, not a section with keys: --set can't go below it"),
+        (
+            "sink.table={schema}_{table}",
+            "--set sink.table: the value is not readable as YAML: expected '<document start>', but found '<scalar>'. "
+            "Text with braces, brackets or a leading '*' needs quotes that the shell leaves: 'sink.table=\"…\"'",
+        ),
+        (
+            "source.tables=*.orders",
+            "--set source.tables: the value is not readable as YAML: while scanning an alias, expected alphabetic "
+            "or numeric "
+            "character, but found '.'. Text with braces, brackets or a leading '*' needs quotes that the shell leaves: "
+            "'source.tables=\"…\"'",
+        ),
+        ("job={a: 1, a: 2}", "--set job: the key 'a' stands here twice; first: --set job"),
+    ],
+)
+def test_what_cannot_be_set_is_refused(tmp_path: Path, override: str, problem: str) -> None:
+    problems = problems_of(tmp_path, SMALL, override)
+    assert len(problems) == 1
+    assert problems[0].startswith(problem)
+
+
+def test_a_secret_on_the_command_line_is_not_repeated(tmp_path: Path) -> None:
+    problems = problems_of(
+        tmp_path, SMALL, "source.url=mysql://u:hunter22@h:x/", "spark.conf.spark.my.password=[hunter22]"
+    )
+    assert len(problems) == 2
+    assert not [problem for problem in problems if "hunter22" in problem]

@@ -1,0 +1,47 @@
+"""The documents: their links lead somewhere, their job files are valid."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+JOB_FILE = re.compile(r"```yaml\n(# \w+\.yaml\n.*?)```", re.DOTALL)
+
+
+def anchor_of(heading: str) -> str:
+    """As GitHub makes them."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(document: Path) -> None:
+    text = CODE.sub("", document.read_text())
+    for target, anchor in LINK.findall(text):
+        found = (document.parent / target).resolve() if target else document
+        assert found.exists(), f"{document.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            assert anchor in {anchor_of(heading) for heading in headings}, f"{document.name} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/getting-started.md"])
+def test_the_job_files_shown_are_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = JOB_FILE.findall((ROOT / name).read_text())
+    assert shown
+    for variable in set(re.findall(r"\$\{(\w+)\}", "".join(shown))):
+        monkeypatch.setenv(variable, "secret")
+    for text in shown:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        assert load_job_file(path).source.tables
+
+
+def test_no_document_names_a_machine_s_folder() -> None:
+    for document in DOCUMENTS:
+        assert not re.search(r"/(home|root|tmp|work)/", document.read_text()), document.name

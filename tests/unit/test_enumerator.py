@@ -1,0 +1,354 @@
+"""Which epoch follows which: a scripted source, no database."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from enumerator.enumerator import (
+    MAX_SPLITS_PER_TASK,
+    MIN_BATCH_BYTES,
+    LogRead,
+    Observation,
+    Outcome,
+    Settings,
+    SplitsRead,
+    absorb,
+    first_state,
+    plan_epoch,
+)
+from enumerator.log_extent import LogFile
+from enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
+from state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
+from state.job_state import JobState, Mode, SplitKey
+from state.key_statistics import IntegerKey, KeyStatistics
+from state.log_range import LogReport, PreparedXa
+from state.phase import NEXT, Phase, move
+from state.plan import EnumeratorState, LogWork, Plan, SnapshotWork, TableState, Walking
+from state.position import BinlogPosition
+from state.rank import integer_rank
+from state.split import Bound, KeyRange, Report
+from state.table import TableId, TableSchema
+
+START = BinlogPosition("b.000001", 1000, "a:1-10")
+FILES = (LogFile("b.000001", 5000), LogFile("b.000002", 9000))
+SETTINGS = Settings(parallelism=2, split_rows=10, max_batch_bytes=3000, max_batch_seconds=10.0)
+
+
+def table(name: str) -> TableId:
+    return TableId("shop", name)
+
+
+def bound(value: int) -> Bound:
+    return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+
+
+@dataclass
+class EvenTables:
+    """A KeySource: the table `n<rows>` has the keys 0 … rows - 1."""
+
+    average_row_bytes: int | None = None
+    backwards: bool = False
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        rows = int(table.name[1:])
+        if rows == 0:
+            return KeyStatistics(None, None, 0, None)
+        return KeyStatistics(bound(rows - 1), IntegerKey(0, rows - 1, False), None, self.average_row_bytes)
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        first = 0 if after is None else int(after.literals[0])
+        limit = int(table.name[1:]) if until is None else int(until.literals[0])
+        places = range(first + rows, limit, rows)[:count]
+        return [bound(place) for place in (reversed(places) if self.backwards else places)]
+
+
+def job(*names: str, mode: Mode = "full+incremental", keyless: Sequence[str] = ()) -> JobState:
+    tables = [table(name) for name in (*names, *keyless)]
+    return JobState(
+        job_uuid="u",
+        job_name="j",
+        mode=mode,
+        server_identity="s",
+        start=START,
+        prepared=(),
+        created_at_us=0,
+        schemas=tuple(TableSchema(t, 3, (), ()) for t in tables),
+        split_keys=tuple(SplitKey(t, () if t.name in keyless else ("id",)) for t in tables),
+    )
+
+
+def high(pos: int) -> BinlogPosition:
+    return BinlogPosition("b.000001", pos, "a:1-11")
+
+
+def splits_read(plan: Plan, *, pos: int = 2000, seconds: float | None = None) -> SplitsRead:
+    assert isinstance(plan.work, SnapshotWork)
+    splits = [split for task in plan.work.tasks for split in task]
+    reports = tuple(Report(s.id, s.table, s.schema_version, high(pos + s.id), 10, 0) for s in splits)
+    return SplitsRead(plan.epoch, reports, seconds)
+
+
+def log_read(plan: Plan, end: BinlogPosition | None = None, seconds: float | None = None) -> LogRead:
+    assert isinstance(plan.work, LogWork)
+    log_range = plan.work.range
+    reached = BinlogPosition(log_range.stop_file, log_range.stop_pos) if end is None else end
+    return LogRead(plan.epoch, LogReport(reached, (), 1, 1, 1, None), seconds)
+
+
+def plan_next(
+    state: EnumeratorState,
+    outcome: Outcome | None = None,
+    goal: BinlogPosition | None = None,
+    *,
+    files: tuple[LogFile, ...] = FILES,
+    source: EvenTables | None = None,
+    settings: Settings = SETTINGS,
+) -> tuple[Plan | None, EnumeratorState]:
+    source = EvenTables() if source is None else source
+    return plan_epoch(state, Observation(files, goal, outcome), source, settings)
+
+
+def planned(*args: object, **kwargs: object) -> tuple[Plan, EnumeratorState]:
+    plan, state = plan_next(*args, **kwargs)  # type: ignore[arg-type]
+    assert plan is not None
+    return plan, state
+
+
+def after_snapshot(job_state: JobState) -> EnumeratorState:
+    """Every table in one epoch, all highs at b.000001:2000 and a little more."""
+    settings = replace(SETTINGS, parallelism=1000)
+    plan, state = planned(first_state(job_state, settings), settings=settings)
+    return absorb(state, splits_read(plan), settings)
+
+
+def test_tables_are_read_in_order_and_an_epoch_may_hold_several() -> None:
+    settings = replace(SETTINGS, parallelism=3)
+    plan, state = planned(first_state(job("n0", "n25", "n5", keyless=["log"]), settings), settings=settings)
+    assert plan.epoch == 1
+    assert plan.phase is Phase.SNAPSHOT
+    assert isinstance(plan.work, SnapshotWork)
+    assert plan.work.anchor == START
+    found = [(s.id, s.table.name, s.schema_version, s.columns) for (s,) in plan.work.tasks]
+    assert found == [(0, "n0", 3, ("id",)), (1, "n25", 3, ("id",)), (2, "n25", 3, ("id",))]
+    tail, first = plan.work.tasks[1][0].range, plan.work.tasks[2][0].range
+    assert tail == KeyRange(bound(24), None)
+    assert first == KeyRange(None, bound(10))
+
+    plan, state = planned(state, splits_read(plan), settings=settings)
+    assert isinstance(plan.work, SnapshotWork)
+    assert plan.work.anchor == high(2002)
+    assert [(s.table.name, s.range) for (s,) in plan.work.tasks] == [
+        ("n25", KeyRange(bound(10), bound(20))),
+        ("n25", KeyRange(bound(20), bound(24))),
+        ("n5", KeyRange(None, None)),
+    ]
+    plan, state = planned(state, splits_read(plan), settings=settings)
+    assert isinstance(plan.work, SnapshotWork)
+    assert [(s.id, s.columns, s.range) for (s,) in plan.work.tasks] == [(6, (), KeyRange(None, None))]
+    assert [(t.table.name, t.done_splits, t.planned_splits, t.done_rows) for t in state.tables] == [
+        ("n0", 1, 1, 10),
+        ("n25", 4, 4, 40),
+        ("n5", 1, 1, 10),
+        ("log", 0, 1, 0),
+    ]
+
+
+def test_an_epoch_grows_until_it_lasts_long_enough_and_shrinks_when_it_lasts_too_long() -> None:
+    state = first_state(job("n1000000"), SETTINGS)
+    seen = []
+    outcome = None
+    for seconds in [1.0, 1.0, 4.9, 5.1, 20.0, 20.1, None, *[0.1] * 12]:
+        plan, state = planned(state, outcome)
+        assert isinstance(plan.work, SnapshotWork)
+        assert {len(task) for task in plan.work.tasks} == {state.splits_per_task}
+        assert len(plan.work.tasks) == SETTINGS.parallelism
+        seen.append(state.splits_per_task)
+        outcome = splits_read(plan, seconds=seconds)
+    assert seen[:8] == [1, 2, 4, 8, 8, 8, 4, 4]
+    assert seen[-1] == MAX_SPLITS_PER_TASK
+
+
+def test_splits_of_long_rows_are_small() -> None:
+    for row_bytes, expected in [(None, 1000), (1, 1000), (MAX_SPLIT_BYTES // 100, 100), (MAX_SPLIT_BYTES * 2, 1)]:
+        source = EvenTables(average_row_bytes=row_bytes)
+        _, found = next_ranges(TableState(table("n5000"), 1, ("id",)), source, split_rows=1000, count=1)
+        cursor = found.cursor
+        assert (cursor.rows if isinstance(cursor, Walking) else cursor.step) == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.pitfall(14)
+def test_ranks_that_do_not_rise_as_the_server_says_stop_the_job() -> None:
+    state = TableState(table("n500"), 1, ("id",), Walking(None, bound(499), 10))
+    with pytest.raises(SourceNotUsableError, match="orders the key id otherwise"):
+        next_ranges(state, EvenTables(backwards=True), split_rows=10, count=5)
+
+
+def test_catching_up_reads_the_log_from_the_start_of_the_job_and_then_streams() -> None:
+    state = after_snapshot(job("n25"))
+    assert state.phase is Phase.CATCH_UP
+    assert state.last_high == high(2003)
+    plan, state = planned(state)
+    assert plan.phase is Phase.CATCH_UP
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == START
+    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", 4000)
+    end = BinlogPosition("b.000001", 4321)
+    plan, state = planned(state, log_read(plan, end))
+    assert plan.phase is Phase.STREAM
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == end
+    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000002", 2325)
+
+
+def test_catching_up_goes_on_until_the_greatest_high() -> None:
+    settings = replace(SETTINGS, max_batch_bytes=1001)
+    state = replace(after_snapshot(job("n25")), batch_bytes=1001)
+    plan, state = planned(state, settings=settings)
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.stop_pos == 2001
+    plan, state = planned(state, log_read(plan), settings=settings)
+    assert plan.phase is Phase.CATCH_UP
+    assert absorb(state, log_read(plan), settings).phase is Phase.STREAM
+
+
+def test_mode_full_ends_at_the_greatest_high() -> None:
+    state = after_snapshot(job("n25", mode="full"))
+    plan, state = planned(state)
+    assert isinstance(plan.work, LogWork)
+    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", 2003)
+    plan_after, state = plan_next(state, log_read(plan, high(2003)))
+    assert plan_after is None
+    assert state.phase is Phase.DONE
+    assert plan_next(state) == (None, state)
+
+
+@pytest.mark.pitfall(6)
+@pytest.mark.parametrize(("mode", "phase"), [("full", Phase.DONE), ("full+incremental", Phase.STREAM)])
+def test_an_idle_source_has_nothing_to_catch_up(mode: Mode, phase: Phase) -> None:
+    plan, state = planned(first_state(job("n5", mode=mode), SETTINGS))
+    assert isinstance(plan.work, SnapshotWork)
+    (split,) = plan.work.tasks[0]
+    files = (LogFile(START.file, START.pos),)
+    report = Report(split.id, split.table, 3, START, 5, 0)
+    after, state = plan_next(state, SplitsRead(1, (report,), None), files=files)
+    assert after is None
+    assert state.phase is phase
+
+
+def test_a_job_without_tables_goes_straight_to_the_log() -> None:
+    assert first_state(job(), SETTINGS).phase is Phase.STREAM
+    assert first_state(job(mode="full"), SETTINGS).phase is Phase.DONE
+    state = first_state(job(mode="incremental"), SETTINGS)
+    assert state.phase is Phase.STREAM
+    plan, _ = planned(state)
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == START
+
+
+def test_a_run_with_a_goal_ends_there_but_not_before_the_greatest_high() -> None:
+    settings = replace(SETTINGS, max_batch_bytes=10**6)
+    for goal_pos, expected in [(1500, 2003), (2500, 2500)]:
+        state = replace(after_snapshot(job("n25")), batch_bytes=10**6)
+        goal = BinlogPosition("b.000001", goal_pos)
+        plan, state = planned(state, None, goal, settings=settings)
+        assert isinstance(plan.work, LogWork)
+        assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", expected)
+        after, state = plan_next(state, log_read(plan), goal, settings=settings)
+        assert after is None
+        assert state.phase is Phase.STREAM
+        plan, _ = planned(state, settings=settings)
+        assert plan.epoch == 3
+
+
+def test_batches_of_log_grow_when_quick_and_shrink_when_slow() -> None:
+    settings = replace(SETTINGS, max_batch_bytes=1 << 30, max_batch_seconds=10.0)
+    files = (LogFile("b.000001", 10**12),)
+    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 20)
+    outcome, seen = None, []
+    for seconds in [5.0, 6.0, 20.0, 400.0, None, *[0.1] * 16]:
+        plan, state = planned(state, outcome, files=files, settings=settings)
+        seen.append(state.batch_bytes)
+        outcome = log_read(plan, seconds=seconds)
+    assert seen[:6] == [1 << 20, 1 << 21, 1 << 21, 1 << 20, MIN_BATCH_BYTES, MIN_BATCH_BYTES]
+    assert seen[-1] == 1 << 30
+
+
+def test_a_short_range_says_nothing_about_the_size_of_a_batch() -> None:
+    settings = replace(SETTINGS, max_batch_bytes=1 << 30)
+    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 20)
+    plan, state = planned(state, files=(LogFile("b.000001", 1100),), settings=settings)
+    assert absorb(state, log_read(plan, seconds=0.3), settings).batch_bytes == 1 << 20
+
+
+def test_open_xa_transactions_are_carried_to_the_next_range_and_need_their_part_of_the_log() -> None:
+    state = first_state(job(mode="incremental"), SETTINGS)
+    plan, state = planned(state)
+    open_xa = PreparedXa("x", BinlogPosition("b.000001", 3000), BinlogPosition("b.000001", 3500))
+    outcome = log_read(plan)
+    outcome = replace(outcome, report=replace(outcome.report, end=BinlogPosition("b.000002", 500), prepared=(open_xa,)))
+    plan, _ = planned(state, outcome)
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.prepared == (open_xa,)
+    with pytest.raises(LogPositionLostError, match=r"b\.000001"):
+        plan_next(state, outcome, files=FILES[1:])
+
+
+@pytest.mark.pitfall(46)
+def test_a_log_that_lost_what_the_job_needs_stops_it_in_every_phase() -> None:
+    first = first_state(job("n25"), SETTINGS)
+    for state in (first, after_snapshot(job("n25"))):
+        with pytest.raises(LogPositionLostError, match="no longer has"):
+            plan_next(state, files=FILES[1:])
+        with pytest.raises(LogPositionLostError, match="is not the one"):
+            plan_next(state, files=(LogFile("b.000001", 999),))
+    with pytest.raises(LogPositionLostError, match="is not the one"):
+        plan_next(after_snapshot(job("n25")), files=(LogFile("b.000001", 1999),))
+
+
+@pytest.mark.pitfall(8)
+def test_an_outcome_that_is_not_the_awaited_one_is_an_error() -> None:
+    plan, state = planned(first_state(job("n25"), SETTINGS))
+    good = splits_read(plan)
+    with pytest.raises(CheckpointError, match="does not hold what epoch 1"):
+        plan_next(state)
+    for bad in (
+        replace(good, reports=good.reports[1:]),
+        replace(good, reports=(*good.reports, good.reports[0])),
+        replace(good, epoch=2),
+        LogRead(1, LogReport(START, (), 0, 0, 0, None), None),
+    ):
+        with pytest.raises(CheckpointError):
+            plan_next(state, bad)
+    with pytest.raises(CheckpointError):
+        plan_next(absorb(state, good, SETTINGS), good)
+
+
+def test_a_log_report_must_reach_its_stop() -> None:
+    plan, state = planned(first_state(job(mode="incremental"), SETTINGS))
+    with pytest.raises(CheckpointError, match="transaction boundary"):
+        absorb(state, log_read(plan, BinlogPosition("b.000001", 3999)), SETTINGS)
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    state = first_state(job("n1000", "n25"), SETTINGS)
+    assert planned(state) == planned(state)
+
+
+def test_only_the_moves_of_the_table_are_possible() -> None:
+    for now in Phase:
+        for to in Phase:
+            if to in NEXT[now]:
+                assert move(now, to) is to
+            else:
+                with pytest.raises(ValueError, match="no way from"):
+                    move(now, to)

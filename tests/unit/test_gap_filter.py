@@ -1,0 +1,116 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from readers.gap_filter import GapFilter, merge_segments, write_segment
+from state.errors import CheckpointError
+from state.position import BinlogPosition
+from state.rank import integer_rank
+from state.split import Bound, KeyRange, Report, Split
+from state.table import TableId
+
+ORDERS, ITEMS = TableId("shop", "orders"), TableId("stock", "items")
+
+
+def bound(value: int) -> Bound:
+    return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+
+
+def split(split_id: int, start: int | None, end: int | None, table: TableId = ORDERS) -> Split:
+    limits = [None if limit is None else bound(limit) for limit in (start, end)]
+    return Split(split_id, table, 1, ("id",), KeyRange(*limits))
+
+
+def report(split_id: int, high: int, table: TableId = ORDERS) -> Report:
+    return Report(split_id, table, 1, BinlogPosition("b.000001", high), row_count=3, replayed_changes=0)
+
+
+def version(pos: int, file: str = "b.000001") -> int:
+    return BinlogPosition(file, pos).version
+
+
+def segment_of_two_splits() -> pa.Buffer:
+    return write_segment([split(0, None, 10), split(1, 10, None)], [report(0, 100), report(1, 200)])
+
+
+@pytest.mark.pitfall(10)
+def test_a_change_exactly_at_the_high_is_in_the_split() -> None:
+    gap_filter = GapFilter.from_segments([segment_of_two_splits()], [ORDERS], "routes")
+    ranks = np.array([integer_rank(v, unsigned=False) for v in (9, 9, 10, 10)])
+    numbers = np.array([int.from_bytes(rank, "big") for rank in ranks.tolist()], np.uint64)
+    versions = np.array([version(100), version(101), version(200), version(201)], np.int64)
+    assert gap_filter.keep(ORDERS, numbers, versions).tolist() == [False, True, False, True]
+
+
+@pytest.mark.pitfall(44)
+def test_files_are_ordered_by_their_number() -> None:
+    gap_filter = GapFilter.from_segments(
+        [write_segment([split(0, None, None)], [Report(0, ORDERS, 1, BinlogPosition("b.999999", 500), 0, 0)])],
+        [ORDERS],
+        "routes",
+    )
+    versions = np.array([version(4, "b.1000000"), version(499, "b.999999")], np.int64)
+    assert gap_filter.keep(ORDERS, None, versions).tolist() == [True, False]
+
+
+def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
+    gap_filter = GapFilter.from_segments(
+        [segment_of_two_splits(), write_segment([split(2, None, None, ITEMS)], [report(2, 50, ITEMS)])],
+        [ORDERS, ITEMS],
+        "routes",
+    )
+    assert gap_filter.keep(ITEMS, None, np.array([version(50), version(51)])).tolist() == [False, True]
+    with pytest.raises(ValueError, match="need as many ranks"):
+        gap_filter.keep(ORDERS, None, np.array([version(150)]))
+
+
+def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
+    cut = Bound(("'a'",), b"a\0\0".hex())
+    splits = [Split(i, ORDERS, 1, ("k",), r) for i, r in enumerate([KeyRange(None, cut), KeyRange(cut, None)])]
+    gap_filter = GapFilter.from_segments([write_segment(splits, [report(0, 100), report(1, 200)])], [ORDERS], "routes")
+    with pytest.raises(ValueError, match="not a single integer column"):
+        gap_filter.keep(ORDERS, np.array([1], np.uint64), np.array([version(150)]))
+    with pytest.raises(ValueError, match="a rank is null"):
+        gap_filter.keep(ORDERS, pa.array([None], pa.binary()), np.array([version(150)]))
+
+
+@pytest.mark.pitfall(8)
+@pytest.mark.parametrize(
+    ("splits", "tables"),
+    [
+        ([split(0, None, 10)], [ORDERS]),
+        ([split(1, 10, None)], [ORDERS]),
+        ([split(0, None, 10), split(1, 11, None)], [ORDERS]),
+        ([split(0, None, 10), split(1, 9, None)], [ORDERS]),
+        ([split(0, None, None), split(1, None, None)], [ORDERS]),
+        ([split(0, None, None)], [ORDERS, ITEMS]),
+        ([split(0, None, None), split(1, None, None, ITEMS)], [ORDERS]),
+        ([], [ORDERS]),
+    ],
+    ids=["no end", "no start", "hole", "overlap", "twice", "table missing", "unknown table", "nothing"],
+)
+def test_lost_or_doubled_reports_are_an_error(splits: list[Split], tables: list[TableId]) -> None:
+    segment = write_segment(splits, [report(s.id, 100, s.table) for s in splits])
+    with pytest.raises(CheckpointError, match="routes"):
+        GapFilter.from_segments([segment], tables, "routes")
+
+
+def test_splits_and_reports_must_belong_together() -> None:
+    for reports in ([], [report(0, 1), report(1, 1)], [report(0, 1, ITEMS)]):
+        with pytest.raises(ValueError, match="belong together"):
+            write_segment([split(0, None, None)], reports)
+
+
+def test_any_changed_or_missing_byte_is_noticed() -> None:
+    good = bytes(segment_of_two_splits())
+    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").highs(ORDERS)
+    for at in range(0, len(good), 7):
+        for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
+            with pytest.raises(CheckpointError, match=r"r"):
+                GapFilter.from_segments([bad], [ORDERS], "r")
+
+
+def test_another_format_version_is_refused_as_such() -> None:
+    good = bytes(segment_of_two_splits())
+    with pytest.raises(CheckpointError, match="version 2"):
+        merge_segments([good[:8] + b"\2" + good[9:]], "routes")

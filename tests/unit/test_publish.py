@@ -1,0 +1,177 @@
+"""Publishing a split: once, whole, and whoever comes second gets what the first one wrote."""
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from readers import publish as publishing
+from readers.publish import publish, published_name, read_published
+from state.change_batch import batch_schema
+from state.errors import CheckpointError
+from state.position import BinlogPosition
+from state.split import Report
+from state.store import LocalStore
+from state.table import Column, TableId, TableSchema
+
+TABLE = TableId("shop", "orders")
+SCHEMA = TableSchema(TABLE, 1, (Column("id", "int", "int32", False), Column("s", "text", "string", True)), ("id",))
+HIGH = BinlogPosition("binlog.000003", 1234, "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5")
+
+
+def report_of(rows: pa.Table, split_id: int = 7) -> Report:
+    return Report(split_id, TABLE, 1, HIGH, rows.num_rows, 3)
+
+
+def some_rows(count: int, text: str = "x") -> pa.Table:
+    values = {"id": pa.array(range(count), pa.int32()), "s": pa.array([f"{text}{i}" for i in range(count)])}
+    return pa.table(values)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path))
+
+
+def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
+    rows = some_rows(5)
+    published = publish(store, 3, report_of(rows), rows, taken_at_us=1_700_000_000_000_001)
+    found = read_published(store, 3, 7)
+    assert found == published
+    assert found is not None
+    assert found.report == report_of(rows)
+    (batch,) = found.batches
+    assert batch.schema == batch_schema(SCHEMA)
+    assert batch.schema.metadata is None
+    assert batch.select(["id", "s"]) == rows.to_batches()[0]
+    first = batch.slice(0, 1).to_pylist()[0]
+    assert (first["_change_type"], first["_commit_version"], first["_seq"]) == (0, HIGH.version, 0)
+    assert (first["_txn_id"], first["_is_snapshot"]) == (None, True)
+    assert first["_commit_timestamp"].timestamp() == pytest.approx(1_700_000_000.000001)
+    assert batch["_seq"].to_pylist() == list(range(5))
+
+
+def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
+    rows = some_rows(4)
+    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    path = Path(store.root, published_name(1, 7))
+    assert path == Path(store.root, "published", "e1-s7.arrow")
+    with pa.ipc.open_file(path.read_bytes()) as reader:
+        assert reader.read_all().select(["id", "s"]) == rows
+
+
+def test_nothing_published_is_none(store: LocalStore) -> None:
+    assert read_published(store, 1, 7) is None
+
+
+def test_a_split_without_rows_is_published_too(store: LocalStore) -> None:
+    rows = some_rows(0)
+    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    found = read_published(store, 1, 7)
+    assert found is not None
+    assert (found.report.row_count, found.batches) == (0, ())
+
+
+@pytest.mark.pitfall(74)
+def test_the_second_attempt_gets_what_the_first_one_published(store: LocalStore) -> None:
+    first, second = some_rows(5), some_rows(6, "other")
+    publish(store, 3, report_of(first), first, taken_at_us=1)
+    found = publish(store, 3, report_of(second), second, taken_at_us=2)
+    assert found.report.row_count == 5
+    assert pa.Table.from_batches(found.batches).select(["id", "s"]) == first
+    other_epoch = publish(store, 4, report_of(second), second, taken_at_us=2)
+    assert other_epoch.report.row_count == 6
+
+
+def race(root: str, number: int, start: Any, answers: Any) -> None:
+    rows = some_rows(number + 1, f"attempt {number} ")
+    start.wait()
+    published = publish(LocalStore(root), 1, report_of(rows), rows, taken_at_us=number)
+    answers.put((published.report.row_count, pa.Table.from_batches(published.batches).to_pylist()))
+
+
+@pytest.mark.pitfall(74)
+def test_racing_processes_all_emit_the_winners_rows(store: LocalStore) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, answers = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=race, args=(store.root, n, start, answers)) for n in range(4)]
+    for process in processes:
+        process.start()
+    found = [answers.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert all(answer == found[0] for answer in found)
+
+
+def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MAX_BATCH_BYTES", 4096)
+    rows = pa.table({"id": pa.array(range(100), pa.int32()), "s": pa.array(["y" * (i * 20) for i in range(100)])})
+    found = publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    read = read_published(store, 1, 7)
+    assert read == found
+    assert len(found.batches) > 10
+    assert all(batch.select(["id", "s"]).nbytes <= 4096 or batch.num_rows == 1 for batch in found.batches)
+    whole = pa.Table.from_batches(found.batches)
+    assert whole.select(["id", "s"]) == rows
+    assert whole["_seq"].to_pylist() == list(range(100))
+
+
+def test_many_small_chunks_become_one_batch(store: LocalStore) -> None:
+    rows = pa.concat_tables([some_rows(3)] * 20)
+    assert len(publish(store, 1, report_of(rows), rows, taken_at_us=0).batches) == 1
+
+
+def test_rows_that_look_like_a_checksum_do_no_harm(store: LocalStore) -> None:
+    rows = some_rows(5, "tidemark-crc32=00000000 ")
+    published = publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    assert read_published(store, 1, 7) == published
+
+
+def test_the_report_must_fit_the_rows(store: LocalStore) -> None:
+    with pytest.raises(ValueError, match="6 in the report"):
+        publish(store, 1, report_of(some_rows(6)), some_rows(5), taken_at_us=0)
+
+
+def test_any_damaged_byte_is_noticed(store: LocalStore) -> None:
+    rows = some_rows(20)
+    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    path = Path(store.root, published_name(1, 7))
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"e1-s7\.arrow"):
+            read_published(store, 1, 7)
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 200, -1, -8, -300])
+def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore) -> None:
+    rows = some_rows(20)
+    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    path = Path(store.root, published_name(1, 7))
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_published(store, 1, 7)
+
+
+def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = publishing._REPORT.encode
+
+    def of_tomorrow(report: Report) -> bytes:
+        header, _, body = encode(report).partition(b"\n")
+        return json.dumps({**json.loads(header), "version": 999}).encode() + b"\n" + body
+
+    rows = some_rows(2)
+    monkeypatch.setattr(publishing._REPORT, "encode", of_tomorrow)
+    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    with pytest.raises(CheckpointError, match="version 999"):
+        read_published(store, 1, 7)
+
+
+def test_a_winner_that_is_gone_already_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = some_rows(2)
+    monkeypatch.setattr(LocalStore, "create", lambda self, name, data: False)
+    with pytest.raises(CheckpointError, match="committed"):
+        publish(store, 1, report_of(rows), rows, taken_at_us=0)

@@ -1,0 +1,40 @@
+"""The console sink prints whole parts, a line a change."""
+
+import io
+
+import pytest
+
+from sinks.console import ConsoleSink
+from sinks.sink import JobIdentity, PartResult
+from state.errors import SinkError
+from tests.support.change_parts import DELETE, INSERT, ITEMS, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
+
+JOB = JobIdentity("uuid", "job")
+
+
+def test_each_change_is_a_line() -> None:
+    stream = io.StringIO()
+    sink = ConsoleSink(stream)
+    sink.prepare(JOB, [ORDERS])
+    items = [
+        *snapshot_part(1, 1, ITEMS, [(1, "Füller", 2)]),
+        *log_part(
+            2,
+            (ITEMS, [(UPDATE, (1, "pen", None)), (DELETE, (1, "pen", None))]),
+            (ORDERS, [(INSERT, (1, "A", None, 0, "\n"))]),
+        ),
+    ]
+    assert list(sink.writer(JOB).write(items, SCHEMAS))[1] == PartResult(2, "log", 3, skipped=False)
+    assert stream.getvalue().splitlines() == [
+        'shop.items insert {"order_id":1,"sku":"Füller","quantity":2}',
+        'shop.items update_postimage {"order_id":1,"sku":"pen","quantity":null}',
+        'shop.items delete {"order_id":1,"sku":"pen","quantity":null}',
+        'shop.orders insert {"id":1,"customer":"A","amount":null,"placed_at":"1970-01-01T00:00:00.000000","note":"\\n"}',
+    ]
+
+
+def test_part_without_its_end_is_not_printed() -> None:
+    stream = io.StringIO()
+    with pytest.raises(SinkError):
+        list(ConsoleSink(stream).writer(JOB).write(snapshot_part(1, 1, ITEMS, [(1, "pen", 2)])[:-1], SCHEMAS))
+    assert stream.getvalue() == ""
