@@ -126,9 +126,10 @@ class Job:
 
 @dataclass
 class Attempt:
-    """A split on its way from low to publish."""
+    """A split on its way from low to publish. A speculative one may outlive its epoch."""
 
     split: Split
+    anchor: BinlogPosition
     low: set[int]
     rows: dict[Key, State] | None = None
     selected_at: int | None = None
@@ -206,7 +207,7 @@ class Driver:
             anchor = self.running.work.anchor.gtid_set()
             if not GtidSet({}).with_transactions(SOURCE, low).contains_all(anchor):
                 return False
-        self.attempts[split.id] = Attempt(split, low)
+        self.attempts[split.id] = Attempt(split, self.running.work.anchor, low)
         return True
 
     def select(self, attempt: Attempt) -> None:
@@ -224,15 +225,13 @@ class Driver:
         database, split = self.job.database, attempt.split
         assert attempt.rows is not None
         assert attempt.selected_at is not None
-        assert self.running is not None
-        assert isinstance(self.running.work, SnapshotWork)
         replayed = 0
         if self.job.exact:
             number = attempt.selected_at
             high = database.log[number - 1].end if number else self.job.job_state().start
         else:
             high = database.log_end()
-            for transaction in database.log[database.prefix(self.running.work.anchor) :]:
+            for transaction in database.log[database.prefix(attempt.anchor) :]:
                 if transaction.number in attempt.low:
                     continue
                 for change in transaction.changes:
