@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from conf.endpoint import Endpoint, parse_endpoint
 from conf.problems import did_you_mean
-from conf.section import Count, Section, Text, Written, not_supported_yet, refuse
+from conf.section import Section, Text, Written, not_supported_yet, refuse
 from conf.source import Tls
 from conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
 
@@ -93,7 +93,6 @@ class MirrorSink(_Sink):
         "it names the target's schema (PostgreSQL) or database; without, the URL's database takes it.",
         examples=["{schema}_{table}", "copy.{table}"],
     )
-    parallelism: Count = Field(4, description="Connections that write at the same time.")
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None, description="Encrypts connections to the target and checks it, as `source.tls`."
     )

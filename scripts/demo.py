@@ -56,9 +56,8 @@ spark:
 """
 MIRROR = """\
   type: mirror
-  url: ${COPY_URL}
   table: "{table}"
-  parallelism: 2"""
+  url: ${COPY_URL}"""
 FILES = """\
   type: files
   path: ./copy"""
