@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from state.errors import CheckpointError
 from state.job_state import JobState
 from state.log_range import LogReport
-from state.plan import EnumeratorState, PlanRecord
-from state.split import Report
+from state.plan import PlanRecord
 
 FORMAT = "tidemark"
 VERSION = 1
@@ -78,6 +77,4 @@ def _damaged(name: str, reason: str) -> CheckpointError:
 
 PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord)
 JOB: Codec[JobState] = Codec("job", JobState)
-ENUMERATOR: Codec[EnumeratorState] = Codec("enumerator", EnumeratorState)
-REPORTS: Codec[tuple[Report, ...]] = Codec("reports", tuple[Report, ...])
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport)

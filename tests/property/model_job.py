@@ -25,6 +25,7 @@ from state.table import TableId, TableSchema
 from tests.property.model_database import SERVER_UUID, TABLES, Change, Key, ModelDatabase, ModelTable, State, in_range
 
 SOURCE = (SERVER_UUID, "")
+REPORT: codec.Codec[Report] = codec.Codec("report", Report)
 
 
 class MemoryStore:
@@ -242,13 +243,13 @@ class Driver:
                             attempt.rows[change.key] = change.state
         report = Report(split.id, split.table, split.schema_version, high, len(attempt.rows), replayed)
         rows = json.dumps([[list(key), list(state)] for key, state in attempt.rows.items()])
-        self.job.store.create(f"splits/{split.id:08}", codec.REPORTS.encode((report,)) + rows.encode())
+        self.job.store.create(f"splits/{split.id:08}", REPORT.encode(report) + rows.encode())
         del self.attempts[split.id]
 
     def published(self, split: Split) -> tuple[Report, list[Entry]]:
         data = self.job.file(f"splits/{split.id:08}")
         head, body, rows = data.split(b"\n", 2)
-        (report,) = codec.REPORTS.decode(head + b"\n" + body + b"\n", "split")
+        report = REPORT.decode(head + b"\n" + body + b"\n", "split")
         return report, [
             Entry(split.table, tuple(key), tuple(state), is_delete=False, is_snapshot=True)
             for key, state in json.loads(rows)

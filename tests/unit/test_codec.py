@@ -24,7 +24,7 @@ from state.plan import (
     Walking,
 )
 from state.position import BinlogPosition
-from state.split import Bound, KeyRange, Report, Split
+from state.split import Bound, KeyRange, Split
 from state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shöp", "orders\n")
@@ -55,12 +55,13 @@ STATE = EnumeratorState(
     awaited=AwaitedSplits(7, 9),
 )
 RANGE = LogRange(START, "binlog.000002", 5, (XA,))
+RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLIT)), LATER)), STATE)
 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (codec.PLAN, PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLIT)), LATER)), STATE)),
+        (codec.PLAN, RECORD),
         (
             codec.PLAN,
             PlanRecord(
@@ -68,8 +69,6 @@ RANGE = LogRange(START, "binlog.000002", 5, (XA,))
                 replace(STATE, phase=Phase.STREAM, last_high=None, awaited=AwaitedLog(RANGE, 10)),
             ),
         ),
-        (codec.ENUMERATOR, STATE),
-        (codec.REPORTS, (Report(7, TABLE, 1, LATER, 5, 0), Report(8, TABLE, 1, replace(LATER, gtids=None), 0, 2))),
         (codec.LOG_REPORT, LogReport(LATER, (XA,), 1, 2, 3, None)),
         (
             codec.JOB,
@@ -94,30 +93,30 @@ def test_what_is_written_is_read(kind: codec.Codec[object], value: object) -> No
 
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:
-    good = codec.ENUMERATOR.encode(STATE)
+    good = codec.PLAN.encode(RECORD)
     for at in range(len(good)):
         changed = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
         for bad in (good[:at], changed):
             with pytest.raises(CheckpointError, match="plans/1"):
-                codec.ENUMERATOR.decode(bad, "plans/1")
+                codec.PLAN.decode(bad, "plans/1")
 
 
 def test_another_version_is_refused_as_such() -> None:
-    head, body = codec.ENUMERATOR.encode(STATE).split(b"\n", 1)
+    head, body = codec.PLAN.encode(RECORD).split(b"\n", 1)
     newer = json.dumps({**json.loads(head), "version": codec.VERSION + 1}).encode() + b"\n" + body
     with pytest.raises(CheckpointError, match=f"format version {codec.VERSION + 1}"):
-        codec.ENUMERATOR.decode(newer, "plans/1")
+        codec.PLAN.decode(newer, "plans/1")
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="'enumerator' where 'plan'"):
-        codec.PLAN.decode(codec.ENUMERATOR.encode(STATE), "plans/1")
+    with pytest.raises(CheckpointError, match="'plan' where 'job'"):
+        codec.JOB.decode(codec.PLAN.encode(RECORD), "job")
 
 
 @pytest.mark.pitfall(73)
 def test_nothing_is_read_from_an_empty_file_or_one_without_a_field() -> None:
     with pytest.raises(CheckpointError):
         codec.PLAN.decode(b"", "plans/1")
-    broken = codec.Codec[object]("enumerator", dict).encode({"phase": "stream"})
+    broken = codec.Codec[object]("plan", dict).encode({"phase": "stream"})
     with pytest.raises(CheckpointError, match="not what version"):
-        codec.ENUMERATOR.decode(broken, "plans/1")
+        codec.PLAN.decode(broken, "plans/1")
