@@ -15,6 +15,7 @@ from readers.mysql.table_checks import (
     check_logged,
     check_select,
     check_storage,
+    check_vectors,
 )
 from readers.mysql.table_facts import TableFacts
 from state.table import TableId, TableSchema
@@ -72,9 +73,9 @@ def preflight(
             findings += check_logged(facts, status)
         if unreadable:
             continue
-        schema, problems = check_columns(
-            facts, exclude_columns=demands.exclude_columns.get(table, frozenset()), key_override=demands.keys.get(table)
-        )
+        excluded = demands.exclude_columns.get(table, frozenset())
+        findings += check_vectors(facts, server, exclude_columns=excluded)
+        schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.keys.get(table))
         findings += problems
         if schema is not None:
             schemas[table] = schema

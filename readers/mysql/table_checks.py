@@ -29,6 +29,22 @@ def check_columns(
         return None, [of_error(error, table=facts.table)]
 
 
+def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]) -> list[Finding]:
+    """MariaDB has VECTOR since 11.7, by the name that MySQL gives it, and logs it as bytes."""
+    if server.flavour != "mariadb":
+        return []
+    return [
+        refusal(
+            f"Column {column.name} of {facts.table}, {column.source_type}, is not supported on MariaDB.",
+            f"Leave the column out: source.columns: {{{facts.table}: {{exclude: [{column.name}]}}}}.",
+            table=facts.table,
+            column=column.name,
+        )
+        for column in facts.columns
+        if column.source_type.lower().startswith("vector") and column.name not in exclude_columns
+    ]
+
+
 def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
     """For sinks that find rows again."""
     if not schema.key:

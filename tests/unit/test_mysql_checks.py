@@ -10,7 +10,7 @@ from readers.mysql.findings import Finding, raise_refusals, refusal, warning
 from readers.mysql.preflight import Demands, check_names, check_server_ids
 from readers.mysql.server import LogStatus, ServerIdentity, ServerInfo
 from readers.mysql.server_checks import check_settings, grants_log
-from readers.mysql.table_checks import check_cascades, check_key, check_logged, check_storage
+from readers.mysql.table_checks import check_cascades, check_key, check_logged, check_storage, check_vectors
 from readers.mysql.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
 from state.errors import SourceNotUsableError
 from state.table import TableId
@@ -104,6 +104,18 @@ def test_cascades_are_refused_where_the_server_does_not_log_them() -> None:
             assert found.severity == "refuse"
         assert check_cascades(facts(rule="NO ACTION"), server) == []
     assert check_cascades(facts(rule="CASCADE"), GOOD) == []
+
+
+@pytest.mark.pitfall(37)
+def test_vectors_are_refused_on_mariadb_unless_left_out() -> None:
+    with_vector = facts(key="vector(3)")
+    mariadb = replace(GOOD, flavour="mariadb", version=(11, 8, 2))
+    (found,) = check_vectors(with_vector, mariadb, exclude_columns=())
+    assert found.severity == "refuse"
+    assert "exclude: [id]" in found.remedy
+    assert check_vectors(with_vector, mariadb, exclude_columns=("id",)) == []
+    assert check_vectors(with_vector, GOOD, exclude_columns=()) == []
+    assert check_vectors(facts(), mariadb, exclude_columns=()) == []
 
 
 @pytest.mark.pitfall(86)
