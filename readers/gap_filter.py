@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from readers.mysql.kernel import kernel
+from readers.kernel import kernel
 from state.errors import CheckpointError
 from state.split import Report, Split
 from state.table import TableId

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from readers.kernel import Bytes, Int64s
 from readers.mysql import fixed_arrays, text_arrays
 from readers.mysql.column_codes import Fault, fault_of
 from readers.mysql.columns import ColumnPlan
 from readers.mysql.decode import Planes
-from readers.mysql.kernel import Bytes, Int64s
 from readers.mysql.layouts import Conversion
 from readers.mysql.values import Values, damaged_column
 from state.errors import TidemarkError, UnknownLogEventError

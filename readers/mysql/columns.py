@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from readers.kernel import Int32s
 from readers.mysql.charsets import decode_text
 from readers.mysql.column_codes import ColumnCode
 from readers.mysql.field_types import FieldType, image_code, image_type
-from readers.mysql.kernel import Int32s
 from readers.mysql.layouts import Conversion, Layout, column_layout
 from state.errors import SchemaChangedError, UnknownLogEventError
 from state.table import Column, TableId, TableSchema

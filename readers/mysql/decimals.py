@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from readers.kernel import Bytes, Int, inner_kernel, kernel
 from readers.mysql.column_codes import Fault
-from readers.mysql.kernel import Bytes, Int, inner_kernel, kernel
 from readers.mysql.moments import big, damaged
 
 _DAMAGED = -int(Fault.DAMAGED)

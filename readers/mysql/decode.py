@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from readers.kernel import Bytes, Int, Int32s, Int64s, inner_kernel, kernel
 from readers.mysql.column_codes import ColumnCode, Fault
 from readers.mysql.decimals import decimal_text, packed_decimal, packed_size
-from readers.mysql.kernel import Bytes, Int, Int32s, Int64s, inner_kernel, kernel
 from readers.mysql.moments import (
     big,
     damaged,

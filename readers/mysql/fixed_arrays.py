@@ -4,8 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from readers.kernel import Bytes, Int64s
 from readers.mysql.column_codes import IMPOSSIBLE_DATE
-from readers.mysql.kernel import Bytes, Int64s
 from readers.mysql.values import Values
 
 

@@ -6,7 +6,7 @@ size 0. What they return is the number of bytes, or -1 where it is beyond 32-bit
 
 import numpy as np
 
-from readers.mysql.kernel import Bytes, Int, Int32s, Int64s, kernel
+from readers.kernel import Bytes, Int, Int32s, Int64s, kernel
 
 GREATEST_OFFSET = 0x7FFFFFFF
 

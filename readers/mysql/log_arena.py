@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from readers.mysql.kernel import Bytes
+from readers.kernel import Bytes
 from readers.mysql.log_arrays import JOINED
 from state.errors import SourceNotUsableError
 

@@ -3,7 +3,7 @@
 from enum import IntEnum
 from typing import NamedTuple
 
-from readers.mysql.kernel import Bytes, Int32s, Int64s
+from readers.kernel import Bytes, Int32s, Int64s
 
 
 class Reason(IntEnum):

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from readers.mysql.kernel import Bytes, Int, inner_kernel
+from readers.kernel import Bytes, Int, inner_kernel
 
 CrcTables = npt.NDArray[np.uint32]
 

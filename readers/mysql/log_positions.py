@@ -113,7 +113,7 @@ class LogPlaces:
         return self._scan(self._start_of(place.file), place).finish()
 
     def _scan(self, start: BinlogPosition, end: BinlogPosition) -> "_Scan":
-        return _Scan(LogReader(self.source, {}), LogRange(start, end.file, end.pos))
+        return _Scan(LogReader(self.source, {}), LogRange(start, end))
 
     # log.start
 

@@ -5,9 +5,9 @@ Source of the formats: https://dev.mysql.com/doc/dev/mysql-server/latest/classmy
 
 import numpy as np
 
+from readers.kernel import Bytes, Int, Int64s, inner_kernel, kernel
 from readers.mysql.column_codes import ColumnCode
 from readers.mysql.decode import decode_image
-from readers.mysql.kernel import Bytes, Int, Int64s, inner_kernel, kernel
 from readers.mysql.log_arrays import (
     AT,
     BARE_BASE,

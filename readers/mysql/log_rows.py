@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from readers.kernel import Bytes, Int64s
 from readers.mysql.arrow import to_arrow
 from readers.mysql.decode import Planes
-from readers.mysql.kernel import Bytes, Int64s
 from readers.mysql.log_arrays import TX_FIELDS, TX_GTID_NUMBER, TX_SOURCE_INDEX, TX_TIMESTAMP, TX_VERSION, Rows
 from readers.mysql.log_tables import Slot
 from state.change_batch import batch_schema

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from readers.kernel import Int64s
 from readers.mysql import log_arrays as w
 from readers.mysql.arrow import decode_error
-from readers.mysql.kernel import Int64s
 from readers.mysql.log_arena import RECEIVE_BYTES, UNPACK_BYTES, Arena
 from readers.mysql.log_arrays import Group, Reason
 from readers.mysql.log_connection import LogSource
@@ -100,7 +100,7 @@ class LogState:
         self, source: LogSource, log_range: LogRange, wanted: Mapping[TableId, TableSchema], options: ReadOptions
     ) -> None:
         self.source = source
-        self.range = log_range
+        self.start, self.stop = binlog_position(log_range.start), binlog_position(log_range.stop)
         self.options = options
         self.wanted = wanted
         self.arena = Arena(options.receive_bytes, options.unpack_bytes)
@@ -110,16 +110,16 @@ class LogState:
         self.state = np.zeros(w.STATE_SIZE, np.int64)
         self.charsets: dict[int, str] = {}
         self.files: dict[int, str] = {}
-        self.file = log_range.start.file
+        self.file = self.start.file
         self.known: Known | None = None
         self.prepared: dict[str, PreparedXa] = {xa.xid: xa for xa in log_range.prepared}
         self.progress = Progress(
-            log_range.start,
-            None if log_range.start.gtids is None else log_range.start.gtid_set(),
+            self.start,
+            None if self.start.gtids is None else self.start.gtid_set(),
             dict(self.prepared),
         )
         self.finished = False
-        self.expected = (log_range.start.file, log_range.start.pos)
+        self.expected = (self.start.file, self.start.pos)
         """Where the dump was asked to start."""
         self.file_entered = False
         self.described = False
@@ -202,9 +202,7 @@ class LogState:
         self._set_stop()
 
     def _set_stop(self) -> None:
-        stop = BinlogPosition(self.range.stop_file, self.range.stop_pos)
-        if self.state[w.SEEKING]:
-            stop = self.progress.position
+        stop = self.progress.position if self.state[w.SEEKING] else self.stop
         number, last = self.here.file_number, stop.file_number
         self.state[w.STOP_POS] = stop.pos if number == last else w.NO_STOP if number < last else 0
 
@@ -213,7 +211,7 @@ class LogState:
 
     def is_beyond_stop(self) -> bool:
         """Is the file one behind the range's last?"""
-        return self.here.file_number > BinlogPosition(self.range.stop_file, 0).file_number
+        return self.here.file_number > self.stop.file_number
 
     def at_boundary(self) -> None:
         """After an event that Python handled, outside of transactions."""

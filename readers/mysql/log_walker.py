@@ -10,7 +10,7 @@ All state that outlives a call is in arrays: `state` (the indices below), `Table
 
 import numpy as np
 
-from readers.mysql.kernel import Bytes, Int, Int64s, inner_kernel, kernel
+from readers.kernel import Bytes, Int, Int64s, inner_kernel, kernel
 from readers.mysql.log_arrays import (
     AT,
     BOUNDARY,

@@ -7,8 +7,8 @@ Binary results: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_
 
 import numpy as np
 
+from readers.kernel import Bytes, Int, inner_kernel
 from readers.mysql.column_codes import IMPOSSIBLE_DATE, ZERO_DATE, Fault
-from readers.mysql.kernel import Bytes, Int, inner_kernel
 
 _DAMAGED = -int(Fault.DAMAGED)
 _DAMAGED_DATE = IMPOSSIBLE_DATE + 1

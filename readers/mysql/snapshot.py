@@ -258,7 +258,7 @@ class SplitReader:
         if end.order == low.start.order:
             return low.start
         self.counters.replays += 1
-        log_range = LogRange(low.start, end.file, end.pos)
+        log_range = LogRange(low.start, end)
         source = self._source
         ids = tuple(random.sample(source.server_ids, len(source.server_ids)))  # others take theirs from the same range
         log = ServerLog.of(source.endpoint, source.tls, source.server, ids)

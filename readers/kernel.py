@@ -1,11 +1,12 @@
-"""How this package's loops are compiled, and where the machine code is kept between processes.
+"""How the readers' loops are compiled, and where the machine code is kept between processes.
 
 numba caches a function under the time stamp of the file it stands in, and does not see that a function which it calls
 from another file has changed: an upgrade could go on running old code. So the cache's folder bears a fingerprint of all
-modules of this package that hold kernels.
+modules that hold kernels, of `readers` and of the function's own package: packages below do not call each other's.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def kernel(function: Function, *, makes_arrays: bool = False) -> Function:
     are not counted: each count is an atomic operation, and they took three quarters of the time of a loop over the log.
     """
     before = _config.CACHE_DIR
-    _config.CACHE_DIR = _CACHE_FOLDER
+    _config.CACHE_DIR = _cache_folder(function.__module__.rpartition(".")[0])
     try:
         return _compiled(function, nogil=True, cache=True, _nrt=makes_arrays)
     except RuntimeError:  # no folder of this user can be written to: compile in every process
@@ -56,18 +57,20 @@ def _compiled(function: Function, **options: bool) -> Function:
     return compiled
 
 
-def _cache_folder() -> str:
+@functools.cache
+def _cache_folder(package: str) -> str:
     digest = hashlib.sha256()
-    for module in sorted(resources.files(__package__).iterdir(), key=lambda file: file.name):
-        source = module.read_bytes() if module.name.endswith(".py") else b""
-        # IntEnum: codes, which kernels have as constants.
-        if module.name == "kernel.py" or b"kernel\ndef " in source or b"IntEnum" in source:
-            digest.update(module.name.encode() + source)
-    base = _config.CACHE_DIR
+    for folder in sorted({__package__, package}):
+        for module in sorted(resources.files(folder).iterdir(), key=lambda file: file.name):
+            source = module.read_bytes() if module.name.endswith(".py") else b""
+            # IntEnum: codes, which kernels have as constants.
+            if module.name == "kernel.py" or b"kernel\ndef " in source or b"IntEnum" in source:
+                digest.update(module.name.encode() + source)
+    base = _BASE
     if not base:
         with contextlib.suppress(RuntimeError):  # a user without a home
             base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return str(Path(base, "tidemark", "kernels", digest.hexdigest()[:16])) if base else ""
 
 
-_CACHE_FOLDER = _cache_folder()
+_BASE = str(_config.CACHE_DIR)
