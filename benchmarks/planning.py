@@ -1,19 +1,20 @@
-"""What planning a table of a million splits costs the driver: `python -m benchmarks.planning [SPLITS]`.
+"""What planning a table of a million splits costs the driver.
 
 The source answers by arithmetic, so that time and memory are the enumerator's own: plans as they are written, reports as
 they come back, and the segments that the gap filter keeps of them. Peak memory is Python's (tracemalloc) and Arrow's.
 """
 
-import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from benchmarks.bench import Bench
+from benchmarks.report import Cell, print_table
 from enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
-from enumerator.log_extent import LogFile
+from enumerator.log_extent import BinlogExtent, LogFile
 from readers.gap_filter import GapFilter, merge_segments, write_segment
 from state.codec import PLAN
 from state.job_state import JobState, SplitKey
@@ -111,7 +112,7 @@ def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
     state, outcome = first_state(job, settings), _no_outcome()
     files = (LogFile("binlog.000001", 4),)
     while True:
-        plan, state = plan_epoch(state, Observation(files, None, outcome), source, settings)
+        plan, state = plan_epoch(state, Observation(BinlogExtent(files), None, outcome), source, settings)
         if plan is None:
             return
         assert isinstance(plan.work, SnapshotWork)
@@ -126,19 +127,16 @@ def _no_outcome() -> Outcome | None:
     return None
 
 
-def main(print_line: Callable[[str], None] = print) -> None:
-    split_count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+def run(bench: Bench) -> None:
     measure(2_000, 1)  # loads what is loaded once
+    split_count, rows = max(bench.rows // 5, 2), list[list[Cell]]()
     for name, gap in (("cut by arithmetic", 1), ("walked", 1000)):
         cost, untraced = measure(split_count, gap), measure(split_count, gap, trace=False)
-        print_line(
-            f"{name}: {cost.split_count:,} splits in {cost.epoch_count:,} epochs, {untraced.seconds:.1f} s "
-            f"({untraced.seconds / cost.split_count * 1e6:.1f} µs a split); "
-            f"peak Python memory {cost.peak_python_bytes / 2**20:.1f} MiB; largest plan file "
-            f"{cost.largest_plan_bytes / 2**10:.0f} KiB; reports kept {cost.segment_bytes / 2**20:.1f} MiB; "
-            f"gap filter {cost.routes_bytes / 2**20:.1f} MiB"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        sizes = (cost.peak_python_bytes, cost.largest_plan_bytes, cost.segment_bytes, cost.routes_bytes)
+        per_split = untraced.seconds / cost.split_count * 1e6
+        rows.append([name, cost.epoch_count, untraced.seconds, per_split, *(size / 2**20 for size in sizes)])
+    print_table(
+        f"Planning of {split_count:,} splits",
+        ["", "epochs", "s", "µs a split", "MiB: peak of Python", "largest plan", "reports kept", "gap filter"],
+        rows,
+    )

@@ -9,7 +9,7 @@ source give the same plan; still, a plan that was once written is used as it is 
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from enumerator.log_extent import LogExtent, LogFile
+from enumerator.log_extent import LogExtent
 from enumerator.source import KeySource
 from enumerator.splitting import next_ranges
 from state.errors import CheckpointError
@@ -26,7 +26,7 @@ from state.plan import (
     SnapshotWork,
     TableState,
 )
-from state.position import BinlogPosition
+from state.position import Position
 from state.split import Report, Split
 from state.table import TableId
 
@@ -72,13 +72,13 @@ Outcome = SplitsRead | LogRead
 class Observation:
     """What the driver sees before it plans.
 
-    `log_files`: all that the source has, oldest first; the last one's size is the log's end. `goal`: the log end seen
+    `log`: what the source has of it. `goal`: the log end seen
     at the start of a run that ends there (trigger `once`), None for one that goes on. `outcome`: of the epoch that the
     state awaits, None if it awaits none.
     """
 
-    log_files: tuple[LogFile, ...]
-    goal: BinlogPosition | None = None
+    log: LogExtent
+    goal: Position | None = None
     outcome: Outcome | None = None
 
 
@@ -115,7 +115,7 @@ def plan_epoch(
         raise _inconsistent(f"The checkpoint does not hold what epoch {state.epoch} has read.")
     if state.phase is Phase.DONE:
         return None, state
-    extent = LogExtent(observation.log_files)
+    extent = observation.log
     ends = [place for place in (state.last_high, observation.goal) if place and place.order > state.position.order]
     for place in (state.position, *(xa.start for xa in state.prepared), *ends):
         extent.require(place)
@@ -171,7 +171,7 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
 
 
 def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, settings: Settings) -> EnumeratorState:
-    end, stop = outcome.report.end, BinlogPosition(awaited.range.stop_file, awaited.range.stop_pos)
+    end, stop = outcome.report.end, awaited.range.stop
     if end.order < stop.order:
         raise _inconsistent(
             f"Epoch {state.epoch} was to read the log up to {stop} or the transaction boundary behind it, "
@@ -239,14 +239,12 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
     )
 
 
-def _plan_log(
-    state: EnumeratorState, extent: LogExtent, goal: BinlogPosition | None
-) -> tuple[Plan | None, EnumeratorState]:
+def _plan_log(state: EnumeratorState, extent: LogExtent, goal: Position | None) -> tuple[Plan | None, EnumeratorState]:
     limit = _limit(state, goal, extent.end)
     if min(limit.order, extent.end.order) <= state.position.order:
         return None, state
     stop = extent.stop_after(state.position, state.batch_bytes, limit=limit)
-    log_range = LogRange(state.position, stop.file, stop.pos, state.prepared)
+    log_range = LogRange(state.position, stop, state.prepared)
     plan = Plan(state.epoch + 1, state.phase, LogWork(log_range))
     awaited = AwaitedLog(log_range, extent.bytes_between(state.position, stop))
     return plan, replace(state, epoch=plan.epoch, awaited=awaited)
@@ -259,7 +257,7 @@ def _inconsistent(message: str) -> CheckpointError:
     )
 
 
-def _limit(state: EnumeratorState, goal: BinlogPosition | None, end: BinlogPosition) -> BinlogPosition:
+def _limit(state: EnumeratorState, goal: Position | None, end: Position) -> Position:
     """How far this run reads the log: mode `full` to the greatest high, a run with a goal to it or the greatest
     high."""
     if state.mode == "full":

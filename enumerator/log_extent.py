@@ -1,11 +1,12 @@
-"""The log as the server lists it: files and sizes. How far it is from one place to another, and where a range stops."""
+"""How far the source's log reaches, how much of it lies between two places, and where a range stops."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from state.errors import DamagedLogError, LogPositionLostError
-from state.position import BinlogPosition
+from state.position import BinlogPosition, Position, WalPosition, binlog_position, wal_position
 
 FILE_START_POS = 4
 """A binlog file's first event stands behind four magic bytes."""
@@ -19,8 +20,25 @@ class LogFile:
     size_bytes: int
 
 
-class LogExtent:
-    """The server's files, oldest first. Raises DamagedLogError if there is none or their numbers don't rise."""
+class LogExtent(Protocol):
+    """What the source has of its log at one moment."""
+
+    @property
+    def end(self) -> Position:
+        """Where it ends. Additions to the place are not known."""
+
+    def require(self, place: Position) -> None:
+        """Raises LogPositionLostError unless the log still holds what comes after `place`."""
+
+    def bytes_between(self, start: Position, end: Position) -> int:
+        """How much log lies between; both must be in the log."""
+
+    def stop_after(self, start: Position, batch_bytes: int, *, limit: Position) -> Position:
+        """The place `batch_bytes` further on, but not beyond `limit` nor the log's end. `start` must be in the log."""
+
+
+class BinlogExtent:
+    """A LogExtent of files, oldest first. Raises DamagedLogError if there is none or their numbers don't rise."""
 
     def __init__(self, files: Iterable[LogFile]) -> None:
         self._files = tuple(files)
@@ -34,11 +52,10 @@ class LogExtent:
 
     @property
     def end(self) -> BinlogPosition:
-        """The place; its `gtids` are not known."""
         return BinlogPosition(self._files[-1].name, self._files[-1].size_bytes)
 
-    def require(self, place: BinlogPosition) -> None:
-        """Raises LogPositionLostError unless the log still holds what comes after `place`."""
+    def require(self, place: Position) -> None:
+        place = binlog_position(place)
         index = self._index.get(place.file)
         if index is None:
             raise LogPositionLostError(
@@ -54,13 +71,13 @@ class LogExtent:
                 "If the source was restored or its log reset, start the job over with an empty checkpoint.",
             )
 
-    def bytes_between(self, start: BinlogPosition, end: BinlogPosition) -> int:
-        """How much log lies between, along the files; both must be in the log."""
+    def bytes_between(self, start: Position, end: Position) -> int:
+        start, end = binlog_position(start), binlog_position(end)
         between = self._files[self._index[start.file] : self._index[end.file]]
         return sum(f.size_bytes for f in between) - start.pos + end.pos
 
-    def stop_after(self, start: BinlogPosition, batch_bytes: int, *, limit: BinlogPosition) -> BinlogPosition:
-        """The place `batch_bytes` further on, but not beyond `limit` nor the log's end. `start` must be in the log."""
+    def stop_after(self, start: Position, batch_bytes: int, *, limit: Position) -> Position:
+        start, limit = binlog_position(start), binlog_position(limit)
         remaining = batch_bytes
         at = start.pos
         for file in self._files[self._index[start.file] :]:
@@ -72,3 +89,33 @@ class LogExtent:
         else:
             stop = self.end
         return min(stop, limit, self.end, key=lambda place: place.order)
+
+
+@dataclass(frozen=True, slots=True)
+class WalExtent:
+    """A LogExtent of PostgreSQL's log, from what the job's slot keeps to what is flushed."""
+
+    start: WalPosition
+    end: WalPosition
+
+    def require(self, place: Position) -> None:
+        place = wal_position(place)
+        if place.lsn < self.start.lsn:
+            raise LogPositionLostError(
+                f"The job must go on from {place}, but its replication slot begins at {self.start}: it was created anew, "
+                "or moved on by somebody else.",
+                "Start the job over with an empty checkpoint and an empty target; let nobody else use the slot.",
+            )
+        if place.lsn > self.end.lsn:
+            raise LogPositionLostError(
+                f"The job must go on from {place}, but the source's log ends at {self.end}: it is not the log that the "
+                "job has read.",
+                "If the source was restored or failed over, start the job over with an empty checkpoint.",
+            )
+
+    def bytes_between(self, start: Position, end: Position) -> int:
+        return wal_position(end).lsn - wal_position(start).lsn
+
+    def stop_after(self, start: Position, batch_bytes: int, *, limit: Position) -> Position:
+        stop = wal_position(start).lsn + batch_bytes
+        return WalPosition(min(stop, wal_position(limit).lsn, self.end.lsn))

@@ -27,9 +27,10 @@ from sinks.console import ConsoleSink
 from sinks.files import FilesSink
 from sinks.mirror.sink import MirrorSink
 from sinks.sink import JobIdentity, Sink
-from state.errors import CheckpointError, LogPositionLostError
+from state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from state.gtid import GtidSet
 from state.job_state import JobState, SplitKey
+from state.position import binlog_position
 from state.table import TableId, TableSchema
 
 
@@ -204,7 +205,7 @@ def _require_same_log(job: JobFile, looked: Looked) -> None:
     epochs = checkpoint.plan_epochs()
     if not epochs or looked.server.flavour != "mysql" or looked.server.gtid_mode != "ON":
         return
-    position = checkpoint.plan(epochs[-1]).state.position
+    position = binlog_position(checkpoint.plan(epochs[-1]).state.position)
     if position.gtids is None:
         return
     with looked.connection.cursor() as cursor:

@@ -22,7 +22,7 @@ from state.failpoints import failpoint
 from state.job_state import JobState
 from state.phase import Phase
 from state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, PlanRecord, SnapshotWork
-from state.position import BinlogPosition
+from state.position import Position
 
 
 class Planner:
@@ -42,7 +42,7 @@ class Planner:
         self._job_state = job_state
         self._settings = settings
         self._stop_file = stop_file
-        self._goal: BinlogPosition | None = None
+        self._goal: Position | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
         self._planned_at: tuple[int, float] | None = None
 
@@ -67,7 +67,7 @@ class Planner:
             )
         state = self._state_after(committed)
         outcome = self._outcome(committed, state)
-        observation = Observation(self._access.log_files(), self._goal, outcome)
+        observation = Observation(self._access.log_extent(), self._goal, outcome)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         self._absorbed = (committed, state)
         if plan is None:

@@ -29,7 +29,7 @@ from state.failpoints import failpoint
 from state.log_range import LogRange
 from state.phase import Phase
 from state.plan import LogWork, SnapshotWork
-from state.position import BinlogPosition
+from state.position import Position
 from state.split import Split
 from state.table import TableId, TableSchema
 
@@ -39,7 +39,7 @@ class SplitsTask:
     """Splits that one Spark task reads, one after the other on one connection."""
 
     splits: tuple[Split, ...]
-    anchor: BinlogPosition
+    anchor: Position
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the planner asks the source, on one connection that is opened anew when it was lost."""
 
 from conf.model import JobFile
-from enumerator.log_extent import LogFile
+from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.source import KeySource
 from readers.mysql.connect import Connection, connect
 from readers.mysql.keys import MySqlKeys
@@ -35,9 +35,9 @@ class SourceAccess:
     def log_end(self) -> BinlogPosition:
         return self._session.ask(lambda connection: log_end(connection, self._server))
 
-    def log_files(self) -> tuple[LogFile, ...]:
+    def log_extent(self) -> BinlogExtent:
         """The files up to the log's end; the end is asked first, for the log may grow and rotate between the two."""
-        return self._session.ask(lambda connection: _log_files(connection, self._server))
+        return BinlogExtent(self._session.ask(lambda connection: _log_files(connection, self._server)))
 
 
 def _log_files(connection: Connection, server: ServerInfo) -> tuple[LogFile, ...]:

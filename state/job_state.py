@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from state.log_range import PreparedXa
-from state.position import BinlogPosition
+from state.position import Position
 from state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
@@ -32,7 +32,7 @@ class JobState:
     job_name: str
     mode: Mode
     server_identity: str
-    start: BinlogPosition
+    start: Position
     prepared: tuple[PreparedXa, ...]
     created_at_us: int
     schemas: tuple[TableSchema, ...]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from state.position import BinlogPosition
+from state.position import BinlogPosition, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,15 @@ class PreparedXa:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The transactions after `start`, up to the first transaction boundary at or after `stop_file`:`stop_pos`.
+    """The transactions after `start`, up to the first transaction boundary at or after `stop`, whose additions don't count.
 
     The plan fixes both, and the log does not change, so that every reading of a range gives the same changes: a retry,
     a speculative attempt or a restart emits what the first attempt emitted. The stop lies at or before the log's end
     at planning.
     """
 
-    start: BinlogPosition
-    stop_file: str
-    stop_pos: int
+    start: Position
+    stop: Position
     prepared: tuple[PreparedXa, ...] = ()
 
 
@@ -33,7 +32,7 @@ class LogRange:
 class LogReport:
     """`end` is the boundary where the next range starts. Counts are of the captured tables' changes."""
 
-    end: BinlogPosition
+    end: Position
     prepared: tuple[PreparedXa, ...]
     emitted_changes: int
     filtered_changes: int

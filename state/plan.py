@@ -11,7 +11,7 @@ from typing import Literal
 from state.job_state import Mode
 from state.log_range import LogRange, PreparedXa
 from state.phase import Phase
-from state.position import BinlogPosition
+from state.position import Position
 from state.split import Bound, Split
 from state.table import TableId
 
@@ -81,7 +81,7 @@ class SnapshotWork:
     """
 
     tasks: tuple[tuple[Split, ...], ...]
-    anchor: BinlogPosition
+    anchor: Position
     kind: Literal["snapshot"] = "snapshot"
 
 
@@ -135,9 +135,9 @@ class EnumeratorState:
     tables: tuple[TableState, ...]
     next_split_id: int
     splits_per_task: int
-    position: BinlogPosition
+    position: Position
     prepared: tuple[PreparedXa, ...]
-    last_high: BinlogPosition | None
+    last_high: Position | None
     batch_bytes: int
     awaited: AwaitedSplits | AwaitedLog | None
 

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from state.errors import DamagedLogError
+from state.errors import CheckpointError, DamagedLogError
 from state.gtid import GtidSet
 
 _BINLOG_NAME = re.compile(r"(?P<base>.+)\.(?P<number>\d+)")
@@ -31,7 +32,7 @@ class BinlogPosition:
         return int(match["number"])
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> tuple[int, ...]:
         return (self.file_number, self.pos)
 
     @property
@@ -54,15 +55,49 @@ class BinlogPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class BinlogWatermark:
-    """What a read of a MySQL or MariaDB table contains once it is normalised: the log's prefix up to `high`.
+class WalPosition:
+    """A place in PostgreSQL's log: before it are the transactions whose commit record starts before `lsn`.
 
-    A split's rows are exact at its high, so set inclusion and the order of positions say the same there
-    (docs/adr/0002). On the way to it, lows are sets: see readers/mysql/watermark.py.
+    `snapshot`, pg_current_snapshot()'s text, is an addition: it stands in a split's high and says exactly what the split
+    contains, for transactions become visible in another order than they are logged in.
     """
 
-    high: BinlogPosition
+    lsn: int
+    snapshot: str | None = None
 
-    def covers(self, commit: BinlogPosition) -> bool:
-        """Is the transaction that ends at `commit` contained?"""
-        return commit.order <= self.high.order
+    @property
+    def order(self) -> tuple[int, ...]:
+        return (self.lsn,)
+
+    @property
+    def version(self) -> int:
+        """The LSN, used as `_commit_version`."""
+        return self.lsn
+
+    def __str__(self) -> str:
+        return f"{self.lsn >> 32:X}/{self.lsn & 0xFFFFFFFF:X}"
+
+
+Position: TypeAlias = BinlogPosition | WalPosition
+"""All positions of a job are of one kind: its source's."""
+
+
+def binlog_position(position: Position) -> BinlogPosition:
+    """Raises CheckpointError where it is another kind of source's."""
+    if isinstance(position, BinlogPosition):
+        return position
+    raise _of_another_source(position)
+
+
+def wal_position(position: Position) -> WalPosition:
+    """Raises CheckpointError where it is another kind of source's."""
+    if isinstance(position, WalPosition):
+        return position
+    raise _of_another_source(position)
+
+
+def _of_another_source(position: Position) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint's position {position} is not one of this kind of source.",
+        "A checkpoint belongs to one source: give this job a checkpoint folder of its own.",
+    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from state.position import BinlogPosition, BinlogWatermark
+from state.position import Position
 from state.table import TableId
 
 
@@ -48,10 +48,6 @@ class Report:
     split_id: int
     table: TableId
     schema_version: int
-    high: BinlogPosition
+    high: Position
     row_count: int
     replayed_changes: int
-
-    @property
-    def watermark(self) -> BinlogWatermark:
-        return BinlogWatermark(self.high)

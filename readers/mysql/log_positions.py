@@ -113,7 +113,7 @@ class LogPlaces:
         return self._scan(self._start_of(place.file), place).finish()
 
     def _scan(self, start: BinlogPosition, end: BinlogPosition) -> "_Scan":
-        return _Scan(LogReader(self.source, {}), LogRange(start, end))
+        return _Scan(LogReader(self.source, {}), start, end)
 
     # log.start
 
@@ -243,18 +243,18 @@ class _Scan:
     """A walk over a range's transactions, without rows."""
 
     reader: LogReader
-    range: LogRange
+    start: BinlogPosition
+    stop: BinlogPosition
 
     def finish(self) -> BinlogPosition:
         """The range's end."""
         for _ in self._flushes():
             pass
-        return self.reader.report.end
+        return self.reader.end
 
     def find(self, matches: Callable[[_Transaction], bool]) -> BinlogPosition:
         """The boundary before the first transaction that matches; the range's end where none does."""
-        start = self.range.start
-        gtids = None if start.gtids is None else start.gtid_set()
+        gtids = None if self.start.gtids is None else self.start.gtid_set()
         for flush in self._flushes():
             for i, line in enumerate(flush.transactions.tolist()):
                 source = flush.sources[line[w.TX_SOURCE_INDEX]] if line[w.TX_SOURCE_INDEX] >= 0 else _NO_SOURCE
@@ -267,10 +267,10 @@ class _Scan:
                     return BinlogPosition(file, pos, None if gtids is None else str(gtids))
             if gtids is not None:
                 gtids = gtids.union(gtids_of(flush.transactions, flush.sources))
-        return self.reader.report.end
+        return self.reader.end
 
     def _flushes(self) -> Iterable[Flush]:
-        return self.reader.flushes(self.range, {}, ReadOptions())
+        return self.reader.flushes(LogRange(self.start, self.stop), {}, ReadOptions())
 
 
 _NO_SOURCE: Source = ("", "")

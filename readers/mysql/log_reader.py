@@ -9,6 +9,7 @@ from readers.mysql.log_rows import LogBatch
 from readers.mysql.log_state import Flush, LogState, ReadOptions
 from state.gtid import GtidSet
 from state.log_range import LogRange, LogReport
+from state.position import BinlogPosition, binlog_position
 from state.table import TableId, TableSchema
 
 
@@ -65,6 +66,11 @@ class LogReader:
             transactions=progress.transactions,
             end_timestamp_us=progress.timestamp_us,
         )
+
+    @property
+    def end(self) -> BinlogPosition:
+        """The report's."""
+        return binlog_position(self.report.end)
 
     @property
     def report(self) -> LogReport:

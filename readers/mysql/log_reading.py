@@ -75,12 +75,11 @@ class Reading:
     def run(self) -> Iterator[Flush]:
         """Hands out the range. Raises TidemarkError."""
         log = self.log
-        stop = BinlogPosition(log.range.stop_file, log.range.stop_pos)
-        if log.range.start.order > stop.order:
+        if log.start.order > log.stop.order:
             raise LogPositionLostError(
-                f"The job has read the log up to {log.range.start}, but now it ends at {stop}.", _ANOTHER_LOG
+                f"The job has read the log up to {log.start}, but now it ends at {log.stop}.", _ANOTHER_LOG
             )
-        log.finished = log.range.start.order == stop.order
+        log.finished = log.start.order == log.stop.order
         failures, reached = 0, log.progress.reached
         while not log.finished:
             try:
@@ -113,7 +112,7 @@ class Reading:
         if failures >= attempts:
             if isinstance(exc, LogEndsEarlyError):
                 raise LogPositionLostError(
-                    f"The source's log ends before {self.log.range.stop_file}:{self.log.range.stop_pos}, which it had "
+                    f"The source's log ends before {self.log.stop}, which it had "
                     f"reached before; nothing came after {place}.",
                     f"The source lost the end of its log in a crash (sync_binlog=1 prevents it). {_NEW_JOB}",
                 ) from exc
@@ -289,8 +288,7 @@ class Reading:
         log = self.log
         flush = log.flush()
         log.jump = None
-        stop = BinlogPosition(log.range.stop_file, log.range.stop_pos)
-        log.finished = log.progress.position.order >= stop.order
+        log.finished = log.progress.position.order >= log.stop.order
         return flush
 
     def _found_start(self) -> None:

@@ -23,7 +23,7 @@ from readers.mysql.log_walker import close_group
 from state.errors import LogPositionLostError, TidemarkError
 from state.gtid import GtidSet, Source
 from state.log_range import LogRange, PreparedXa
-from state.position import BinlogPosition
+from state.position import BinlogPosition, binlog_position
 from state.table import TableId, TableSchema
 
 

@@ -41,7 +41,7 @@ from readers.normalise import Replay
 from state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, SplitChangedError
 from state.failpoints import failpoint
 from state.log_range import LogRange
-from state.position import BinlogPosition
+from state.position import BinlogPosition, Position, binlog_position
 from state.split import KeyRange, Report, Split
 from state.table import TableId, TableSchema
 
@@ -140,7 +140,7 @@ class SplitReader:
     def close(self) -> None:
         self._session.close()
 
-    def read(self, split: Split, schema: TableSchema, anchor: BinlogPosition) -> SplitRead:
+    def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         """The rows of the split at its high. `anchor` is the plan's; a newer one that this process knows is preferred.
 
         Raises SchemaChangedError if the table no longer has the columns of `schema`, SourceUnavailableError after
@@ -151,7 +151,7 @@ class SplitReader:
         lost, fresh = 0, 0
         while True:
             try:
-                read = self._read(split, schema, newest_anchor(self._scope, anchor))
+                read = self._read(split, schema, newest_anchor(self._scope, binlog_position(anchor)))
             except SplitChangedError as error:
                 cause: Exception = error
             except pymysql.MySQLError as error:
@@ -266,8 +266,8 @@ class SplitReader:
         for batch in reader.read(log_range, skip=low.contained, replay=True):
             self.counters.replayed_changes += batch.rows.num_rows
             take(batch.rows)
-        remember_anchor(self._scope, reader.report.end)
-        return reader.report.end
+        remember_anchor(self._scope, reader.end)
+        return reader.end
 
     def _in_range(self, split: Split, schema: TableSchema, rows: pa.Table) -> npt.NDArray[np.bool_]:
         if split.range == KeyRange(None, None):

@@ -299,7 +299,7 @@ def test_checksums_switched_off_and_on(table: LoggedServer) -> None:
         )
         part = table.range()
         assert [row[1] for row in rows(table.read("t"))] == [1, 2, 3, 4]
-        later = LogRange(middle, part.stop_file, part.stop_pos)
+        later = LogRange(middle, part.stop)
         assert [row[1] for row in rows(list(changes_of(table.reader("t"), later)))] == [3, 4]
     finally:
         table.execute("SET GLOBAL binlog_checksum = CRC32")

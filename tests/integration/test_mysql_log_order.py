@@ -27,5 +27,5 @@ def test_a_range_ends_at_its_place_though_times_run_backwards(logged: LoggedServ
     for first in range(5):
         for last in range(first, 6):
             end = boundaries[last]
-            changes = changes_of(logged.reader("t"), LogRange(boundaries[first], end.file, end.pos))
+            changes = changes_of(logged.reader("t"), LogRange(boundaries[first], end))
             assert [change["id"] for change in changes] == list(range(first + 1, last + 1))

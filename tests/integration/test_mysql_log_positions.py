@@ -40,7 +40,7 @@ def executed(server: LoggedServer) -> GtidSet:
 
 def ids_from(server: LoggedServer, start: BinlogPosition) -> list[int]:
     end = server.end()
-    part = LogRange(start, end.file, end.pos)
+    part = LogRange(start, end)
     return [change["id"] for change in changes_of(server.reader("t"), part)]
 
 
@@ -69,7 +69,7 @@ def test_anchor_has_exactly_the_gtids_before_it(table: LoggedServer) -> None:
     end = table.end()
     for anchor in anchors:
         reader = table.reader("t")
-        list(reader.read(LogRange(anchor, end.file, end.pos)))
+        list(reader.read(LogRange(anchor, end)))
         assert (reader.report.end.file, reader.report.end.pos) == (end.file, end.pos)
         if table.name == "mysql-gtid":
             assert reader.report.end.gtid_set() == executed(table)
@@ -212,4 +212,4 @@ def test_positions_of_another_server_are_refused(table: LoggedServer) -> None:
             source.endpoint, None, source.flavour, table.source().identity, False, source.server_ids
         )
         with pytest.raises(LogPositionLostError, match="This is server"):
-            list(reader.read(LogRange(BinlogPosition("binlog.000001", 4), "binlog.000001", 9999)))
+            list(reader.read(LogRange(BinlogPosition("binlog.000001", 4), BinlogPosition("binlog.000001", 9999))))

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, absorb, first_state, plan_epoch
+from enumerator.log_extent import BinlogExtent
 from readers.gap_filter import GapFilter, merge_segments, write_segment
 from state import codec
 from state.gtid import GtidSet
@@ -157,7 +158,7 @@ class Driver:
         job, epoch = self.job, self.job.logged_epoch + 1
         name = f"plans/{epoch:08}"
         if job.store.read(name) is None:
-            observation = Observation(job.database.files(), self.goal, self._outcome(seconds))
+            observation = Observation(BinlogExtent(job.database.files()), self.goal, self._outcome(seconds))
             plan, state = plan_epoch(self.state, observation, job.database, job.settings)
             if plan is None:
                 self.state = state
@@ -265,7 +266,7 @@ class Driver:
         assert self.running is not None
         assert isinstance(self.running.work, LogWork)
         log_range, epoch = self.running.work.range, self.running.epoch
-        stop = BinlogPosition(log_range.stop_file, log_range.stop_pos)
+        stop = log_range.stop
         end = next(place for place in database.boundaries() if place.order >= stop.order)
         changes = [
             (change, transaction.end.version)

@@ -61,7 +61,7 @@ def log() -> list[lb.LogFile]:
 def read(server: lb.LogServer, options: ReadOptions) -> tuple[list[tuple[Any, ...]], TidemarkError | None]:
     """What was handed out, and the error that ended it."""
     reader = LogReader(server, {lb.TABLE: lb.schema()}, options)
-    part = LogRange(BinlogPosition("log.000001", 4, ""), "log.000002", server.files[-1].end)
+    part = LogRange(BinlogPosition("log.000001", 4, ""), BinlogPosition("log.000002", server.files[-1].end))
     found: list[tuple[Any, ...]] = []
     names = ("_commit_version", "_seq", "_change_type", "id", "v", "_txn_id")
     try:

@@ -189,7 +189,7 @@ def read(model: Model, server: lb.LogServer, options: ReadOptions, stops: list[i
     ends = sorted({model.boundaries[stop % len(model.boundaries)] for stop in stops}, key=lambda p: p.order)
     reader = LogReader(server, WANTED, options)
     for stop in [*ends, last]:
-        part = LogRange(start, stop.file, max(stop.pos - 3, 4) if stop != last else stop.pos, prepared)
+        part = LogRange(start, BinlogPosition(stop.file, max(stop.pos - 3, 4) if stop != last else stop.pos), prepared)
         first = list(rows_of(reader, part))
         report = reader.report
         assert list(rows_of(reader, part)) == first
@@ -277,7 +277,7 @@ def test_skipped_transactions_leave_the_rest(steps_of: list, first: int, count: 
     server = lb.LogServer(model.files)
     with lb.serving(server):
         reader = LogReader(server, WANTED)
-        part = LogRange(BinlogPosition(model.files[0].name, 4, ""), model.file.name, model.file.end)
+        part = LogRange(BinlogPosition(model.files[0].name, 4, ""), BinlogPosition(model.file.name, model.file.end))
         found = list(rows_of(reader, part, skip))
     ours = GtidSet.parse(f"{lb.SERVER}:{first}-{first + count}")
     wanted = [c for c in model.expected if not ours.contains((str(lb.SERVER), ""), int(c[6].rpartition(":")[2]))]

@@ -100,7 +100,7 @@ class LoggedServer:
     def range(self) -> LogRange:
         """From where `read` would begin to the log's end."""
         end = self.end()
-        return LogRange(self.start, end.file, end.pos, self.prepared)
+        return LogRange(self.start, end, self.prepared)
 
     def read(
         self, *tables: str | TableSchema, options: ReadOptions | None = None, skip: GtidSet | None = None

@@ -93,7 +93,7 @@ class SourceTable:
             return []
         log = ServerLog.of(self.endpoint, None, self.source.server, self.source.server_ids[::-1])
         found = []
-        for batch in LogReader(log, {self.table: self.schema}).read(LogRange(start, end.file, end.pos)):
+        for batch in LogReader(log, {self.table: self.schema}).read(LogRange(start, end)):
             names = self.schema.arrow_schema().names
             rows = zip(*(batch.rows[name].to_pylist() for name in names), strict=True)
             types, versions = batch.rows["_change_type"].to_pylist(), batch.rows["_commit_version"].to_pylist()

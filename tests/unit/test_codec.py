@@ -54,7 +54,7 @@ STATE = EnumeratorState(
     batch_bytes=1 << 26,
     awaited=AwaitedSplits(7, 9),
 )
-RANGE = LogRange(START, "binlog.000002", 5, (XA,))
+RANGE = LogRange(START, BinlogPosition("binlog.000002", 5), (XA,))
 RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLIT)), LATER)), STATE)
 
 

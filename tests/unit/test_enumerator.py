@@ -17,7 +17,7 @@ from enumerator.enumerator import (
     first_state,
     plan_epoch,
 )
-from enumerator.log_extent import LogFile
+from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
 from state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
 from state.job_state import JobState, Mode, SplitKey
@@ -101,7 +101,7 @@ def splits_read(plan: Plan, *, pos: int = 2000, seconds: float | None = None) ->
 def log_read(plan: Plan, end: BinlogPosition | None = None, seconds: float | None = None) -> LogRead:
     assert isinstance(plan.work, LogWork)
     log_range = plan.work.range
-    reached = BinlogPosition(log_range.stop_file, log_range.stop_pos) if end is None else end
+    reached = log_range.stop if end is None else end
     return LogRead(plan.epoch, LogReport(reached, (), 1, 1, 1, None), seconds)
 
 
@@ -115,7 +115,7 @@ def plan_next(
     settings: Settings = SETTINGS,
 ) -> tuple[Plan | None, EnumeratorState]:
     source = EvenTables() if source is None else source
-    return plan_epoch(state, Observation(files, goal, outcome), source, settings)
+    return plan_epoch(state, Observation(BinlogExtent(files), goal, outcome), source, settings)
 
 
 def planned(*args: object, **kwargs: object) -> tuple[Plan, EnumeratorState]:
@@ -201,13 +201,13 @@ def test_catching_up_reads_the_log_from_the_start_of_the_job_and_then_streams() 
     assert plan.phase is Phase.CATCH_UP
     assert isinstance(plan.work, LogWork)
     assert plan.work.range.start == START
-    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", 4000)
+    assert (plan.work.range.stop.file, plan.work.range.stop.pos) == ("b.000001", 4000)
     end = BinlogPosition("b.000001", 4321)
     plan, state = planned(state, log_read(plan, end))
     assert plan.phase is Phase.STREAM
     assert isinstance(plan.work, LogWork)
     assert plan.work.range.start == end
-    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000002", 2325)
+    assert (plan.work.range.stop.file, plan.work.range.stop.pos) == ("b.000002", 2325)
 
 
 def test_catching_up_goes_on_until_the_greatest_high() -> None:
@@ -215,7 +215,7 @@ def test_catching_up_goes_on_until_the_greatest_high() -> None:
     state = replace(after_snapshot(job("n25")), batch_bytes=1001)
     plan, state = planned(state, settings=settings)
     assert isinstance(plan.work, LogWork)
-    assert plan.work.range.stop_pos == 2001
+    assert plan.work.range.stop.pos == 2001
     plan, state = planned(state, log_read(plan), settings=settings)
     assert plan.phase is Phase.CATCH_UP
     assert absorb(state, log_read(plan), settings).phase is Phase.STREAM
@@ -225,7 +225,7 @@ def test_mode_full_ends_at_the_greatest_high() -> None:
     state = after_snapshot(job("n25", mode="full"))
     plan, state = planned(state)
     assert isinstance(plan.work, LogWork)
-    assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", 2003)
+    assert (plan.work.range.stop.file, plan.work.range.stop.pos) == ("b.000001", 2003)
     plan_after, state = plan_next(state, log_read(plan, high(2003)))
     assert plan_after is None
     assert state.phase is Phase.DONE
@@ -262,7 +262,7 @@ def test_a_run_with_a_goal_ends_there_but_not_before_the_greatest_high() -> None
         goal = BinlogPosition("b.000001", goal_pos)
         plan, state = planned(state, None, goal, settings=settings)
         assert isinstance(plan.work, LogWork)
-        assert (plan.work.range.stop_file, plan.work.range.stop_pos) == ("b.000001", expected)
+        assert (plan.work.range.stop.file, plan.work.range.stop.pos) == ("b.000001", expected)
         after, state = plan_next(state, log_read(plan), goal, settings=settings)
         assert after is None
         assert state.phase is Phase.STREAM

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enumerator.log_extent import LogExtent, LogFile
+from enumerator.log_extent import BinlogExtent, LogFile
 from state.errors import DamagedLogError, LogPositionLostError
 from state.position import BinlogPosition
 
 FILES = [LogFile("b.999998", 1000), LogFile("b.999999", 200), LogFile("b.1000000", 600)]
-EXTENT = LogExtent(FILES)
+EXTENT = BinlogExtent(FILES)
 
 
 def place(file: str, pos: int) -> BinlogPosition:
@@ -21,7 +21,7 @@ def test_the_end_is_that_of_the_last_file() -> None:
 @pytest.mark.parametrize("files", [[], [FILES[1], FILES[0]], [FILES[0], FILES[0]]])
 def test_a_list_that_is_no_log_is_refused(files: list[LogFile]) -> None:
     with pytest.raises(DamagedLogError):
-        LogExtent(files)
+        BinlogExtent(files)
 
 
 @pytest.mark.pitfall(45)

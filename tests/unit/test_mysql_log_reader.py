@@ -64,7 +64,7 @@ def read(
     wanted = {lb.TABLE: lb.schema()} if schemas is None else schemas
     reader = LogReader(server, wanted, options or ReadOptions(receive_bytes=1 << 20, plane_bytes=1 << 20))
     first, last = server.files[0], server.files[-1]
-    part = LogRange(BinlogPosition(first.name, 4, gtids), last.name, last.end, prepared)
+    part = LogRange(BinlogPosition(first.name, 4, gtids), BinlogPosition(last.name, last.end), prepared)
     with lb.serving(server):
         return list(rows_of(reader, part, **reading)), reader
 
@@ -93,7 +93,7 @@ def test_meta_columns_of_a_transaction() -> None:
         lb.gtid(7), BEGIN, lb.table_map(9), lb.write(9, (1, "a"), (2, None)), lb.update(9, ((1, "a"), (3, "b"))), XID
     )
     server = lb.LogServer([file])
-    part = LogRange(BinlogPosition("log.000001", 4, ""), "log.000001", file.end)
+    part = LogRange(BinlogPosition("log.000001", 4, ""), BinlogPosition("log.000001", file.end))
     reader = LogReader(server, {lb.TABLE: lb.schema(version=5)})
     with lb.serving(server):
         (batch,) = reader.read(part)
@@ -276,13 +276,13 @@ def test_xa_prepared_in_an_earlier_range() -> None:
     server = lb.LogServer([file])
     reader = LogReader(server, {lb.TABLE: lb.schema()})
     with lb.serving(server):
-        assert list(reader.read(LogRange(BinlogPosition(file.name, 4, ""), file.name, middle))) == []
+        assert list(reader.read(LogRange(BinlogPosition(file.name, 4, ""), BinlogPosition(file.name, middle)))) == []
         report = reader.report
         assert [xa.xid for xa in report.prepared] == ["X'6b',X'',1"]
-        rows = list(rows_of(reader, LogRange(report.end, file.name, last, report.prepared)))
+        rows = list(rows_of(reader, LogRange(report.end, BinlogPosition(file.name, last), report.prepared)))
         assert [row[0] for row in rows] == [1]
         assert [xa.xid for xa in reader.report.prepared] == ["X'6c',X'',1"]
-        part = LogRange(reader.report.end, file.name, file.end, reader.report.prepared)
+        part = LogRange(reader.report.end, BinlogPosition(file.name, file.end), reader.report.prepared)
         assert list(rows_of(reader, part)) == []
     assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4")
 
@@ -523,9 +523,9 @@ def test_range_ends_at_the_first_boundary_at_or_after_its_stop() -> None:
             (end + 1, ("log.000001", first.end)),
             (first.end + 1, ("log.000002", 4)),
         ]:
-            list(reader.read(LogRange(BinlogPosition(first.name, 4), first.name, stop)))
+            list(reader.read(LogRange(BinlogPosition(first.name, 4), BinlogPosition(first.name, stop))))
             assert (reader.report.end.file, reader.report.end.pos) == wanted
-        list(reader.read(LogRange(BinlogPosition("log.000002", 4), "log.000002", 4)))
+        list(reader.read(LogRange(BinlogPosition("log.000002", 4), BinlogPosition("log.000002", 4))))
         assert reader.report.end == BinlogPosition("log.000002", 4)
 
 
@@ -533,7 +533,7 @@ def test_range_ends_at_the_first_boundary_at_or_after_its_stop() -> None:
 def test_log_that_is_shorter_than_what_was_read() -> None:
     reader = LogReader(lb.LogServer([log_of(*ONE)]), {})
     with pytest.raises(LogPositionLostError, match="now it ends at"):
-        list(reader.read(LogRange(BinlogPosition("log.000002", 4), "log.000001", 9999)))
+        list(reader.read(LogRange(BinlogPosition("log.000002", 4), BinlogPosition("log.000001", 9999))))
 
 
 @pytest.mark.pitfall(45)
@@ -547,7 +547,7 @@ def test_start_between_no_two_events() -> None:
     )
     reader = LogReader(server, {})
     with pytest.raises(LogPositionLostError, match="not between two events"):
-        list(reader.read(LogRange(BinlogPosition(file.name, 500), file.name, file.end)))
+        list(reader.read(LogRange(BinlogPosition(file.name, 500), BinlogPosition(file.name, file.end))))
 
 
 @pytest.mark.pitfall(51)
@@ -559,7 +559,7 @@ def test_positions_beyond_4_gib() -> None:
     server = lb.LogServer([file])
     reader = LogReader(server, {lb.TABLE: lb.schema()})
     with lb.serving(server):
-        rows = list(rows_of(reader, LogRange(BinlogPosition(file.name, start), file.name, file.end)))
+        rows = list(rows_of(reader, LogRange(BinlogPosition(file.name, start), BinlogPosition(file.name, file.end))))
     assert len(rows) == 10
     assert reader.report.end.pos == file.end > 1 << 32
     assert rows[-1][5] == BinlogPosition(file.name, file.end).version
@@ -575,11 +575,15 @@ def test_start_beyond_4_gib_is_reached_from_the_files_begin(monkeypatch: pytest.
     reader = LogReader(server, {lb.TABLE: lb.schema()})
     gtids = f"{lb.SERVER}:1-3"
     with lb.serving(server):
-        rows = list(rows_of(reader, LogRange(BinlogPosition(file.name, start, gtids), file.name, file.end)))
+        rows = list(
+            rows_of(reader, LogRange(BinlogPosition(file.name, start, gtids), BinlogPosition(file.name, file.end)))
+        )
         assert [row[4] for row in rows] == [f"{lb.SERVER}:4"]
         assert reader.report.end.gtids == f"{lb.SERVER}:1-4"
         with pytest.raises(LogPositionLostError, match="not between two transactions"):
-            list(reader.read(LogRange(BinlogPosition(file.name, start + 3, gtids), file.name, file.end)))
+            list(
+                reader.read(LogRange(BinlogPosition(file.name, start + 3, gtids), BinlogPosition(file.name, file.end)))
+            )
     assert server.dumps[0][1] == 4
 
 
@@ -605,7 +609,7 @@ def test_position_that_is_no_longer_there() -> None:
     reader = LogReader(lb.LogServer([file]), {})
     for place in (BinlogPosition("log.000000", 4), BinlogPosition(file.name, file.end + 50)):
         with pytest.raises(LogPositionLostError) as caught:
-            list(reader.read(LogRange(place, "log.000009", 4)))
+            list(reader.read(LogRange(place, BinlogPosition("log.000009", 4))))
         assert "Start the job anew" in caught.value.remedy
 
 
@@ -614,7 +618,7 @@ def test_log_that_ends_before_the_range() -> None:
     server = lb.LogServer([file])
     reader = LogReader(server, {})
     with pytest.raises(LogPositionLostError, match="ends before"):
-        list(reader.read(LogRange(BinlogPosition(file.name, 4), file.name, file.end + 100)))
+        list(reader.read(LogRange(BinlogPosition(file.name, 4), BinlogPosition(file.name, file.end + 100))))
     assert len(server.dumps) == log_reading.ATTEMPTS
 
 
@@ -634,7 +638,7 @@ def test_log_whose_end_comes_a_little_later() -> None:
 
     server.stream = stream  # type: ignore[method-assign]
     with lb.serving(server):
-        rows = list(rows_of(reader, LogRange(BinlogPosition(file.name, 4), file.name, stop)))
+        rows = list(rows_of(reader, LogRange(BinlogPosition(file.name, 4), BinlogPosition(file.name, stop))))
     assert len(rows) == 2
     assert reader.reconnects == 2
 
