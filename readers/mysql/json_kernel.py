@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from readers.gather import GREATEST_OFFSET
 from readers.kernel import Bytes, Int, Int32s, Int64s, inner_kernel, kernel
-from readers.mysql.gather import GREATEST_OFFSET
 from readers.mysql.jsonb import GREATEST_DEPTH
 from readers.mysql.moments import little
 

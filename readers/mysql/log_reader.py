@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from readers.log_batch import LogBatch
 from readers.mysql.log_connection import LogSource
 from readers.mysql.log_reading import Reading
-from readers.mysql.log_rows import LogBatch
 from readers.mysql.log_state import Flush, LogState, ReadOptions
 from state.gtid import GtidSet
 from state.log_range import LogRange, LogReport

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from readers.kernel import Bytes, Int64s
+from readers.log_batch import LogBatch, meta_arrays, runs
 from readers.mysql.arrow import to_arrow
 from readers.mysql.decode import Planes
 from readers.mysql.log_arrays import TX_FIELDS, TX_GTID_NUMBER, TX_SOURCE_INDEX, TX_TIMESTAMP, TX_VERSION, Rows
 from readers.mysql.log_tables import Slot
 from state.change_batch import batch_schema
 from state.gtid import GtidSet, Source
-from state.table import TableId
 
 PLANE_BYTES = 48 << 20
 GREATEST_ROWS = 1 << 17
@@ -22,15 +22,6 @@ LEAST_ROWS = 16
 TRANSACTIONS = 1 << 17
 _POSITION_BITS = 40
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LogBatch:
-    """Rows of one table in the log's order; `rows` has `batch_schema` of the table's schema."""
-
-    table: TableId
-    schema_version: int
-    rows: pa.RecordBatch
 
 
 def empty_rows(width: int, *, plane_bytes: int = PLANE_BYTES, transactions: int = TRANSACTIONS) -> Rows:
@@ -81,22 +72,17 @@ def batches(
 
 
 def _meta(rows: Rows, chosen: Int64s, names: Names) -> list[pa.Array]:
-    """META_FIELDS of state/change_batch.py."""
     tx = rows.tx[chosen]
-    times = rows.transactions[tx, TX_TIMESTAMP]
-    starts = np.empty(len(tx), np.bool_)
-    starts[0] = True
-    np.not_equal(tx[1:], tx[:-1], out=starts[1:])
-    indices = np.cumsum(starts, dtype=np.int32) - np.int32(1)
+    indices, starts = runs(tx)
     ids = transaction_ids(rows.transactions[tx[starts]], names)
-    return [
-        pa.array(rows.kind[chosen].astype(np.int8)),
-        pa.array(rows.transactions[tx, TX_VERSION]),
-        pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(tx), [None, pa.py_buffer(times)]),
-        pa.array(rows.seq[chosen]),
+    transactions = rows.transactions[tx]
+    return meta_arrays(
+        rows.kind[chosen],
+        transactions[:, TX_VERSION],
+        transactions[:, TX_TIMESTAMP],
+        rows.seq[chosen],
         pa.DictionaryArray.from_arrays(pa.array(indices), ids),
-        pa.Array.from_buffers(pa.bool_(), len(tx), [None, pa.py_buffer(bytes((len(tx) + 7) // 8))]),
-    ]
+    )
 
 
 def transaction_ids(transactions: Int64s, names: Names) -> pa.Array:

@@ -10,13 +10,14 @@ from typing import TypeAlias
 import numpy as np
 
 from readers.kernel import Int64s
+from readers.log_batch import LogBatch
 from readers.mysql import log_arrays as w
 from readers.mysql.arrow import decode_error
 from readers.mysql.log_arena import RECEIVE_BYTES, UNPACK_BYTES, Arena
 from readers.mysql.log_arrays import Group, Reason
 from readers.mysql.log_connection import LogSource
 from readers.mysql.log_events import FILE_START, damaged
-from readers.mysql.log_rows import PLANE_BYTES, LogBatch, Names, batches, empty_rows, gtids_of
+from readers.mysql.log_rows import PLANE_BYTES, Names, batches, empty_rows, gtids_of
 from readers.mysql.log_sources import LogSources, overlap
 from readers.mysql.log_tables import KnownTables
 from readers.mysql.log_walker import close_group

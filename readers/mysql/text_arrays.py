@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from readers.gather import GREATEST_OFFSET
 from readers.kernel import Bytes, Int64s
 from readers.mysql.charsets import UTF8, decode_text, single_byte_table
 from readers.mysql.decimals import wide_decimal_text
-from readers.mysql.gather import GREATEST_OFFSET, copy_characters, copy_padded, measure_characters, time_text
+from readers.mysql.gather import copy_characters, copy_padded, measure_characters, time_text
 from readers.mysql.json_kernel import JsonStop, print_documents
 from readers.mysql.jsonb import json_text
 from readers.mysql.values import Values

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from readers.gather import GREATEST_OFFSET, copy, measure
 from readers.kernel import Bytes, Int32s, Int64s
 from readers.mysql.columns import Output
-from readers.mysql.gather import GREATEST_OFFSET, copy, measure
 from state.errors import DamagedLogError, SourceNotUsableError
 from state.table import TableId
 
