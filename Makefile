@@ -5,6 +5,7 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 WORKERS ?= 2
 N ?= 20
+ROWS ?= 5000000
 
 .PHONY: help setup servers check test test-again test-unit chaos pitfalls demo bench clean distclean
 
@@ -21,7 +22,7 @@ check: setup ## format, lint, types, import direction
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/mypy -p scripts
+	.venv/bin/mypy -p scripts -p benchmarks
 	.venv/bin/lint-imports
 
 test: setup servers ## all tests but the long chaos ones (WORKERS=2)
@@ -43,8 +44,8 @@ pitfalls: setup ## which entries of the pitfalls list have a test
 demo: setup servers ## a shop is copied, killed, resumed, followed, compared
 	@$(PY) -m scripts.demo
 
-bench: setup ## memory and time of planning a million splits
-	@$(PY) -m benchmarks.planning
+bench: setup servers ## speed and memory beside peers (ONLY="snapshot log", ROWS=5000000)
+	@$(PY) -m benchmarks $(ONLY) --rows $(ROWS)
 
 clean: ## remove what builds and tests leave behind
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,36 @@
+"""`python -m benchmarks [SUBJECT]... [--rows N]`: all subjects, or some."""
+
+import argparse
+import os
+import platform
+
+from benchmarks import catch_up, log, memory, planning, snapshot
+from benchmarks.bench import Bench
+
+SUBJECTS = {
+    "snapshot": snapshot.run,
+    "log": log.run,
+    "catch_up": catch_up.run,
+    "memory": memory.run,
+    "planning": planning.run,
+}
+ROWS = 5_000_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all without any")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"the large table's; the rest follows ({ROWS:,})")
+    given = parser.parse_args()
+    unknown = [name for name in given.subjects if name not in SUBJECTS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(SUBJECTS)}")
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    print(f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}", flush=True)
+    with Bench(given.rows) as bench:
+        for name in given.subjects or SUBJECTS:
+            SUBJECTS[name](bench)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Memory and processor time of everything that this process started, by role, sampled from /proc while it runs."""
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from scripts.server_supervisor import descendants
+
+JVM, DRIVER, PLANNER, WORKERS = "JVM", "Python driver", "planner", "Python workers"
+JOB = (JVM, DRIVER, PLANNER, WORKERS)
+INTERVAL_SECONDS = 0.2
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Sampler(threading.Thread):
+    """A context manager. `servers`: names of roles by the port that a server's command line has. With `memory` the
+    proportional set size (PSS) is read too, which is not free: each page counts once, shared ones in parts."""
+
+    def __init__(self, servers: Mapping[int, str] | None = None, *, memory: bool = False) -> None:
+        super().__init__(daemon=True)
+        self._servers = {f"--port={port}": name for port, name in (servers or {}).items()}
+        self._memory = memory
+        self._stop = threading.Event()
+        self._roles: dict[int, str] = {}
+        self._first_ticks: dict[int, int] = {}
+        self._last_ticks: dict[int, int] = {}
+        self.peak_bytes: Counter[str] = Counter()
+        self.peak_of_job_bytes = 0
+        self.seconds = 0.0
+
+    def __enter__(self) -> "Sampler":
+        self._started = time.monotonic()
+        self._sample(first=True)
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self.join()
+        self._sample()
+        self.seconds = time.monotonic() - self._started
+
+    def run(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            self._sample()
+
+    def cpu_seconds(self) -> Counter[str]:
+        """By role, while inside. Processes that lived shorter than the interval are missing."""
+        found: Counter[str] = Counter()
+        for pid, ticks in self._last_ticks.items():
+            found[self._roles[pid]] += (ticks - self._first_ticks[pid]) / TICKS  # type: ignore[assignment]
+        return found
+
+    def _sample(self, *, first: bool = False) -> None:
+        held: Counter[str] = Counter()
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):  # it may end while we look
+                process = Path("/proc", str(pid))
+                if self._roles.get(pid) in {None, WORKERS, DRIVER}:  # a child may not have become its program yet
+                    self._roles[pid] = self._role(process)
+                fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+                ticks = int(fields[11]) + int(fields[12])
+                self._first_ticks.setdefault(pid, ticks if first else 0)
+                self._last_ticks[pid] = ticks
+                if self._memory and self._roles[pid] in JOB:
+                    held[self._roles[pid]] += _pss_bytes(process)
+        self.peak_bytes |= held
+        self.peak_of_job_bytes = max(self.peak_of_job_bytes, held.total())
+
+    def _role(self, process: Path) -> str:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        for word, name in self._servers.items():
+            if word in words:
+                return name
+        line = " ".join(words)
+        if "postgres" in line.split(":")[0]:
+            return "PostgreSQL"
+        if "server_supervisor.py" in line:
+            return "supervisor"
+        if words[0].endswith("java"):
+            return JVM
+        if "python_streaming_source_runner" in line:
+            return PLANNER
+        return DRIVER if "jobs.cli" in words else WORKERS
+
+
+def _pss_bytes(process: Path) -> int:
+    for line in (process / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
