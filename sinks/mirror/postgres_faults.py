@@ -2,12 +2,10 @@
 
 import psycopg2
 
+from conf.libpq import is_about_tls, passes_by_itself
 from conf.redaction import redact
 from sinks.sink import SinkBusyError
 from state.errors import SinkError
-
-# SQLSTATE classes and codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
-_TRANSIENT_CLASSES = ("08", "40", "53300", "55P03", "57014", "57P0", "25P03", "58P01")
 
 _NO_RIGHT = "Give the role of sink.url CREATE and USAGE on the target schema, and all rights on its tables."
 _NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it anew."
@@ -46,7 +44,7 @@ def fault(error: psycopg2.Error, doing: str) -> SinkError:
         return SinkBusyError(
             message, "Start the job again when the target's server is well; nothing is lost or repeated."
         )
-    if error.pgcode is None and any(word in str(error) for word in ("certificate", "SSL")):
+    if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
     code = error.pgcode or "28"  # a refused login has none
     for length in (5, 2):
@@ -62,10 +60,5 @@ def error_text(error: psycopg2.Error) -> str:
 
 
 def is_transient(error: psycopg2.Error) -> bool:
-    if error.pgcode is not None:
-        return error.pgcode.startswith(_TRANSIENT_CLASSES)
-    # Without a code the client gave up: the connection broke, or could not be made.
-    refused = ("authentication failed", "does not exist", "no pg_hba.conf entry", "certificate", "SSL", "no password")
-    return isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError) and not any(
-        word in str(error) for word in refused
-    )
+    may_pass = error.pgcode is not None or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+    return may_pass and passes_by_itself(error.pgcode, str(error))

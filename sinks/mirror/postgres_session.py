@@ -1,7 +1,6 @@
 """A connection to a PostgreSQL target."""
 
 import random
-import ssl
 import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -10,6 +9,7 @@ import psycopg2
 import psycopg2.extensions
 
 from conf.endpoint import Endpoint
+from conf.libpq import connection_settings
 from conf.source import Tls
 from sinks.mirror import postgres_faults
 from sinks.mirror.postgres_rows import CopyStream, PostgresTableRows
@@ -32,7 +32,6 @@ Connection: TypeAlias = psycopg2.extensions.connection
 
 CONNECT_ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.3
-CONNECT_TIMEOUT_SECONDS = 10
 IDLE_SECONDS = 600
 """After so long without a statement the server ends a transaction of ours, and with it the locks of a writer that is gone."""
 LOCK_WAIT_SECONDS = 900
@@ -326,34 +325,5 @@ def connect(endpoint: Endpoint, tls: Tls | None, source_kind: SourceKind) -> Pos
 
 
 def _open(endpoint: Endpoint, tls: Tls | None) -> Connection:
-    settings: dict[str, Any] = _tls_settings(tls)
-    connection: Connection = psycopg2.connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        user=endpoint.user,
-        password=endpoint.password.get_secret_value() or None,
-        dbname=endpoint.database,
-        client_encoding="UTF8",
-        application_name="tidemark mirror",
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        keepalives_idle=30,
-        keepalives_interval=10,
-        keepalives_count=6,
-        **settings,
-    )
+    connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, "tidemark mirror"))
     return connection
-
-
-def _tls_settings(tls: Tls | None) -> dict[str, str]:
-    """libpq's words for `sink.tls`. https://www.postgresql.org/docs/current/libpq-ssl.html"""
-    if tls is None:
-        return {"sslmode": "disable", "gssencmode": "disable"}
-    authorities = tls.ca or ssl.get_default_verify_paths().cafile
-    settings = {
-        "sslmode": "verify-full" if tls.verify else "require",
-        "gssencmode": "disable",
-        "sslrootcert": str(authorities) if tls.verify and authorities else None,
-        "sslcert": None if tls.cert is None else str(tls.cert),
-        "sslkey": None if tls.key is None else str(tls.key),
-    }
-    return {name: value for name, value in settings.items() if value is not None}

@@ -413,7 +413,7 @@ def test_a_killed_connection_makes_the_split_be_read_again(moment: str, source_d
 def test_a_connection_that_is_lost_each_time_is_given_up(
     source_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("readers.mysql.session.FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr("readers.session.FIRST_DELAY_SECONDS", 0.001)
     table = numbers(source_database)
     with table.reader(ReadHooks(before_select=lambda: kill_sessions(source_database))) as reader:
         with pytest.raises(SourceUnavailableError, match=r"lost 5 times .*\.t was read"):

@@ -13,7 +13,7 @@ from conf.source import Tls
 from scripts.servers import start_server
 from sinks.mirror.sink import MirrorSink
 from state.errors import JobFileError, SinkError
-from tests.support.certificates import server_certificate
+from tests.support.certificates import serve_mysql, serve_postgres, server_certificate
 from tests.support.change_parts import ORDERS
 from tests.support.sink_state import TEMPLATE
 
@@ -37,36 +37,12 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with start_server(request.param) as server:
         own, other = server_certificate(server.host), server_certificate(server.host)
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-            pems = {"ca": own.authority, "cert": own.certificate, "key": own.key}
-            (_serve_mysql if request.param == "mysql" else _serve_postgres)(cursor, pems)
+            (serve_mysql if request.param == "mysql" else serve_postgres)(cursor, own)
         (folder / "ca.pem").write_text(own.authority)
         (folder / "other.pem").write_text(other.authority)
         database = "mysql" if request.param == "mysql" else "postgres"
         sink = MirrorSink(parse_endpoint(server.url + database), TEMPLATE, None, "mysql")
         yield TlsTarget(sink, str(folder / "ca.pem"), str(folder / "other.pem"))
-
-
-def _serve_mysql(cursor: Any, pems: dict[str, str]) -> None:
-    """By SQL, for the server may run in a container."""
-    for name, pem in pems.items():
-        cursor.execute("SELECT CONCAT(@@datadir, %s)", (f"test-{name}.pem",))
-        (path,) = cursor.fetchone()
-        cursor.execute("SELECT %s INTO DUMPFILE %s", (pem, path))
-        cursor.execute(f"SET GLOBAL ssl_{name} = %s", (path,))
-    cursor.execute("ALTER INSTANCE RELOAD TLS")
-
-
-def _serve_postgres(cursor: Any, pems: dict[str, str]) -> None:
-    for name, pem in pems.items():
-        # Its key must be readable by nobody else.
-        program = f"umask 077; cat > test-{name}.pem"
-        cursor.execute("CREATE TEMPORARY TABLE pem (line text)")
-        cursor.executemany("INSERT INTO pem VALUES (%s)", [(line,) for line in pem.splitlines()])
-        cursor.execute("COPY pem TO PROGRAM %s", (program,))
-        cursor.execute("DROP TABLE pem")
-        cursor.execute(f"ALTER SYSTEM SET ssl_{name}_file = 'test-{name}.pem'")
-    cursor.execute("ALTER SYSTEM SET ssl = on")
-    cursor.execute("SELECT pg_reload_conf()")
 
 
 def is_encrypted(sink: MirrorSink) -> bool:

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 from dataclasses import dataclass
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -18,6 +19,10 @@ class ServerCertificate:
     certificate: str
     key: str
 
+    @property
+    def pems(self) -> dict[str, str]:
+        return {"ca": self.authority, "cert": self.certificate, "key": self.key}
+
 
 def server_certificate(address: str) -> ServerCertificate:
     authority_key, server_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -29,6 +34,32 @@ def server_certificate(address: str) -> ServerCertificate:
         _signed("server", server_key, authority_key, address),
         key.decode(),
     )
+
+
+def serve_mysql(cursor: Any, own: ServerCertificate) -> None:
+    """By SQL, for the server may run in a container."""
+    for name, pem in own.pems.items():
+        cursor.execute("SELECT CONCAT(@@datadir, %s)", (f"test-{name}.pem",))
+        (path,) = cursor.fetchone()
+        cursor.execute("SELECT %s INTO DUMPFILE %s", (pem, path))
+        cursor.execute(f"SET GLOBAL ssl_{name} = %s", (path,))
+    cursor.execute("ALTER INSTANCE RELOAD TLS")
+
+
+def serve_postgres(cursor: Any, own: ServerCertificate) -> None:
+    for name, pem in own.pems.items():
+        write_postgres_file(cursor, f"test-{name}.pem", pem)
+        cursor.execute(f"ALTER SYSTEM SET ssl_{name}_file = 'test-{name}.pem'")
+    cursor.execute("ALTER SYSTEM SET ssl = on")
+    cursor.execute("SELECT pg_reload_conf()")
+
+
+def write_postgres_file(cursor: Any, name: str, text: str) -> None:
+    """Into the data folder, readable by the server only, as a key must be."""
+    cursor.execute("CREATE TEMPORARY TABLE file (line text)")
+    cursor.executemany("INSERT INTO file VALUES (%s)", [(line,) for line in text.splitlines()])
+    cursor.execute("COPY file TO PROGRAM %s", (f"umask 077; cat > {name}",))
+    cursor.execute("DROP TABLE file")
 
 
 def _signed(

@@ -2,7 +2,8 @@
 
 Servers: `mysql_server` (GTIDs on), `mysql_nogtid_server`, `mariadb_server`, `postgres_server`. Databases on them:
 `mysql_database`, `mysql_nogtid_database`, `mariadb_database`, `postgres_database`, and `source_database`, which runs a
-test once on each server that a job can read. A test that stops a server or changes its settings takes one of its own
+test once on each server that a job can read, and `postgres_source_database`, once on the oldest and the newest
+PostgreSQL that is tried. A test that stops a server or changes its settings takes one of its own
 from `scripts.servers.start_server`.
 """
 
@@ -19,7 +20,7 @@ from scripts.server import Server
 from tests.support.server_broker import ServerBroker, ServerWanted, ask_broker
 
 BROKER = pytest.StashKey[ServerBroker]()
-SERVER_FIXTURES = ("mysql_server", "mysql_nogtid_server", "mariadb_server", "postgres_server")
+SERVER_FIXTURES = ("mysql_server", "mysql_nogtid_server", "mariadb_server", "postgres_server", "postgres_source_server")
 LOCK_WAIT_SECONDS = 20
 
 FindServer = Callable[..., Server]
@@ -84,6 +85,11 @@ def mariadb_server(find_server: FindServer) -> Server:
 @pytest.fixture(scope="session")
 def postgres_server(find_server: FindServer) -> Server:
     return find_server("postgres")
+
+
+@pytest.fixture(scope="session", params=[pytest.param(None, id="pg15"), pytest.param("18", id="pg18")])
+def postgres_source_server(request: pytest.FixtureRequest, find_server: FindServer) -> Server:
+    return find_server("postgres", request.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,12 @@ def mariadb_database(mariadb_server: Server) -> Iterator[Database]:
 @pytest.fixture
 def postgres_database(postgres_server: Server) -> Iterator[Database]:
     with fresh_database(postgres_server) as database:
+        yield database
+
+
+@pytest.fixture
+def postgres_source_database(postgres_source_server: Server) -> Iterator[Database]:
+    with fresh_database(postgres_source_server) as database:
         yield database
 
 
