@@ -19,7 +19,7 @@ from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.events import JsonEvents
 from jobs.opening import hold_job, look_at_source
-from readers.mysql.findings import raise_refusals
+from readers.findings import raise_refusals
 from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
 from state.errors import JobFileError
 from state.table import TableSchema

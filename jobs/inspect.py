@@ -14,8 +14,8 @@ from enumerator.splitting import MAX_SPLIT_BYTES
 from jobs.checkpoint import Checkpoint
 from jobs.opening import Looked, look_at_source, make_sink
 from jobs.progress import read_progress
+from readers.findings import raise_refusals
 from readers.mysql.catalog import TableStatistics, table_statistics
-from readers.mysql.findings import raise_refusals
 from state.errors import CheckpointError, SinkError
 from state.plan import LogWork
 

@@ -13,9 +13,9 @@ from conf.sink import MirrorSink as MirrorSettings
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
 from jobs.write_parts import Writing
+from readers.findings import Finding, raise_refusals
 from readers.mysql.catalog import find_tables, split_key
 from readers.mysql.connect import Connection, connect
-from readers.mysql.findings import Finding, raise_refusals
 from readers.mysql.key_columns import can_cut_by
 from readers.mysql.lease import Lease, lock_name
 from readers.mysql.log_connection import ServerLog

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from readers.findings import Finding, refusal
 from readers.mysql.connect import Connection
-from readers.mysql.findings import Finding, refusal
 from readers.mysql.server import ServerInfo
 from readers.mysql.server_checks import check_account, check_prepared_transactions, check_settings, find_log_status
 from readers.mysql.table_checks import (

@@ -4,8 +4,8 @@ import re
 
 import pymysql
 
+from readers.findings import Finding, of_error, refusal, warning
 from readers.mysql.connect import Connection, error_code, error_text
-from readers.mysql.findings import Finding, of_error, refusal, warning
 from readers.mysql.server import (
     ACCESS_DENIED,
     LogStatus,

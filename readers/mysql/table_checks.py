@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import pymysql
 
+from readers.findings import Finding, of_error, refusal, warning
 from readers.mysql.catalog import candidate_keys, is_exact_key, schema_of, type_problems
 from readers.mysql.connect import Connection, error_code, error_text, quote_table
-from readers.mysql.findings import Finding, of_error, refusal, warning
 from readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
 from readers.mysql.table_facts import SYSTEM_VERSIONED, TableFacts
 from state.errors import JobFileError

@@ -8,9 +8,9 @@ import pytest
 
 from conf.endpoint import Endpoint
 from conf.tables import parse_table_glob
+from readers.findings import Finding, raise_refusals
 from readers.mysql.catalog import find_tables
 from readers.mysql.connect import Connection, connect
-from readers.mysql.findings import Finding, raise_refusals
 from readers.mysql.preflight import Demands, Preflight, preflight
 from readers.mysql.server import (
     ServerIdentity,

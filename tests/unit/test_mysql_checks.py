@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from readers.findings import Finding, raise_refusals, refusal, warning
 from readers.mysql.catalog import schema_of
-from readers.mysql.findings import Finding, raise_refusals, refusal, warning
 from readers.mysql.preflight import Demands, check_names, check_server_ids
 from readers.mysql.server import LogStatus, ServerIdentity, ServerInfo
 from readers.mysql.server_checks import check_settings, grants_log
