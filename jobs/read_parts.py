@@ -189,14 +189,13 @@ class _Gap:
 
     def filled(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those of `rows` that the splits do not contain yet."""
-        highs = self._filter.highs(table)
-        if highs is None or not rows.num_rows:
+        if not rows.num_rows:
             return rows
         versions = rows.column("_commit_version").to_numpy()
-        least, greatest = highs
-        if versions[0] > greatest:  # versions never fall
+        routes = self._filter.of_table(table, versions[0])  # versions never fall
+        if routes is None:
             return rows
-        ranks = None
-        if least != greatest:
-            ranks = self._keys.ranks(self._schemas[table], self._columns[table], rows)
-        return rows.filter(pa.array(self._filter.keep(table, ranks, versions)))
+        owners = None
+        if not routes.is_uniform:
+            owners = routes.owners(self._keys.ranks(self._schemas[table], self._columns[table], rows))
+        return rows.filter(pa.array(routes.keep(owners, versions)))

@@ -1,8 +1,9 @@
 """The gap filter: of all changes in the log, those that the splits do not contain yet.
 
-A change of key k at commit version v is emitted iff v lies after the high of the split that k belongs to. Splits of a
-table tile its key: [start, end) of one ends where the next one starts. So a table's routes are its cuts in order, and
-a high version for each piece between two cuts.
+A change of key k is emitted iff the high of the split that k belongs to does not cover it: its commit version lies
+after the high's, or, where a high carries a PostgreSQL snapshot, that snapshot does not contain its transaction. Splits
+of a table tile its key: [start, end) of one ends where the next one starts. So a table's routes are its cuts in order,
+and a high for each piece between two cuts.
 
 Reports are kept as segments, one Arrow IPC buffer per epoch (or several merged into one), written as columns:
 a job with a million splits never holds a million objects.
@@ -22,8 +23,10 @@ import pyarrow.compute as pc
 
 from readers.kernel import kernel
 from state.errors import CheckpointError
+from state.position import WalPosition
 from state.split import Report, Split
 from state.table import TableId
+from state.wal_snapshot import SnapshotWatermarks
 
 SEGMENT = pa.schema(
     [
@@ -33,11 +36,12 @@ SEGMENT = pa.schema(
         pa.field("start_rank", pa.large_binary()),
         pa.field("end_rank", pa.large_binary()),
         pa.field("high_version", pa.int64(), nullable=False),
+        pa.field("high_snapshot", pa.dictionary(pa.int32(), pa.string())),
         pa.field("row_count", pa.int64(), nullable=False),
         pa.field("replayed_changes", pa.int64(), nullable=False),
     ]
 )
-"""Ranks are those of state/rank.py, null is unbounded."""
+"""Ranks rise with the bounds (state/rank.py), null is unbounded. `high_snapshot`: PostgreSQL's, else null."""
 
 _MAGIC = b"TMROUTES"
 _VERSION = 1
@@ -68,6 +72,7 @@ def write_segment(splits: Iterable[Split], reports: Iterable[Report]) -> pa.Buff
         [None if split.range.start is None else bytes.fromhex(split.range.start.rank) for split, _ in found],
         [None if split.range.end is None else bytes.fromhex(split.range.end.rank) for split, _ in found],
         [report.high.version for _, report in found],
+        [report.high.snapshot if isinstance(report.high, WalPosition) else None for _, report in found],
         [report.row_count for _, report in found],
         [report.replayed_changes for _, report in found],
     ]
@@ -84,20 +89,39 @@ def merge_segments(segments: Sequence[pa.Buffer | bytes], name: str) -> pa.Buffe
 class TableRoutes:
     """A table's splits, all of them finished: `cuts` rise, and piece i lies between cut i - 1 and cut i.
 
-    `highs`: the version of each piece's high, one more than there are cuts. `integer_cuts`: the same cuts as numbers,
-    None where they are not eight bytes each.
+    `highs`: the version of each piece's high, one more than there are cuts; `snapshots`: likewise, of a PostgreSQL
+    source. `integer_cuts`: the same cuts as numbers, None where they are not eight bytes each.
     """
 
     cuts: pa.LargeBinaryArray
     integer_cuts: npt.NDArray[np.uint64] | None
     highs: Int64s
+    snapshots: SnapshotWatermarks | None = None
 
     @classmethod
-    def of(cls, cuts: pa.LargeBinaryArray, highs: Int64s) -> "TableRoutes":
+    def of(cls, cuts: pa.LargeBinaryArray, highs: Int64s, snapshots: SnapshotWatermarks | None) -> "TableRoutes":
         data, offsets = _flat(cuts)
         if np.any(np.diff(offsets) != _INTEGER_RANK_BYTES):
-            return cls(cuts, None, highs)
-        return cls(cuts, data[offsets[0] : offsets[-1]].view(">u8").astype(np.uint64), highs)
+            return cls(cuts, None, highs, snapshots)
+        return cls(cuts, data[offsets[0] : offsets[-1]].view(">u8").astype(np.uint64), highs, snapshots)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Do all pieces have the same high, so that a change's owner does not matter?"""
+        return len(self.highs) == 1 or (self.snapshots is None and self.least_high == self.greatest_high)
+
+    def keep(self, owners: Int64s | None, versions: Int64s, xids: Int64s | None = None) -> Mask:
+        """Which changes to emit, by the piece, commit version and (PostgreSQL) transaction of each. `owners` may be None
+        where the routes are uniform: raises ValueError otherwise."""
+        if owners is None:
+            if not self.is_uniform:
+                raise ValueError(f"{len(versions)} changes need as many owners")
+            owners = np.zeros(len(versions), np.int64)
+        if self.snapshots is None:
+            return versions > self.highs[owners]
+        if xids is None:
+            raise ValueError(f"{len(versions)} changes need as many transaction ids")
+        return ~self.snapshots.covered(owners, xids)
 
     def owners(self, ranks: Ranks) -> npt.NDArray[np.int64]:
         """The piece of each key. Raises ValueError if the ranks are not of this table's kind of key."""
@@ -130,30 +154,17 @@ class GapFilter:
     def from_segments(cls, segments: Sequence[pa.Buffer | bytes], tables: Iterable[TableId], name: str) -> "GapFilter":
         """The routes of exactly these tables. Raises CheckpointError if a table's splits do not tile its key, or if a
         segment is damaged or holds another table's; `name` is for the message."""
-        columns = ["database", "table", "start_rank", "end_rank", "high_version"]
+        columns = ["database", "table", "start_rank", "end_rank", "high_version", "high_snapshot"]
         routes = dict(_routes(_concatenated(segments, name, columns), name))
         missing = set(tables) ^ set(routes)
         if missing:
             raise _damaged(name, f"the reports of {', '.join(map(str, sorted(missing)))} are missing, or too many")
         return cls(routes)
 
-    def highs(self, table: TableId) -> tuple[int, int] | None:
-        """Least and greatest high version of a table; None where it has no routes. Changes up to the least need no
-        ranks to be dropped, those after the greatest none to be kept."""
+    def of_table(self, table: TableId, version: int) -> TableRoutes | None:
+        """What decides about changes from commit version `version` on; None where all of them are emitted."""
         routes = self.routes.get(table)
-        return None if routes is None else (routes.least_high, routes.greatest_high)
-
-    def keep(self, table: TableId, ranks: Ranks | None, commit_versions: Int64s) -> Mask:
-        """Which changes to emit. `ranks` (of the keys, in the same order) may be None where `highs` are equal or None:
-        raises ValueError otherwise."""
-        routes = self.routes.get(table)
-        if routes is None:
-            return np.ones(len(commit_versions), np.bool_)
-        if routes.least_high == routes.greatest_high:
-            return commit_versions > routes.greatest_high
-        if ranks is None or len(ranks) != len(commit_versions):
-            raise ValueError(f"{len(commit_versions)} changes of {table} need as many ranks")
-        return commit_versions > routes.highs[routes.owners(ranks)]
+        return None if routes is None or routes.greatest_high < version else routes
 
     def passed(self, version: int) -> "GapFilter":
         """Without the tables whose greatest high is not after `version`: what follows is emitted anyway."""
@@ -209,7 +220,9 @@ def _routes(rows: pa.Table, name: str) -> Iterator[tuple[TableId, TableRoutes]]:
         pa.table({"table": codes, "start": starts}), sort_keys=[("table", "ascending"), ("start", "ascending")]
     )
     codes, starts = codes.take(order), rows["start_rank"].chunk(0).take(order)
-    ends, highs = (rows[column].chunk(0).take(order) for column in ("end_rank", "high_version"))
+    ends, highs, snapshots = (
+        rows[column].chunk(0).take(order) for column in ("end_rank", "high_version", "high_snapshot")
+    )
     found, firsts = np.unique(codes.to_numpy(), return_index=True)
     for code, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(codes)], strict=True):
         database, index = divmod(code, table_count)
@@ -219,7 +232,14 @@ def _routes(rows: pa.Table, name: str) -> Iterator[tuple[TableId, TableRoutes]]:
         tiled = not starts[first].is_valid and not last_end.is_valid and not cuts.null_count
         if not tiled or not cuts.equals(ends.slice(first, count - 1)):
             raise _damaged(name, f"the splits of {table} leave out a part of its key, or overlap")
-        yield table, TableRoutes.of(cuts, highs.slice(first, count).to_numpy())
+        watermarks = _watermarks(snapshots.slice(first, count))
+        yield table, TableRoutes.of(cuts, highs.slice(first, count).to_numpy(), watermarks)
+
+
+def _watermarks(snapshots: pa.DictionaryArray) -> SnapshotWatermarks | None:
+    if snapshots.null_count == len(snapshots):
+        return None
+    return SnapshotWatermarks.of(snapshots.to_pylist())
 
 
 def _damaged(name: str, reason: str) -> CheckpointError:

@@ -24,6 +24,7 @@ from state.position import BinlogPosition
 from state.split import Report, Split
 from state.table import TableId, TableSchema
 from tests.property.model_database import SERVER_UUID, TABLES, Change, Key, ModelDatabase, ModelTable, State, in_range
+from tests.support.gap_filter import keep
 
 SOURCE = (SERVER_UUID, "")
 REPORT: codec.Codec[Report] = codec.Codec("report", Report)
@@ -334,5 +335,5 @@ def _keep(gap_filter: GapFilter, table: ModelTable, changes: list[tuple[Change, 
     versions = np.array([version for _, version in mine], np.int64)
     if table.is_integer:
         numbers = np.array([int.from_bytes(rank, "big") for rank in ranks], np.uint64)
-        return gap_filter.keep(table.id, numbers, versions).tolist()
-    return gap_filter.keep(table.id, pa.array(ranks, pa.binary()), versions).tolist()
+        return keep(gap_filter, table.id, numbers, versions).tolist()
+    return keep(gap_filter, table.id, pa.array(ranks, pa.binary()), versions).tolist()

@@ -8,6 +8,7 @@ from state.position import BinlogPosition
 from state.rank import integer_rank
 from state.split import Bound, KeyRange, Report, Split
 from state.table import TableId
+from tests.support.gap_filter import keep
 
 ORDERS, ITEMS = TableId("shop", "orders"), TableId("stock", "items")
 
@@ -39,7 +40,7 @@ def test_a_change_exactly_at_the_high_is_in_the_split() -> None:
     ranks = np.array([integer_rank(v, unsigned=False) for v in (9, 9, 10, 10)])
     numbers = np.array([int.from_bytes(rank, "big") for rank in ranks.tolist()], np.uint64)
     versions = np.array([version(100), version(101), version(200), version(201)], np.int64)
-    assert gap_filter.keep(ORDERS, numbers, versions).tolist() == [False, True, False, True]
+    assert keep(gap_filter, ORDERS, numbers, versions).tolist() == [False, True, False, True]
 
 
 @pytest.mark.pitfall(44)
@@ -50,7 +51,7 @@ def test_files_are_ordered_by_their_number() -> None:
         "routes",
     )
     versions = np.array([version(4, "b.1000000"), version(499, "b.999999")], np.int64)
-    assert gap_filter.keep(ORDERS, None, versions).tolist() == [True, False]
+    assert keep(gap_filter, ORDERS, None, versions).tolist() == [True, False]
 
 
 def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
@@ -59,9 +60,9 @@ def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
         [ORDERS, ITEMS],
         "routes",
     )
-    assert gap_filter.keep(ITEMS, None, np.array([version(50), version(51)])).tolist() == [False, True]
-    with pytest.raises(ValueError, match="need as many ranks"):
-        gap_filter.keep(ORDERS, None, np.array([version(150)]))
+    assert keep(gap_filter, ITEMS, None, np.array([version(50), version(51)])).tolist() == [False, True]
+    with pytest.raises(ValueError, match="need as many owners"):
+        keep(gap_filter, ORDERS, None, np.array([version(150)]))
 
 
 def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
@@ -69,9 +70,9 @@ def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
     splits = [Split(i, ORDERS, 1, ("k",), r) for i, r in enumerate([KeyRange(None, cut), KeyRange(cut, None)])]
     gap_filter = GapFilter.from_segments([write_segment(splits, [report(0, 100), report(1, 200)])], [ORDERS], "routes")
     with pytest.raises(ValueError, match="not a single integer column"):
-        gap_filter.keep(ORDERS, np.array([1], np.uint64), np.array([version(150)]))
+        keep(gap_filter, ORDERS, np.array([1], np.uint64), np.array([version(150)]))
     with pytest.raises(ValueError, match="a rank is null"):
-        gap_filter.keep(ORDERS, pa.array([None], pa.binary()), np.array([version(150)]))
+        keep(gap_filter, ORDERS, pa.array([None], pa.binary()), np.array([version(150)]))
 
 
 @pytest.mark.pitfall(8)
@@ -103,7 +104,7 @@ def test_splits_and_reports_must_belong_together() -> None:
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:
     good = bytes(segment_of_two_splits())
-    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").highs(ORDERS)
+    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").routes[ORDERS].greatest_high
     for at in range(0, len(good), 7):
         for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
             with pytest.raises(CheckpointError, match=r"r"):
