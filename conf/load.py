@@ -48,10 +48,18 @@ def load_job_options(
 
     Raises RefusedJobFileError as ``load_job_file`` does.
     """
-    return _load(Path("options"), base, folder, options, environ)
+    return _load(Path("options"), base, folder, options, environ, spelled="option")
 
 
-def _load(path: Path, text: str, folder: Path, overrides: Sequence[str], environ: Mapping[str, str] | None) -> JobFile:
+def _load(
+    path: Path,
+    text: str,
+    folder: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str] | None,
+    *,
+    spelled: str = "--set",
+) -> JobFile:
     try:
         root = read_tree(text, lambda line: Place(path.name, line))
     except YamlRefusedError as error:
@@ -60,7 +68,7 @@ def _load(path: Path, text: str, folder: Path, overrides: Sequence[str], environ
     if not isinstance(root, TreeMapping):
         place = Place(path.name, 1)
         raise refused(path, [Problem(place, (), "must be a mapping with keys like job, source, sink")])
-    root, problems = apply_overrides(root, overrides)
+    root, problems = apply_overrides(root, overrides, spelled=spelled)
     substitution = Substitution(os.environ if environ is None else environ, folder)
     tree = map_scalars(substitution.apply(root), lambda key, scalar: _from_folder(folder, key, scalar))
     problems += substitution.problems

@@ -18,11 +18,16 @@ _KEYED_BY_SETTING: Path = ("spark", "conf")
 _FORM = "write --set key.key=value"
 
 
-def apply_overrides(root: Mapping, overrides: Iterable[str]) -> tuple[Mapping, list[Problem]]:
-    """The tree with all overrides applied in order, and what was wrong with those that could not be."""
+def apply_overrides(
+    root: Mapping, overrides: Iterable[str], *, spelled: str = "--set"
+) -> tuple[Mapping, list[Problem]]:
+    """The tree with all overrides applied in order, and what was wrong with those that could not be.
+
+    `spelled`: what stands before a path where it is written, for messages.
+    """
     problems: list[Problem] = []
     for override in overrides:
-        result = _apply(root, override)
+        result = _apply(root, override, spelled)
         if isinstance(result, Problem):
             problems.append(result)
         else:
@@ -30,13 +35,13 @@ def apply_overrides(root: Mapping, overrides: Iterable[str]) -> tuple[Mapping, l
     return root, problems
 
 
-def _apply(root: Mapping, override: str) -> Mapping | Problem:
+def _apply(root: Mapping, override: str, spelled: str) -> Mapping | Problem:
     steps, value_text = _split(override)
     if value_text is None:
         name = dotted(tuple(step for step, _ in steps))
-        return Problem(Place(f"--set {name}".rstrip()), (), f"must be a path, '=' and a value: {_FORM}")
+        return Problem(Place(f"{spelled} {name}".rstrip()), (), f"must be a path, '=' and a value: {_FORM}")
     path = _joined(steps)
-    place = Place(f"--set {dotted(path)}")
+    place = Place(f"{spelled} {dotted(path)}")
     try:
         value = (
             read_tree(value_text, lambda _line: place) if value_text.strip() else Scalar("", plain=True, place=place)

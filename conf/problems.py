@@ -27,7 +27,7 @@ class Problem:
 
     def __str__(self) -> str:
         path = dotted(self.path)
-        if not path or str(self.place) == f"--set {path}":
+        if not path or str(self.place) in {f"--set {path}", f"option {path}"}:
             return f"{self.place}: {self.text}"
         return f"{self.place}: {path}: {self.text}"
 
