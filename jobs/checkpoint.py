@@ -85,6 +85,9 @@ class Checkpoint:
         offsets = self._read(f"spark/offsets/{max(batches)}").decode()
         return int(json.loads(offsets.splitlines()[-1])["epoch"])
 
+    def has_log_report(self, epoch: int) -> bool:
+        return self.store.read(f"logs/{epoch_name(epoch)}") is not None
+
     def log_report(self, epoch: int) -> LogReport:
         return LOG_REPORT.decode(self._read(f"logs/{epoch_name(epoch)}"), f"logs/{epoch_name(epoch)}")
 

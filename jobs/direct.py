@@ -1,14 +1,14 @@
 """`spark.readStream.format("tidemark")` for one table: options instead of a job file, typed rows instead of change batches.
 
-Options: `url`, `table` and `checkpoint`, and any key of the job file with dots (`snapshot.split_rows`, `source.tls.ca`).
-Spark shows options in its UI: write the password as `${NAME}` or `${file:/run/secrets/x}`, which are read where the
-job's planner runs.
+Options: `url`, `table` and `checkpoint`, and any key of the job file's sections with dots (`snapshot.split_rows`,
+`source.tls.ca`). Spark shows options in its UI: write the password as `${NAME}` or `${file:/run/secrets/x}`, which are
+read where the job's planner runs.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,14 +18,18 @@ from conf.model import JobFile
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.events import JsonEvents
-from jobs.opening import hold_job, look_at_source
+from jobs.opening import Held, hold_job, look_at_source
+from jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
 from readers.findings import raise_refusals
+from readers.publish import is_published
 from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
-from state.errors import JobFileError
+from state.errors import CheckpointError, JobFileError
 from state.table import TableSchema
 
 _REQUIRED = ("url", "table", "checkpoint")
 _RENAMED = {"url": "source.url"}
+_NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path"})
+_FIXED = frozenset({"source.url", "source.tables", "source.exclude_tables"})
 _TYPED_META = tuple(
     pa.field("_change_type", pa.string(), nullable=False)
     if field.name == "_change_type"
@@ -44,9 +48,16 @@ def job_of_options(options: Mapping[str, str]) -> JobFile:
             f"Option {missing[0]} of format tidemark is missing.",
             "Give url, table (database.table) and checkpoint; any key of the job file may follow.",
         )
+    useless = [key for key in options if key in _FIXED or key.partition(".")[0] in _NOT_OURS]
+    if useless:
+        raise JobFileError(
+            f"Option {useless[0]} means nothing to format tidemark.",
+            "The source is named by url and table; trigger, sink and session are those of the query.",
+        )
     name = re.sub(r"[^a-z0-9-]+", "-", options["table"].lower()).strip("-")[:50] or "table"
-    base = json.dumps({"job": name, "sink": {"type": "console"}, "source": {"tables": [options["table"]]}})
-    settings = [f"{_RENAMED.get(key, key)}={value}" for key, value in options.items() if key not in {"table", "path"}]
+    base = json.dumps({"job": name, "sink": {"type": "console"}})
+    settings = [f"{_RENAMED.get(key, key)}={value}" for key, value in options.items() if key != "table"]
+    settings.append(f"source.tables={json.dumps([options['table']])}")
     return load_job_options(base, settings, Path.cwd())
 
 
@@ -54,22 +65,72 @@ def table_schema(options: Mapping[str, str]) -> TableSchema:
     """The one table, as the job knows it or, before its first start, as it is now."""
     job = job_of_options(options)
     state = Checkpoint.at(job.checkpoint).job_state()
-    if state is None:
-        with look_at_source(job) as looked:
-            raise_refusals(looked.findings)
-            schemas = looked.schemas
-    else:
-        schemas = state.schemas
+    if state is not None:
+        return _the_table(job, state.schemas)
+    with look_at_source(job) as looked:
+        raise_refusals(looked.findings)
+        return _the_table(job, looked.schemas)
+
+
+def _the_table(job: JobFile, schemas: tuple[TableSchema, ...]) -> TableSchema:
+    (wanted,) = job.source.tables
     if len(schemas) != 1:
         raise JobFileError(f"Option table matches {len(schemas)} tables.", "Name one: database.table.")
-    return schemas[0]
+    (schema,) = schemas
+    if not wanted.matches(schema.table.database, schema.table.name):
+        raise CheckpointError(
+            f"The checkpoint {job.checkpoint} belongs to a stream of {schema.table}, not of {wanted}.",
+            "Give each stream a checkpoint folder of its own.",
+        )
+    return schema
 
 
-def context_of_options(options: Mapping[str, str]) -> RunContext:
-    """Opens the job in the planner's process, which holds its lease until it ends."""
+class DirectPlanner:
+    """The planner of a job whose query is its user's: who may commit an epoch without having read all of it."""
+
+    def __init__(self, context: RunContext, held: Held) -> None:
+        self._context = context
+        self._held = held
+        self._planner = context.planner()
+        self._complete_epoch = 0
+
+    def end_at_log_end(self) -> None:
+        self._planner.end_at_log_end()
+
+    def next_epoch(self, committed: int) -> int:
+        """As Planner.next_epoch. Raises JobHeldError once the lease is lost."""
+        self._held.require_lease()
+        if committed > self._complete_epoch:
+            _read_what_was_left(self._context, committed)
+            self._complete_epoch = committed
+        return self._planner.next_epoch(committed)
+
+
+def _read_what_was_left(context: RunContext, epoch: int) -> None:
+    """Reads those parts of the newest epoch that its query committed without reading them to their end, as `show()` and
+    `isEmpty()` do: nobody wants their rows, but the next plan builds on their reports."""
+    checkpoint = context.checkpoint
+    if max(checkpoint.plan_epochs(), default=0) != epoch:
+        return  # the next plan is there, so they were all read
+    for task in tasks_of(context, epoch):
+        match task.work:
+            case SplitsTask(splits):
+                was_read = all(is_published(checkpoint.store, epoch, split.id) for split in splits)
+            case LogTask():
+                was_read = checkpoint.has_log_report(epoch)
+        if not was_read:
+            for _ in read_part(task):
+                pass
+
+
+@contextmanager
+def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, DirectPlanner]]:
+    """The job while inside. Raises as `opening.hold_job` does."""
     job = job_of_options(options)
-    held = ExitStack().enter_context(hold_job(job, JsonEvents()))
-    return RunContext(job, held.server, held.method, held.state, stop_file=None)
+    with hold_job(job, JsonEvents()) as held:
+        _the_table(job, held.state.schemas)
+        context = RunContext(job, held.server, held.method, held.state, stop_file=None)
+        yield context, DirectPlanner(context, held)
 
 
 def typed_schema(schema: TableSchema) -> pa.Schema:

@@ -66,6 +66,14 @@ class Held:
     def identity(self) -> JobIdentity:
         return JobIdentity(self.state.job_uuid, self.state.job_name)
 
+    def require_lease(self) -> None:
+        """Raises JobHeldError once the lease is lost."""
+        if not self.lease.held():
+            raise JobHeldError(
+                f"The lease on job {self.state.job_name} was lost.",
+                "Check the connection to the source; start the job again once no other driver runs it.",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:

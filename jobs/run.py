@@ -30,7 +30,7 @@ from jobs.progress import read_progress
 from jobs.session import open_session, stop_quietly
 from jobs.source import TidemarkDataSource
 from jobs.write_parts import RESULT, PartWriting
-from state.errors import JobHeldError, from_text
+from state.errors import from_text
 from state.failpoints import failpoint
 
 POLL_SECONDS = 0.25
@@ -123,11 +123,7 @@ class _Run:
                     self._events.note("stopping", after_epoch=self._committed_epoch)
                 if self._signals and self._is_idle(query):
                     break
-                if not self._opened.held.lease.held():
-                    raise JobHeldError(
-                        f"The lease on job {self._job.job} was lost.",
-                        "Check the connection to the source; start the job again once no other driver runs it.",
-                    )
+                self._opened.held.require_lease()
                 self._show(query)
         except StreamingQueryException as error:
             raise _cause_of(error) from None

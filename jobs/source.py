@@ -9,6 +9,7 @@ Spark makes instances in several processes: the planner keeps one for the query'
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from state.change_batch import TRANSPORT, to_transport
 
 if TYPE_CHECKING:
     from jobs.context import RunContext
+    from jobs.direct import DirectPlanner
     from jobs.planner import Planner
     from jobs.read_parts import PartTask
 
@@ -41,24 +43,26 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
         self._typed = "run" not in options
-        self._context: RunContext | None = None
-        self._planner: Planner | None = None
+        self._job: tuple[RunContext, Planner | DirectPlanner] | None = None
+        self._held: ExitStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": {}, "_typed": self._typed, "_context": None, "_planner": None}
+        return {"_options": {}, "_typed": self._typed, "_job": None, "_held": None}
 
-    def _opened(self) -> "RunContext":
-        from jobs.context import load_context
-        from jobs.direct import context_of_options
+    def _opened(self) -> "tuple[RunContext, Planner | DirectPlanner]":
+        """A direct query's job is held from here on until this process ends."""
+        if self._job is None:
+            if self._typed:
+                from jobs.direct import open_options
 
-        if self._context is None:
-            self._context = context_of_options(self._options) if self._typed else load_context(self._options["run"])
-        return self._context
+                self._held = ExitStack()
+                self._job = self._held.enter_context(open_options(self._options))
+            else:
+                from jobs.context import load_context
 
-    def _planning(self) -> "Planner":
-        if self._planner is None:
-            self._planner = self._opened().planner()
-        return self._planner
+                context = load_context(self._options["run"])
+                self._job = context, context.planner()
+        return self._job
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
         return {"epoch": 0}
@@ -67,18 +71,18 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._planning().end_at_log_end()
+        self._opened()[1].end_at_log_end()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """One epoch at a time, whatever the limit; `start` is committed."""
-        return {"epoch": self._planning().next_epoch(start["epoch"])}
+        return {"epoch": self._opened()[1].next_epoch(start["epoch"])}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         if start["epoch"] == end["epoch"]:
             return []
         from jobs.read_parts import tasks_of
 
-        return [PartPartition(task) for task in tasks_of(self._opened(), end["epoch"])]
+        return [PartPartition(task) for task in tasks_of(self._opened()[0], end["epoch"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from jobs.direct import typed_batches

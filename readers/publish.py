@@ -91,6 +91,10 @@ def read_published(store: CheckpointStore, epoch: int, split_id: int) -> Publish
     return PublishedSplit(report, batches)
 
 
+def is_published(store: CheckpointStore, epoch: int, split_id: int) -> bool:
+    return store.read(published_name(epoch, split_id)) is not None
+
+
 def read_report(store: CheckpointStore, epoch: int, split_id: int) -> Report:
     """The report alone: of the file only its end is read. Raises CheckpointError where the split is not published."""
     name = published_name(epoch, split_id)
