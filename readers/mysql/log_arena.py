@@ -74,9 +74,11 @@ class Arena:
     def grow_unpacked(self, size: int) -> None:
         """Room for `size` decompressed bytes, from the first on; those that are there stay."""
         _check_size(size)
-        larger = np.empty(self.room + size, np.uint8)
-        larger[: len(self.buf)] = self.buf
-        self.buf, self.unpacked = larger, self.room + size
+        if self.room + size > len(self.buf):
+            larger = np.empty(self.room + size, np.uint8)
+            larger[: len(self.buf)] = self.buf
+            self.buf = larger
+        self.unpacked = self.room + size
 
     def grow(self, needed: int) -> None:
         """Room for a packet of `needed` bytes. What was decompressed is lost."""
