@@ -12,8 +12,7 @@ from conf.model import JobFile
 from enumerator.enumerator import Settings
 from jobs.checkpoint import Checkpoint
 from jobs.planner import Planner
-from jobs.source_access import SourceAccess
-from readers.mysql.server import ServerInfo, WatermarkMethod
+from jobs.sources import SourceServer
 from state.job_state import JobState
 
 
@@ -22,8 +21,7 @@ class RunContext:
     """`stop_file` None: nobody asks this run to stop early."""
 
     job: JobFile
-    server: ServerInfo
-    method: WatermarkMethod
+    server: SourceServer
     state: JobState
     stop_file: Path | None
 
@@ -39,8 +37,9 @@ class RunContext:
             max_batch_bytes=job.log.max_batch_bytes,
             max_batch_seconds=job.log.max_batch_seconds,
         )
-        access = SourceAccess(job, self.server, self.state.schemas)
-        return Planner(access, self.checkpoint, self.state, settings, stop_file=self.stop_file)
+        return Planner(
+            self.server.planner_access(self.state), self.checkpoint, self.state, settings, stop_file=self.stop_file
+        )
 
 
 def save_context(context: RunContext, path: Path) -> None:

@@ -18,8 +18,9 @@ from conf.model import JobFile
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.events import JsonEvents
-from jobs.opening import Held, hold_job, look_at_source
+from jobs.opening import Held, hold_job
 from jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
+from jobs.sources import find_source
 from readers.findings import raise_refusals
 from readers.publish import is_published
 from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
@@ -67,9 +68,9 @@ def table_schema(options: Mapping[str, str]) -> TableSchema:
     state = Checkpoint.at(job.checkpoint).job_state()
     if state is not None:
         return _the_table(job, state.schemas)
-    with look_at_source(job) as looked:
-        raise_refusals(looked.findings)
-        return _the_table(job, looked.schemas)
+    with find_source(job) as found:
+        raise_refusals(found.findings)
+        return _the_table(job, found.schemas)
 
 
 def _the_table(job: JobFile, schemas: tuple[TableSchema, ...]) -> TableSchema:
@@ -129,7 +130,7 @@ def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, Direc
     job = job_of_options(options)
     with hold_job(job, JsonEvents()) as held:
         _the_table(job, held.state.schemas)
-        context = RunContext(job, held.server, held.method, held.state, stop_file=None)
+        context = RunContext(job, held.server, held.state, stop_file=None)
         yield context, DirectPlanner(context, held)
 
 

@@ -12,10 +12,12 @@ from conf.model import JobFile
 from conf.redaction import redact
 from enumerator.splitting import MAX_SPLIT_BYTES
 from jobs.checkpoint import Checkpoint
-from jobs.opening import Looked, look_at_source, make_sink
+from jobs.opening import make_sink
 from jobs.progress import read_progress
+from jobs.sources import FoundSource, find_source
 from readers.findings import raise_refusals
-from readers.mysql.catalog import TableStatistics, table_statistics
+from readers.statistics import TableStatistics
+from sinks.sink import JobIdentity
 from state.errors import CheckpointError, SinkError
 from state.plan import LogWork
 
@@ -24,38 +26,38 @@ _WIDTH = 160
 
 def validate(job: JobFile) -> None:
     """Prints every finding; raises the first refusal's error class, with all refusals in its text."""
-    with look_at_source(job) as looked:
-        _print_findings(looked)
-        problems = _print_sink_findings(job, looked)
-    raise_refusals(looked.findings)
+    with find_source(job) as found:
+        _print_findings(found)
+        problems = _print_sink_findings(job, found)
+    raise_refusals(found.findings)
     if problems:
         raise SinkError(" ".join(text for text, _ in problems), " ".join(remedy for _, remedy in problems))
 
 
 def plan(job: JobFile) -> None:
     """Tables, keys, watermark method, estimated splits, and what the sink would create."""
-    with look_at_source(job) as looked:
+    with find_source(job) as found:
         console = _console()
-        console.print(f"source    {job.source.url} · {looked.server.name} · watermarks by {looked.method()}")
+        console.print(f"source    {job.source.url} · {found.name} · watermarks by {found.watermarks()}")
         console.print(f"mode      {job.mode}, trigger {job.trigger} · {job.snapshot.parallelism} splits at a time")
         drawn = Table(box=None, pad_edge=False)
         for heading in ("table", "key", "split by", "columns", "rows (estimate)", "splits (estimate)"):
             drawn.add_column(heading, overflow="fold")
-        for schema in looked.schemas:
-            statistics = table_statistics(looked.connection, schema.table)
+        for schema in found.schemas:
+            statistics = found.statistics(schema.table)
             rows = statistics.row_estimate
-            splits = _estimated_splits(statistics, job.snapshot.split_rows) if looked.split_columns[schema.table] else 1
+            splits = _estimated_splits(statistics, job.snapshot.split_rows) if found.split_columns[schema.table] else 1
             drawn.add_row(
                 str(schema.table),
                 ", ".join(schema.key) or "none",
-                ", ".join(looked.split_columns[schema.table]) or "whole table",
+                ", ".join(found.split_columns[schema.table]) or "whole table",
                 str(len(schema.captured)),
                 "?" if rows is None else f"{rows:,}",
                 "?" if splits is None else f"{splits:,}",
             )
         console.print(drawn)
-        _print_findings(looked)
-        _print_sink_findings(job, looked)
+        _print_findings(found)
+        _print_sink_findings(job, found)
 
 
 def status(job: JobFile, *, as_json: bool) -> None:
@@ -122,15 +124,15 @@ def _estimated_splits(statistics: TableStatistics, split_rows: int) -> int | Non
     return statistics.row_estimate // rows + 1
 
 
-def _print_findings(looked: Looked) -> None:
-    for finding in looked.findings:
+def _print_findings(found: FoundSource) -> None:
+    for finding in found.findings:
         where = ".".join(str(part) for part in (finding.table, finding.column) if part is not None)
         print(redact(f"{finding.severity}: {where + ': ' if where else ''}{finding.message} Remedy: {finding.remedy}"))
 
 
-def _print_sink_findings(job: JobFile, looked: Looked) -> list[tuple[str, str]]:
+def _print_sink_findings(job: JobFile, found: FoundSource) -> list[tuple[str, str]]:
     problems = []
-    for finding in make_sink(job).check(looked.schemas, looked.identity):
+    for finding in make_sink(job).check(found.schemas, _identity(job)):
         where = "" if finding.table is None else f"{finding.table}: "
         if finding.remedy is None:
             print(redact(f"sink: {where}{finding.text}"))
@@ -138,6 +140,11 @@ def _print_sink_findings(job: JobFile, looked: Looked) -> list[tuple[str, str]]:
             problems.append((f"{where}{finding.text}", finding.remedy))
             print(redact(f"refuse: sink: {where}{finding.text} Remedy: {finding.remedy}"))
     return problems
+
+
+def _identity(job: JobFile) -> JobIdentity | None:
+    state = Checkpoint.at(job.checkpoint).job_state()
+    return None if state is None else JobIdentity(state.job_uuid, state.job_name)
 
 
 def _console() -> Console:

@@ -15,7 +15,7 @@ from pathlib import Path
 from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
 from jobs.checkpoint import Checkpoint
 from jobs.routes import forget_routes, write_segment
-from jobs.source_access import SourceAccess
+from jobs.sources import PlannerAccess
 from readers.publish import forget_published, read_report
 from state.errors import CheckpointError
 from state.failpoints import failpoint
@@ -30,7 +30,7 @@ class Planner:
 
     def __init__(
         self,
-        access: SourceAccess,
+        access: PlannerAccess,
         checkpoint: Checkpoint,
         job_state: JobState,
         settings: Settings,

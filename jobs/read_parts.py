@@ -14,15 +14,8 @@ from conf.redaction import redact_exception
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.routes import load_gap_filter
-from jobs.source_access import connect_to_job_server
+from jobs.sources import KeyRouting, SourceServer
 from readers.gap_filter import GapFilter
-from readers.mysql.keys import MySqlKeys
-from readers.mysql.log_connection import ServerLog
-from readers.mysql.log_reader import LogReader
-from readers.mysql.log_state import ReadOptions
-from readers.mysql.server import ServerInfo, WatermarkMethod
-from readers.mysql.session import SqlSession
-from readers.mysql.snapshot import SnapshotSource, SplitReader
 from readers.publish import publish, read_published
 from state.change_batch import LOG_PART, ChangeBatch, PartEnd, split_part
 from state.failpoints import failpoint
@@ -57,8 +50,7 @@ class PartTask:
     epoch: int
     job: JobFile
     job_uuid: str
-    server: ServerInfo
-    method: WatermarkMethod
+    server: SourceServer
     schemas: tuple[TableSchema, ...]
     work: SplitsTask | LogTask
 
@@ -76,7 +68,7 @@ def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
-    return PartTask(epoch, context.job, context.state.job_uuid, context.server, context.method, schemas, work)
+    return PartTask(epoch, context.job, context.state.job_uuid, context.server, schemas, work)
 
 
 def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tuple[TableSchema, ...]:
@@ -100,7 +92,7 @@ def read_part(task: PartTask) -> Iterator[ChangeBatch | PartEnd]:
 def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[ChangeBatch | PartEnd]:
     schemas = {schema.table: schema for schema in task.schemas}
     store = Checkpoint.at(task.job.checkpoint).store
-    with SplitReader(_snapshot_source(task)) as reader:
+    with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
             published = read_published(store, task.epoch, split.id)
             if published is None:
@@ -132,35 +124,13 @@ class _Part:
         return PartEnd(self._epoch, self._name, self._seq, self.row_count)
 
 
-def _snapshot_source(task: PartTask) -> SnapshotSource:
-    job, source = task.job, task.job.source
-    conditions = {s.table: job.snapshot.condition(s.table.database, s.table.name) for s in task.schemas}
-    return SnapshotSource(
-        endpoint=source.url,
-        tls=source.tls,
-        server=task.server,
-        method=task.method,
-        server_ids=tuple(job.server_ids),
-        job_uuid=task.job_uuid,
-        zero_dates_null=source.zero_dates == "null",
-        where={table: condition for table, condition in conditions.items() if condition is not None},
-    )
-
-
 def _read_log(task: PartTask, work: LogTask) -> Iterator[ChangeBatch | PartEnd]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
-    source = task.job.source
-    log = ServerLog.of(source.url, source.tls, task.server, tuple(task.job.server_ids))
-    reconnect = task.job.log.reconnect
-    options = ReadOptions(
-        zero_dates_null=source.zero_dates == "null",
-        reconnect_attempts=reconnect.attempts,
-        longest_delay_seconds=reconnect.max_delay_seconds,
-    )
-    reader = LogReader(log, {schema.table: schema for schema in task.schemas}, options)
+    reader = task.server.log_reading(task.schemas)
     part = _Part(task, LOG_PART)
     read_count = 0
-    with _Gap(task, work, checkpoint) as gap:
+    with task.server.key_routing(task.schemas) as routing:
+        gap = _Gap(task, work, checkpoint, routing)
         for batch in reader.read(work.range):
             read_count += batch.rows.num_rows
             yield from part.add(batch.table, gap.filled(batch.table, batch.rows))
@@ -172,20 +142,11 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[ChangeBatch | PartEnd]:
 
 
 class _Gap:
-    """The gap filter with its ranks; asks the source only for keys that are strings."""
-
-    def __init__(self, task: PartTask, work: LogTask, checkpoint: Checkpoint) -> None:
+    def __init__(self, task: PartTask, work: LogTask, checkpoint: Checkpoint, routing: KeyRouting) -> None:
         self._columns = work.split_columns
         self._schemas = {schema.table: schema for schema in task.schemas}
         self._filter = load_gap_filter(checkpoint.store, self._columns) if self._columns else GapFilter.empty()
-        self._session = SqlSession(lambda: connect_to_job_server(task.job, task.server.identity))
-        self._keys = MySqlKeys(self._session, self._schemas)
-
-    def __enter__(self) -> "_Gap":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.close()
+        self._routing = routing
 
     def filled(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those of `rows` that the splits do not contain yet."""
@@ -197,5 +158,5 @@ class _Gap:
             return rows
         owners = None
         if not routes.is_uniform:
-            owners = routes.owners(self._keys.ranks(self._schemas[table], self._columns[table], rows))
-        return rows.filter(pa.array(routes.keep(owners, versions)))
+            owners = self._routing.owners(self._schemas[table], self._columns[table], rows, routes)
+        return rows.filter(pa.array(routes.keep(owners, versions, self._routing.transactions(rows))))

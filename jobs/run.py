@@ -61,7 +61,7 @@ def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
     with open_job(job, events, standby=standby) as opened, _private_folder() as folder:
         stop_file = folder / "stop"
         held = opened.held
-        context = RunContext(job, held.server, held.method, held.state, stop_file)
+        context = RunContext(job, held.server, held.state, stop_file)
         save_context(context, folder / "run")
         run = _Run(job, opened, events, stop_file)
         session = open_session(job)

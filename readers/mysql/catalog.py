@@ -1,12 +1,12 @@
 """Which tables a job copies, and their columns and keys as the log's row images have them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from conf.tables import TableGlob
 from readers.mysql.connect import Connection
 from readers.mysql.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
 from readers.mysql.types import SPATIAL_TYPES, canonical_type, check_logged_form, parse_source_type
+from readers.statistics import TableStatistics
 from state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
 from state.table import Column, TableId, TableSchema
 
@@ -16,15 +16,6 @@ _INEXACT_TYPES = frozenset({"float", "double"})
 """A value of these is not found again by the text that the server shows for it."""
 
 _UNKEYED_TYPES = _INEXACT_TYPES | SPATIAL_TYPES | {"json", "vector"}
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatistics:
-    """The server's guesses; None where it has none. They may be wrong by any factor."""
-
-    row_estimate: int | None
-    average_row_bytes: int | None
-    data_bytes: int | None
 
 
 def find_tables(

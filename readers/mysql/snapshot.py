@@ -38,6 +38,7 @@ from readers.mysql.session import SqlSession, pause, will_pass
 from readers.mysql.table_facts import read_tables
 from readers.mysql.watermark import Low, Watermarks
 from readers.normalise import Replay
+from readers.split_read import SplitRead
 from state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, SplitChangedError
 from state.failpoints import failpoint
 from state.log_range import LogRange
@@ -97,15 +98,6 @@ class SnapshotSource:
             connection.close()
             raise
         return connection
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRead:
-    """To be published. `rows` are the captured columns, in any order; `taken_at_us`: when, by the source's clock."""
-
-    report: Report
-    rows: pa.Table
-    taken_at_us: int
 
 
 @dataclass(slots=True)

@@ -1,0 +1,16 @@
+"""What a split reader hands out."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from state.split import Report
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRead:
+    """To be published. `rows` are the captured columns, in any order; `taken_at_us`: when, by the source's clock."""
+
+    report: Report
+    rows: pa.Table
+    taken_at_us: int

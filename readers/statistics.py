@@ -1,0 +1,12 @@
+"""What a source guesses of its tables."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """The server's guesses; None where it has none. They may be wrong by any factor."""
+
+    row_estimate: int | None
+    average_row_bytes: int | None
+    data_bytes: int | None
