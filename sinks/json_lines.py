@@ -1,8 +1,9 @@
 """Rows as JSON Lines, one object per row, columns in the table's order.
 
-Integers are JSON numbers; floats too, but for NaN and infinities, which are the strings "NaN", "Infinity" and
-"-Infinity". Decimals are strings ("12.30"), for most readers would take a number as a double; binary is base64; dates are
-"2024-02-29", timestamps "2024-02-29T12:00:00.000000", those with a zone in UTC and with a Z; vectors are arrays.
+Truths are true and false, integers are numbers; floats too, but for NaN and infinities, which are the strings "NaN",
+"Infinity" and "-Infinity". Decimals are strings ("12.30"), for most readers would take a number as a double; binary is
+base64; dates are "2024-02-29", timestamps "2024-02-29T12:00:00.000000", those with a zone in UTC and with a Z; vectors
+are arrays.
 """
 
 import json

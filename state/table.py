@@ -61,6 +61,7 @@ class TableSchema:
 
 
 _ARROW_TYPES: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
     "int8": pa.int8(),
     "int16": pa.int16(),
     "int32": pa.int32(),
@@ -77,8 +78,8 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 
 
 def arrow_type_of(text: str) -> pa.DataType:
-    """The Arrow type of a canonical name: one of `int8 int16 int32 int64 float32 float64 string binary date32
-    timestamp timestamptz list<float32>`, or `decimal(p,s)` with p up to 38. Raises ValueError for another text.
+    """The Arrow type of a canonical name: one of `bool int8 int16 int32 int64 float32 float64 string binary
+    date32 timestamp timestamptz list<float32>`, or `decimal(p,s)` with p up to 38. Raises ValueError for another text.
 
     Spark has no unsigned types: BIGINT UNSIGNED travels as decimal(20,0), smaller ones in the next wider integer.
     """

@@ -13,6 +13,11 @@ from state.table import Column, arrow_type_of
 
 
 @dataclass(frozen=True, slots=True)
+class Booleans:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class Integers:
     low: int
     high: int
@@ -104,7 +109,8 @@ class Shapes:
 
 
 Domain: TypeAlias = (
-    Integers
+    Booleans
+    | Integers
     | Bits
     | Year
     | Decimals
@@ -123,12 +129,16 @@ Domain: TypeAlias = (
 _LONGEST_FORMATTED = {"uuid": 36, "inet4": 15, "inet6": 45}
 _LONGEST_DURATION = 17
 _BYTES_PER_CHARACTER = 4
+_BOUNDED_TEXT = re.compile(r"character(?: varying)?\((\d+)\)")
+_LARGEST_POSTGRES_VALUE = 1 << 30
 
 
 def holds(target: Domain, source: Domain) -> bool:
     match target, source:
         case Integers(low, high), Integers(source_low, source_high):
             return low <= source_low and source_high <= high
+        case Integers() | Bits(), Booleans():
+            return True
         case Integers() | Decimals(), Bits(width):
             return holds(target, Integers(0, (1 << width) - 1))
         case Integers() | Decimals(), Year():
@@ -202,8 +212,10 @@ def _fits(target: Text, characters: int | None, byte_count: int | None) -> bool:
 
 
 def canonical_domain(column: Column) -> Domain:
-    """By the type the column travels in, where nothing more is known of its source."""
+    """Of a column of a PostgreSQL source: by the type it travels in, and the length of its text where it has one."""
     kind = arrow_type_of(column.arrow_type)
+    if pa.types.is_boolean(kind):
+        return Booleans()
     if pa.types.is_integer(kind):
         return Integers(-(1 << (kind.bit_width - 1)), (1 << (kind.bit_width - 1)) - 1)
     if pa.types.is_decimal(kind):
@@ -211,9 +223,12 @@ def canonical_domain(column: Column) -> Domain:
     if pa.types.is_floating(kind):
         return Floats(kind.bit_width)
     if pa.types.is_string(kind):
-        return Text()
+        if column.source_type == "uuid":
+            return FormattedText("uuid")
+        bounded = _BOUNDED_TEXT.fullmatch(column.source_type)
+        return Text(int(bounded[1])) if bounded else Text(None, _LARGEST_POSTGRES_VALUE)
     if pa.types.is_binary(kind):
-        return Binary()
+        return Binary(_LARGEST_POSTGRES_VALUE)
     if pa.types.is_date(kind):
         return Dates()
     if pa.types.is_timestamp(kind):

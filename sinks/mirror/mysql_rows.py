@@ -152,6 +152,8 @@ def sql_fields(array: pa.Array, domain: Domain) -> tuple[Fields, str, str]:
         return variable(array), "", ""
     if pa.types.is_string(kind) and isinstance(domain, Duration):
         return escaped(variable(array), SQL_ESCAPES), "TIME'", "'"
+    if pa.types.is_boolean(kind):
+        return cast_text(pc.cast(array, pa.int8())), "", ""
     if pa.types.is_integer(kind):
         return cast_text(array), "", ""
     if pa.types.is_floating(kind):

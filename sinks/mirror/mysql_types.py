@@ -7,15 +7,15 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sinks.mirror.domains import Domain, Labels, Text, canonical_domain, mysql_domain, parse_mysql_type
+from sinks.mirror.domains import Domain, FormattedText, Labels, Text, canonical_domain, mysql_domain, parse_mysql_type
 from sinks.mirror.target import Place, SourceKind, TargetColumn
 from state.table import Column, TableSchema, arrow_type_of
 
 Flavour = Literal["mysql", "mariadb"]
 
 LONGEST_NAME = 64
-_KEY_CHARACTERS = 255
-_KEY_BYTES = 1024
+_KEY_CHARACTERS = 768
+"""InnoDB indexes 3072 bytes."""
 _VECTOR_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (9, 0), "mariadb": (11, 7)}
 _UUID_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 7)}
 _INET4_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 10)}
@@ -142,6 +142,8 @@ class MySqlDialect:
 
     def _canonical_type(self, column: Column, *, key: bool) -> str:
         kind = arrow_type_of(column.arrow_type)
+        if pa.types.is_boolean(kind):
+            return "tinyint(1)"
         if pa.types.is_integer(kind):
             return {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[kind.bit_width]
         if pa.types.is_decimal(kind):
@@ -149,15 +151,29 @@ class MySqlDialect:
         if pa.types.is_floating(kind):
             return "float" if kind.bit_width == 32 else "double"
         if pa.types.is_string(kind):
-            text = f"varchar({_KEY_CHARACTERS})" if key else "longtext"
+            text = f"varchar({self._key_characters(column)})" if key else "longtext"
             return text + self._binary_collation("utf8mb4", padded=False)
         if pa.types.is_binary(kind):
-            return f"varbinary({_KEY_BYTES})" if key else "longblob"
+            if key:
+                raise ValueError("a key of bytes of any length would need a prefix, and prefixes don't tell rows apart")
+            return "longblob"
         if pa.types.is_date(kind):
             return "date"
         if pa.types.is_timestamp(kind):
             return "datetime(6)" if kind.tz is None else "timestamp(6)"
         return "mediumblob"
+
+    def _key_characters(self, column: Column) -> int:
+        match self.domain(column):
+            case Text(int(characters)) if characters <= _KEY_CHARACTERS:
+                return characters
+            case FormattedText("uuid"):
+                return 36
+            case _:
+                raise ValueError(
+                    f"a key of text that may be longer than {_KEY_CHARACTERS} characters would need a prefix, and "
+                    "prefixes don't tell rows apart"
+                )
 
 
 def _is_padded(collation: str) -> bool:

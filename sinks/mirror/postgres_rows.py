@@ -123,6 +123,11 @@ _TEXTS = frozenset({"text", "varchar", "bpchar", "json", "jsonb"})
 def encoder(kind: pa.DataType, type_name: str) -> Encode:
     """From a canonical Arrow type to a PostgreSQL type (its name in pg_type). Raises ValueError for an unknown pair."""
     match type_name:
+        case "bool" if pa.types.is_boolean(kind):
+            return lambda array: binary.integers(pc.cast(array, pa.int8()), 1)
+        case "int2" | "int4" | "int8" if pa.types.is_boolean(kind):
+            size = int(type_name[3:])
+            return lambda array: binary.integers(pc.cast(array, pa.int8()), size)
         case "int2" | "int4" | "int8" if pa.types.is_integer(kind):
             width = int(type_name[3:])
             return lambda array: binary.integers(array, width)

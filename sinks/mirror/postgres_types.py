@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from sinks.mirror.domains import (
     Binary,
+    Booleans,
     Dates,
     Decimals,
     Domain,
@@ -67,6 +68,8 @@ class PostgresDialect:
         if column.name in _SYSTEM_COLUMNS:
             raise ValueError(f"PostgreSQL reserves the name {column.name}")
         kind = arrow_type_of(column.arrow_type)
+        if pa.types.is_boolean(kind):
+            return "boolean"
         if pa.types.is_integer(kind):
             return {8: "smallint", 16: "smallint", 32: "integer", 64: "bigint"}[kind.bit_width]
         match self.domain(column):
@@ -105,6 +108,8 @@ def postgres_domain(type_name: str, modifier: int) -> Domain | None:
     """
     length = None if modifier == _NO_LENGTH else modifier - _TYPMOD_HEADER
     match type_name:
+        case "bool":
+            return Booleans()
         case "int2":
             return Integers(-(1 << 15), (1 << 15) - 1)
         case "int4":

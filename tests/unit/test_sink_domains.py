@@ -2,7 +2,7 @@
 
 import pytest
 
-from sinks.mirror.domains import Decimals, Integers, Moments, Text, holds, mysql_domain
+from sinks.mirror.domains import Bits, Booleans, Decimals, Integers, Moments, Text, holds, mysql_domain
 from sinks.mirror.postgres_types import postgres_domain
 
 
@@ -92,3 +92,11 @@ def test_postgres_modifiers() -> None:
     assert postgres_domain("varchar", 14) == Text(10)
     assert postgres_domain("timestamp", 3) == Moments(3, zoned=False)
     assert postgres_domain("money", -1) is None
+
+
+def test_truths_fit_into_numbers_that_hold_0_and_1() -> None:
+    assert holds(mysql_domain("tinyint(1)"), Booleans())
+    assert holds(Bits(1), Booleans())
+    assert postgres_domain("bool", -1) == Booleans()
+    assert not holds(Booleans(), mysql_domain("tinyint(1)"))
+    assert not holds(Text(), Booleans())
