@@ -1,0 +1,146 @@
+"""Split-key columns: how their values are asked for, written as SQL, and compared.
+
+The server orders, compares and writes all key values. A literal is its own text of a value; wherever one stands in a
+statement it is cast to the column's base type, without the declared length (`bpchar`, never `character`, which is
+`character(1)`) and without a domain, whose constraints may be newer than the row. Collations are not named in
+comparisons with a column: the column's own wins over a literal's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from readers.postgres.connect import Connection, quote_identifier, quote_literal, quote_table
+from state.errors import SchemaChangedError
+from state.split import KeyRange
+from state.table import TableId
+
+INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
+
+# Operators are looked up as an index does it: those of the type's default B-tree operator class. Only an extension's
+# type (citext, ltree) has any outside of pg_catalog.
+_READ = """
+WITH RECURSIVE bases AS (
+    SELECT a.attnum, a.attname, a.attcollation, a.atttypid AS type
+    FROM pg_attribute a WHERE a.attrelid = %(table)s::regclass AND a.attname = ANY (%(columns)s) AND NOT a.attisdropped
+    UNION ALL
+    SELECT b.attnum, b.attname, b.attcollation, t.typbasetype FROM bases b JOIN pg_type t ON t.oid = b.type
+    WHERE t.typtype = 'd'
+)
+SELECT b.attname, format_type(b.type, -1), coalesce(o.nspname, 'pg_catalog'),
+       CASE WHEN b.attcollation <> 0 THEN quote_ident(n.nspname) || '.' || quote_ident(c.collname) END
+FROM bases b
+JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+LEFT JOIN pg_collation c ON c.oid = b.attcollation
+LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
+LEFT JOIN LATERAL (
+    SELECT s.nspname
+    FROM pg_opclass k
+    JOIN pg_am m ON m.oid = k.opcmethod AND m.amname = 'btree'
+    JOIN pg_amop a ON a.amopfamily = k.opcfamily AND a.amoplefttype = k.opcintype AND a.amoprighttype = k.opcintype
+    JOIN pg_operator p ON p.oid = a.amopopr
+    JOIN pg_namespace s ON s.oid = p.oprnamespace
+    WHERE k.opcdefault AND k.opcintype = b.type LIMIT 1
+) o ON true
+"""
+_KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%(table)s)"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """`type`: the base type as a cast takes it. `operators`: the schema of its comparisons, as SQL.
+    `collation`: the column's, as SQL; None for a type without."""
+
+    name: str
+    type: str
+    operators: str
+    collation: str | None
+
+    @property
+    def sql(self) -> str:
+        """In a statement whose FROM is TableKey.relation. Not the bare name: ORDER BY would take it for an output
+        column of that name, which is text."""
+        return f"t.{quote_identifier(self.name)}"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.type in INTEGERS
+
+    def literal(self, text: str) -> str:
+        return f"{quote_literal(text)}::{self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableKey:
+    """`relation`: the table as FROM takes it, called t there. Of a table with children only its own rows are read: the children are
+    tables of their own. A partitioned table's rows are its partitions'."""
+
+    relation: str
+    columns: tuple[KeyColumn, ...]
+
+    @property
+    def is_integer(self) -> bool:
+        """Are ranks numbers (state/rank.py's integer_rank)?"""
+        return len(self.columns) == 1 and self.columns[0].is_integer
+
+
+def read_key(connection: Connection, table: TableId, columns: Sequence[str]) -> TableKey:
+    """Raises SchemaChangedError where table or columns are gone."""
+    arguments = {"table": quote_table(table), "columns": list(columns)}
+    with connection.cursor() as cursor:
+        cursor.execute(_KIND, arguments)
+        kind = cursor.fetchone()
+        if kind is None:
+            raise _gone(table, columns)
+        cursor.execute(_READ, arguments)
+        found = {name: KeyColumn(name, base, quote_identifier(schema), c) for name, base, schema, c in cursor}
+    if len(found) != len(columns):
+        raise _gone(table, columns)
+    only = "" if kind[0] == "p" else "ONLY "
+    return TableKey(f"{only}{quote_table(table)} AS t", tuple(found[name] for name in columns))
+
+
+def range_condition(keys: Sequence[KeyColumn], key_range: KeyRange) -> str:
+    """SQL that is true for the rows of [start, end), by the key's index; TRUE for an unbounded range."""
+    parts = []
+    if key_range.start is not None:
+        parts.append(compared(keys, ">=", literals(keys, key_range.start.literals)))
+    if key_range.end is not None:
+        parts.append(compared(keys, "<", literals(keys, key_range.end.literals)))
+    return " AND ".join(parts) or "TRUE"
+
+
+def literals(keys: Sequence[KeyColumn], texts: Sequence[str]) -> list[str]:
+    return [key.literal(text) for key, text in zip(keys, texts, strict=True)]
+
+
+def compared(keys: Sequence[KeyColumn], operator: str, values: Sequence[str]) -> str:
+    """A row comparison, which the key's index knows. It takes its operators from one schema: a key of columns from
+    several is compared by one row comparison for each run of them, and the index is searched by the first."""
+    runs = [list(run) for _, run in groupby(zip(keys, values, strict=True), lambda pair: pair[0].operators)]
+    if len(runs) == 1:
+        return _row(runs[0], operator)
+    outer = operator[0]
+    condition = _row(runs[-1], operator)
+    for run in reversed(runs[:-1]):
+        condition = f"({_row(run, outer)} OR ({_row(run, '=')} AND {condition}))"
+    return f"({_row(runs[0], f'{outer}=')} AND {condition})"
+
+
+def column_list(keys: Iterable[KeyColumn], suffix: str = "") -> str:
+    return ", ".join(key.sql + suffix for key in keys)
+
+
+def _row(run: Sequence[tuple[KeyColumn, str]], operator: str) -> str:
+    columns, values = ", ".join(key.sql for key, _ in run), ", ".join(value for _, value in run)
+    qualified = f"OPERATOR({run[0][0].operators}.{operator})"
+    if len(run) == 1:
+        return f"{columns} {qualified} {values}"
+    return f"({columns}) {qualified} ({values})"
+
+
+def _gone(table: TableId, columns: Sequence[str]) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"{table} or one of its columns {', '.join(columns)} is no longer there.",
+        "Start the job anew with another checkpoint directory and an empty target.",
+    )

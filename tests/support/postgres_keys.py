@@ -1,0 +1,122 @@
+"""A keyed table on a real PostgreSQL, cut by PostgresKeys."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from conf.endpoint import parse_endpoint
+from readers.gap_filter import TableRoutes
+from readers.postgres.connect import connect
+from readers.postgres.key_columns import range_condition
+from readers.postgres.keys import PostgresKeys
+from readers.postgres.session import SqlSession
+from state.split import Bound, KeyRange
+from state.table import Column, TableId, TableSchema, arrow_type_of
+from tests.support.servers import Database
+
+
+@dataclass
+class KeyedTable:
+    """Table `public.t`, whose key columns are c0, c1, …"""
+
+    database: Database
+    schema: TableSchema
+    session: SqlSession
+
+    def __post_init__(self) -> None:
+        self.keys = PostgresKeys(self.session, {self.schema.table: self.schema})
+
+    def bounds(self, rows: int) -> list[Bound]:
+        return list(
+            self.keys.next_bounds(
+                self.schema.table, self.schema.key, after=None, until=None, rows=rows, count=1_000_000
+            )
+        )
+
+    def pieces(self, bounds: Sequence[Bound]) -> list[list[str]]:
+        """The rows (as text) that a SELECT finds in each piece between the bounds, the open ones included."""
+        key = self.keys.key(self.schema.table, self.schema.key)
+        edges = pairwise([None, *bounds, None])
+        conditions = [range_condition(key.columns, KeyRange(a, b)) for a, b in edges]
+        return [[row for (row,) in self.session.query(f"SELECT t::text FROM public.t WHERE {c}")] for c in conditions]
+
+    def all_rows(self) -> tuple[list[str], pa.RecordBatch]:
+        """Each row as text, and the keys as the readers deliver them."""
+        selected = [_selected(column) for column in self.schema.columns]
+        found = self.database.query(f"SELECT t::text, {', '.join(selected)} FROM public.t ORDER BY random()")
+        columns = list(zip(*found, strict=True)) or [()] * (1 + len(selected))
+        arrays = [_array(column, texts) for column, texts in zip(self.schema.columns, columns[1:], strict=True)]
+        return list(columns[0]), pa.RecordBatch.from_arrays(arrays, names=list(self.schema.key))
+
+    def owners(self, rows: pa.RecordBatch, bounds: Sequence[Bound]) -> list[int]:
+        cuts = pa.array([bytes.fromhex(bound.rank) for bound in bounds], pa.large_binary())
+        routes = TableRoutes.of(cuts, np.zeros(len(cuts) + 1, np.int64), None)
+        return self.keys.owners(self.schema, self.schema.key, rows, routes).tolist()
+
+    def check(self, bounds: Sequence[Bound]) -> list[int]:
+        """Every row is in exactly one piece, and owned by it. Returns the pieces' row counts."""
+        pieces = self.pieces(bounds)
+        rows, keys = self.all_rows()
+        found = dict(zip(rows, self.owners(keys, bounds), strict=True))
+        assert found == {row: piece for piece, piece_rows in enumerate(pieces) for row in piece_rows}
+        assert sum(map(len, pieces)) == len(rows)
+        return [len(piece) for piece in pieces]
+
+
+@contextlib.contextmanager
+def keyed_table(database: Database, key: Sequence[tuple[str, str]]) -> Iterator[KeyedTable]:
+    """Makes the table. `key`: SQL type (with COLLATE, if any) and canonical type of each column."""
+    names = [f"c{i}" for i in range(len(key))]
+    columns = [f"{name} {sql_type} NOT NULL" for name, (sql_type, _) in zip(names, key, strict=True)]
+    primary_key = f"PRIMARY KEY ({', '.join(names)})"
+    database.execute("DROP TABLE IF EXISTS public.t", f"CREATE TABLE public.t ({', '.join(columns)}, {primary_key})")
+    schema = TableSchema(
+        TableId("public", "t"),
+        1,
+        tuple(Column(name, sql, arrow, nullable=False) for name, (sql, arrow) in zip(names, key, strict=True)),
+        tuple(names),
+    )
+    endpoint = parse_endpoint(database.url)
+    session = SqlSession(lambda: connect(endpoint, None))
+    try:
+        yield KeyedTable(database, schema, session)
+    finally:
+        session.close()
+
+
+def _selected(column: Column) -> str:
+    """So that psycopg2 gives text or a number that `_array` reads, by another way than Tidemark's."""
+    if column.arrow_type == "date32":
+        return f"({column.name} - date '1970-01-01')::text"
+    if column.arrow_type.startswith("timestamp"):
+        return f"(extract(epoch FROM {column.name}) * 1000000)::bigint::text"
+    if column.arrow_type == "binary":
+        return f"encode({column.name}, 'hex')"
+    if column.source_type.startswith("char("):
+        return f"format('%s', {column.name})"  # the cast to text takes the blanks away, the output function does not
+    return f"{column.name}::text"
+
+
+def _array(column: Column, texts: Sequence[str]) -> pa.Array:
+    arrow = arrow_type_of(column.arrow_type)
+    values: list[Any] = list(texts)
+    if pa.types.is_temporal(arrow):
+        whole = pa.int32() if pa.types.is_date32(arrow) else pa.int64()
+        return pa.array([int(text) for text in texts], whole).cast(arrow)
+    if pa.types.is_integer(arrow):
+        values = [int(text) for text in texts]
+    elif pa.types.is_decimal(arrow):
+        values = [Decimal(text) for text in texts]
+    elif pa.types.is_floating(arrow):
+        values = [float(text) for text in texts]
+    elif pa.types.is_binary(arrow):
+        values = [bytes.fromhex(text) for text in texts]
+    elif pa.types.is_boolean(arrow):
+        values = [text == "true" for text in texts]
+    return pa.array(values, arrow)
