@@ -1,0 +1,275 @@
+"""One reading of a range of the log: the loop around the compiled loop, over one connection after the other.
+
+    COPY → buffer → walk() ─ MORE ────→ receive; or make room, which hands out what is there
+                           ─ MESSAGE ─→ relations, truncates, what is ignored
+                           ─ FULL ────→ hand out
+                           ─ END ─────→ hand out, done
+
+A transaction's commit is known at its Begin (the server sends committed ones only), so rows are handed out ("flushed")
+in the middle of a transaction too, and memory is bounded whatever its size.
+
+RESUME_LSN and RESUME_SEQ say where to go on after a broken connection. They move when rows are handed out, and only then.
+The server decodes the same log again, in the same order, so the rows before that place are dropped by their number.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from readers.log_batch import LogBatch
+from readers.postgres import log_arrays as w
+from readers.postgres.log_arrays import Reason
+from readers.postgres.log_messages import IGNORED, damaged, read_relation, read_truncate
+from readers.postgres.log_rows import PLANE_BYTES, TRANSACTIONS, batches, empty_rows
+from readers.postgres.log_source import NEW_JOB, ByteStream, ConnectionLostError, LogSource
+from readers.postgres.log_stream import HEADER_BYTES, SIGNATURE
+from readers.postgres.log_tables import KnownTables
+from readers.postgres.log_walker import walk
+from state.errors import (
+    SchemaChangedError,
+    SourceNotUsableError,
+    SourceUnavailableError,
+    TidemarkError,
+    UnknownLogEventError,
+)
+from state.position import WalPosition
+from state.table import TableId, TableSchema
+
+ATTEMPTS = 8
+"""Broken connections in a row, without anything new handed out, unless the options say otherwise."""
+FIRST_DELAY_SECONDS = 0.05
+BUFFER_BYTES = 16 << 20
+GREATEST_BYTES = 3 << 30
+"""A message of the server has at most 1 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """`reconnect_attempts`: after broken connections in a row, without anything new handed out. The sizes bound the
+    memory."""
+
+    reconnect_attempts: int | None = None
+    longest_delay_seconds: float = 5.0
+    buffer_bytes: int = BUFFER_BYTES
+    plane_bytes: int = PLANE_BYTES
+    transactions: int = TRANSACTIONS
+
+
+class Reading:
+    """[start, stop) of `source`. Counts are there when `run` is through."""
+
+    def __init__(
+        self,
+        source: LogSource,
+        start: WalPosition,
+        stop: WalPosition,
+        wanted: Mapping[TableId, TableSchema],
+        options: ReadOptions,
+    ) -> None:
+        self.reconnects = 0
+        self.changes = 0
+        self.state = np.zeros(w.STATE_SIZE, np.int64)
+        self.state[w.RESUME_LSN], self.state[w.STOP_LSN] = start.lsn, stop.lsn
+        self.state[w.DONE_LSN] = -1
+        self._source, self._start, self._stop, self._options = source, start, stop, options
+        self._tables = KnownTables(wanted, source.type_names)
+        self._rows = empty_rows(self._tables.width, plane_bytes=options.plane_bytes, transactions=options.transactions)
+        self._buf = np.empty(options.buffer_bytes, np.uint8)
+        self._received = 0
+        self._finished = False
+
+    def run(self) -> Iterator[LogBatch]:
+        """Hands out the range. Raises TidemarkError."""
+        failures, reached = 0, self._reached
+        while not self._finished:
+            stream = None
+            try:
+                stream = self._open()
+                yield from self._read(stream)
+            except ConnectionLostError as exc:
+                failures = failures + 1 if self._reached == reached else 1
+                reached = self._reached
+                self.reconnects += 1
+                self._pause(exc, failures)
+            finally:
+                if stream is not None:
+                    stream.close()
+
+    @property
+    def _reached(self) -> tuple[int, int]:
+        return int(self.state[w.RESUME_LSN]), int(self.state[w.RESUME_SEQ])
+
+    def _pause(self, exc: ConnectionLostError, failures: int) -> None:
+        options = self._options
+        attempts = ATTEMPTS if options.reconnect_attempts is None else options.reconnect_attempts + 1
+        if failures >= attempts:
+            raise SourceUnavailableError(
+                f"The log connection broke {failures} times in a row at {WalPosition(self._reached[0])}: {exc}",
+                "Check the network and the source's server log, and that nobody else reads the job's slot.",
+            ) from exc
+        delay = min(FIRST_DELAY_SECONDS * 2 ** (failures - 1), options.longest_delay_seconds)
+        time.sleep(delay * random.uniform(0.5, 1.0))
+
+    # One connection
+
+    def _open(self) -> ByteStream:
+        """A stream from where the slot stands."""
+        state = self.state
+        state[[w.AT, w.OPEN, w.ROW, w.TX]] = 0
+        state[w.TX_INDEX] = -1
+        state[w.LAST_LSN] = -1
+        self._received = 0
+        self._tables.forget()
+        return self._source.open(self._start, self._stop)
+
+    def _read(self, stream: ByteStream) -> Iterator[LogBatch]:
+        """Until the range's end."""
+        self._read_header(stream)
+        while True:
+            reason = walk(self._buf, self._received, self.state, self._tables.arrays, self._rows)
+            match reason:
+                case Reason.MORE:
+                    if self._received == len(self._buf):
+                        yield from self._flush()
+                        self._make_room()
+                    self._receive(stream)
+                case Reason.MESSAGE:
+                    self._message()
+                case Reason.FULL:
+                    yield from self._flush()
+                case Reason.END:
+                    self._check_end(stream)
+                    yield from self._flush()
+                    self._finished = True
+                    return
+                case _:
+                    raise self._error(Reason(reason))
+
+    def _read_header(self, stream: ByteStream) -> None:
+        while self._received < HEADER_BYTES:
+            self._receive(stream)
+        if self._buf[:HEADER_BYTES].tobytes() != SIGNATURE:
+            raise damaged("it does not begin as COPY does")
+        self.state[w.AT] = HEADER_BYTES
+
+    def _receive(self, stream: ByteStream) -> None:
+        size = stream.receive(self._buf.data[self._received :])
+        if size == 0:
+            raise damaged("it ends in the middle")
+        self._received += size
+
+    def _check_end(self, stream: ByteStream) -> None:
+        if self._received - int(self.state[w.AT]) != 2 or stream.receive(memoryview(bytearray(1))):
+            raise damaged("something follows its end")
+        if self.state[w.OPEN]:
+            raise damaged("its last transaction has no end")
+
+    def _flush(self) -> Iterator[LogBatch]:
+        """Hands out the rows that are there. Their bytes are needed no more."""
+        state = self.state
+        count = int(state[w.ROW])
+        made = batches(self._rows, count, self._buf, self._tables.slots) if count else []
+        state[[w.ROW, w.TX]] = 0
+        state[w.TX_INDEX] = -1
+        if state[w.OPEN] and state[w.WANTED]:
+            state[w.RESUME_LSN] = state[w.TX_LSN]
+            state[w.RESUME_SEQ] = max(int(state[w.SEQ]), int(state[w.DROP_SEQ]))
+        else:
+            done = state[w.TX_LSN] if state[w.OPEN] else state[w.LAST_LSN] + 1
+            if done > state[w.RESUME_LSN]:
+                state[w.RESUME_LSN], state[w.RESUME_SEQ] = done, 0
+        self.changes += count
+        yield from made
+
+    def _make_room(self) -> None:
+        """After a flush: drops what was read, and grows where one message fills all."""
+        at = int(self.state[w.AT])
+        rest = self._received - at
+        size = len(self._buf)
+        if rest == size:
+            size = min(2 * size, GREATEST_BYTES)
+            if rest == size:
+                raise SourceNotUsableError(
+                    f"A message of the log has more than {size} bytes.",
+                    "Leave the table with such rows out of the job.",
+                )
+        elif 2 * rest < self._options.buffer_bytes:
+            size = self._options.buffer_bytes
+        if size != len(self._buf):
+            other = np.empty(size, np.uint8)
+            other[:rest] = self._buf[at : self._received]
+            self._buf = other
+        else:
+            self._buf[:rest] = self._buf[at : self._received]
+        self._received, self.state[w.AT] = rest, 0
+
+    # What is rare
+
+    def _message(self) -> None:
+        state = self.state
+        start, end = int(state[w.MESSAGE]), int(state[w.MESSAGE_END])
+        kind = int(self._buf[start])
+        if kind == ord("R"):
+            self._tables.add(read_relation(self._buf[start:end].tobytes()))
+        elif kind == ord("T"):
+            self._check_truncate(read_truncate(self._buf[start:end].tobytes()))
+        elif kind not in IGNORED:
+            raise UnknownLogEventError(
+                f"The log has a message of a kind that is not known: {chr(kind)!r}, in the transaction at {self._where}.",
+                "Use a newer version of Tidemark.",
+            )
+        state[w.AT] = end
+
+    def _check_truncate(self, relations: tuple[int, ...]) -> None:
+        if not self.state[w.OPEN]:
+            raise self._error(Reason.GRAMMAR)
+        tables = [table for table in map(self._tables.wanted_table, relations) if table is not None]
+        if tables and self.state[w.WANTED]:
+            raise UnknownLogEventError(
+                f"{', '.join(map(str, tables))} was truncated, in the transaction at {self._where}. A TRUNCATE can't be "
+                "carried yet.",
+                f"{NEW_JOB} Empty tables by DELETE while a job follows them.",
+            )
+
+    @property
+    def _where(self) -> WalPosition:
+        return WalPosition(int(self.state[w.TX_LSN]))
+
+    def _error(self, reason: Reason) -> TidemarkError:
+        relation, where = int(self.state[w.RELATION]), self._where
+        table = str(self._tables.slots[relation].table) if reason in _OF_SLOTS else f"relation {relation}"
+        match reason:
+            case Reason.UNMAPPED:
+                unfit = self._tables.unfit(relation)
+                return damaged(f"{table} has rows at {where} and was not described") if unfit is None else unfit
+            case Reason.IDENTITY:
+                return SchemaChangedError(
+                    f"{table} has an update or delete at {where} without the old row's key: its REPLICA IDENTITY does "
+                    "not have it.",
+                    f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT, USING INDEX or FULL, such that it has the job's key. "
+                    + NEW_JOB,
+                )
+            case Reason.KEY:
+                return SchemaChangedError(
+                    f"{table} has a row at {where} without a value in its key.",
+                    f"Declare the key's columns NOT NULL, or choose another key: source.keys. {NEW_JOB}",
+                )
+            case Reason.TOO_MANY:
+                return SourceNotUsableError(
+                    f"The transaction at {where} has more rows than can be counted.", "Write less in one transaction."
+                )
+            case _:
+                return damaged(f"{_DAMAGE[reason]}, near {where}")
+
+
+_OF_SLOTS = frozenset({Reason.COLUMNS, Reason.FORM, Reason.IDENTITY, Reason.KEY, Reason.TOO_MANY})
+_DAMAGE = {
+    Reason.DAMAGED: "lengths contradict each other",
+    Reason.GRAMMAR: "a message stands where it can't",
+    Reason.ORDER: "transactions are not in their order",
+    Reason.COLUMNS: "a row has another number of columns than its table",
+    Reason.FORM: "a value is not text",
+}

@@ -1,0 +1,227 @@
+"""The job's replication slot: made once, checked before every reading, advanced, dropped on demand only.
+
+The slot is a logical one of pgoutput. What lies before its confirmed_flush_lsn is gone for good, silently, so its place is
+compared with the job's before anything is read.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+
+from readers.postgres.connect import Connection, error_code, error_text
+from readers.postgres.log_source import NEW_JOB, ConnectionLostError
+from state.errors import LogPositionLostError, SourceNotUsableError
+from state.position import WalPosition
+
+SETTLE_SECONDS = 600.0
+"""So long may the transactions take that are open when a slot is made."""
+_POLL_SECONDS = 0.1
+_TIMED_OUT = "57014"
+
+_IDENTITY = """
+SELECT c.system_identifier || '/' || CASE WHEN pg_is_in_recovery()
+  THEN (SELECT timeline_id FROM pg_control_checkpoint())
+  ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END
+FROM pg_control_system() AS c
+"""
+_SLOT = """
+SELECT to_jsonb(s) || jsonb_build_object(
+  'here', s.database IS NOT DISTINCT FROM current_database(),
+  'confirmed', s.confirmed_flush_lsn - '0/0',
+  'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
+  'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
+FROM pg_replication_slots AS s WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where a job reads its log. `identity`: of the server, see `server_identity`."""
+
+    identity: str
+    slot: str
+    publication: str
+
+
+def server_identity(connection: Connection) -> str:
+    """The system identifier and the timeline: another one after a restore, a failover, or on another server."""
+    return str(_one(connection, _IDENTITY)[0])
+
+
+def create_slot(connection: Connection, slot: str) -> WalPosition:
+    """The place from which the slot has the log. Every transaction that commits before it is visible to every snapshot
+    that is taken after the call.
+
+    The publication must be there already: it has to be older than the log that it is applied to. A slot that exists is
+    taken as it is. The connection must be in autocommit mode. Raises SourceNotUsableError.
+    """
+    found = _find(connection, slot)
+    if found is None:
+        _create(connection, slot)
+        found = _find(connection, slot)
+        if found is None:
+            raise SourceNotUsableError(f"The slot {slot} vanished while it was made.", "Run the job again.")
+    else:
+        _check_kind(found, slot)
+        wait_for_open_transactions(connection)
+    return WalPosition(int(found["confirmed"]))
+
+
+def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTLE_SECONDS) -> None:
+    """Until every transaction that is open now has ended. Raises SourceNotUsableError after `seconds`.
+
+    What such a transaction wrote before a publication had its table is not in the log; and a committed one can be in the
+    log before it is visible.
+    """
+    (highest,) = _one(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+    deadline = time.monotonic() + seconds
+    while int(_one(connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0]) < int(highest):
+        if time.monotonic() > deadline:
+            raise _open_for_long(connection)
+        time.sleep(_POLL_SECONDS)
+
+
+def check_slot(connection: Connection, place: LogPlace, position: WalPosition) -> None:
+    """Does the slot still have the log from `position` on? Raises LogPositionLostError, SourceNotUsableError, or
+    ConnectionLostError where somebody reads it at the moment."""
+    identity = server_identity(connection)
+    if identity != place.identity:
+        raise LogPositionLostError(
+            f"The source is not the server that the job began with: system identifier and timeline are {identity}, and "
+            f"were {place.identity}. It was restored, failed over, or is another one.",
+            f"Connect to the original server, or start over: {NEW_JOB}",
+        )
+    found = check_place(connection, place.slot, position)
+    if found["active"]:
+        raise ConnectionLostError(
+            f"the slot {place.slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
+        )
+
+
+def check_place(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:
+    """The same without asking who the server is, and whether the slot is being read. Its row of pg_replication_slots."""
+    found = _find(connection, slot)
+    if found is None:
+        raise LogPositionLostError(
+            f"The replication slot {slot} is gone, and with it the log from {position} on.",
+            f"{NEW_JOB} It makes a new slot.",
+        )
+    _check_kind(found, slot)
+    _check_place(found, slot, position)
+    return found
+
+
+def advance_slot(connection: Connection, slot: str, position: WalPosition) -> None:
+    """The server need no longer keep what lies before `position`, which sink and checkpoint hold. Nothing happens where
+    the slot is there already, or is being read: the next call makes up for it. Raises SourceNotUsableError."""
+    found = _find(connection, slot)
+    if found is None or found["active"] or int(found["confirmed"]) >= position.lsn:
+        return
+    try:
+        _one(connection, "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", slot, str(position))
+    except psycopg2.Error as exc:
+        if error_code(exc) == _IN_USE:
+            return
+        raise _refused(exc) from exc
+
+
+def drop_slot(connection: Connection, slot: str) -> bool:
+    """False where there is none. Raises SourceNotUsableError, also for a slot that is in use."""
+    if _find(connection, slot) is None:
+        return False
+    try:
+        _one(connection, "SELECT pg_drop_replication_slot(%s)", slot)
+    except psycopg2.Error as exc:
+        raise _refused(exc) from exc
+    return True
+
+
+def _create(connection: Connection, slot: str) -> None:
+    try:
+        _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{SETTLE_SECONDS:.0f}s")
+        _one(connection, "SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false)", slot)
+        _one(connection, "SELECT set_config('statement_timeout', '0', false)")
+    except psycopg2.Error as exc:
+        if error_code(exc) == _TIMED_OUT:
+            _one(connection, "SELECT set_config('statement_timeout', '0', false)")
+            raise _open_for_long(connection) from exc
+        raise _refused(exc) from exc
+
+
+def _find(connection: Connection, slot: str) -> dict[str, Any] | None:
+    """Its row of pg_replication_slots, with places as numbers."""
+    with connection.cursor() as cursor:
+        cursor.execute(_SLOT, (slot,))
+        row = cursor.fetchone()
+    return None if row is None else dict(row[0])
+
+
+def _check_kind(found: dict[str, Any], slot: str) -> None:
+    if found["plugin"] != "pgoutput" or not found["here"] or found["temporary"] or found.get("two_phase"):
+        raise SourceNotUsableError(
+            f"The replication slot {slot} is not one that Tidemark can read: plugin {found['plugin']}, database "
+            f"{found['database']}, temporary {found['temporary']}, two_phase {found.get('two_phase')}.",
+            "Name another slot: source.slot. Tidemark makes it.",
+        )
+    reason = found.get("invalidation_reason")
+    if found["wal_status"] == "lost" or found.get("conflicting") or reason:
+        raise LogPositionLostError(
+            f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): the log that it kept "
+            "is gone.",
+            f"Drop it (tidemark drop), and start over: {NEW_JOB} Then let slots keep more: max_slot_wal_keep_size, "
+            "idle_replication_slot_timeout.",
+        )
+
+
+def _check_place(found: dict[str, Any], slot: str, position: WalPosition) -> None:
+    confirmed, flushed = WalPosition(int(found["confirmed"])), WalPosition(int(found["flushed"]))
+    if confirmed.lsn > position.lsn:
+        raise LogPositionLostError(
+            f"The replication slot {slot} stands at {confirmed}, after {position}, where the job has to go on: somebody "
+            "else read from it, or it was made anew.",
+            f"{NEW_JOB} A slot belongs to one job.",
+        )
+    if flushed.lsn < position.lsn:
+        raise LogPositionLostError(
+            f"The source's log ends at {flushed}, before {position}, which the job has read: the server was restored from "
+            "an older copy, or lost the end of its log.",
+            NEW_JOB,
+        )
+
+
+def _open_for_long(connection: Connection) -> SourceNotUsableError:
+    pid, user, since = _one(
+        connection,
+        "SELECT max(pid)::text, max(usename)::text, min(xact_start)::text FROM (SELECT * FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 1) AS oldest",
+    )
+    return SourceNotUsableError(
+        f"A slot can't be made while older transactions are open; the oldest is that of process {pid} ({user}), since "
+        f"{since}.",
+        "End it, then run the job again.",
+    )
+
+
+def _refused(error: psycopg2.Error) -> SourceNotUsableError:
+    code = error_code(error)
+    remedy = {
+        _DENIED: "ALTER ROLE <role> REPLICATION.",
+        _IN_USE: "Stop whoever reads from it.",
+        _TOO_MANY: "Raise max_replication_slots, or drop slots that nobody needs.",
+        _NOT_READY: "Set wal_level = logical on the source, and restart it.",
+    }.get(code or "", "Correct what it says.")
+    return SourceNotUsableError(f"The source refuses the job's replication slot: {error_text(error)}.", remedy)
+
+
+_DENIED, _IN_USE, _TOO_MANY, _NOT_READY = "42501", "55006", "53400", "55000"
+
+
+def _one(connection: Connection, sql: str, *arguments: object) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, arguments or None)
+        row = cursor.fetchone()
+    if row is None:
+        raise SourceNotUsableError("The source gave no answer to a question about its log.", "Run the job again.")
+    return tuple(row)
