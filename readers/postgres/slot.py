@@ -12,6 +12,7 @@ import psycopg2
 
 from readers.postgres.connect import Connection, error_code, error_text
 from readers.postgres.log_source import NEW_JOB, ConnectionLostError
+from readers.postgres.server import ServerIdentity, require_identity
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.position import WalPosition
 
@@ -20,12 +21,6 @@ SETTLE_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 _TIMED_OUT = "57014"
 
-_IDENTITY = """
-SELECT c.system_identifier || '/' || CASE WHEN pg_is_in_recovery()
-  THEN (SELECT timeline_id FROM pg_control_checkpoint())
-  ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END
-FROM pg_control_system() AS c
-"""
 _SLOT = """
 SELECT to_jsonb(s) || jsonb_build_object(
   'here', s.database IS NOT DISTINCT FROM current_database(),
@@ -38,16 +33,11 @@ FROM pg_replication_slots AS s WHERE s.slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a job reads its log. `identity`: of the server, see `server_identity`."""
+    """Where a job reads its log."""
 
-    identity: str
+    identity: ServerIdentity
     slot: str
     publication: str
-
-
-def server_identity(connection: Connection) -> str:
-    """The system identifier and the timeline: another one after a restore, a failover, or on another server."""
-    return str(_one(connection, _IDENTITY)[0])
 
 
 def create_slot(connection: Connection, slot: str) -> WalPosition:
@@ -86,13 +76,7 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTL
 def check_slot(connection: Connection, place: LogPlace, position: WalPosition) -> None:
     """Does the slot still have the log from `position` on? Raises LogPositionLostError, SourceNotUsableError, or
     ConnectionLostError where somebody reads it at the moment."""
-    identity = server_identity(connection)
-    if identity != place.identity:
-        raise LogPositionLostError(
-            f"The source is not the server that the job began with: system identifier and timeline are {identity}, and "
-            f"were {place.identity}. It was restored, failed over, or is another one.",
-            f"Connect to the original server, or start over: {NEW_JOB}",
-        )
+    require_identity(connection, place.identity)
     found = check_place(connection, place.slot, position)
     if found["active"]:
         raise ConnectionLostError(
