@@ -1,0 +1,198 @@
+"""Preflight of tables: what the log does not hold, what the role does not see, what can't be carried or told apart."""
+
+from collections.abc import Collection
+
+from readers.findings import Finding, of_error, refusal, warning
+from readers.postgres.catalog import schema_of, type_problems
+from readers.postgres.connect import quote_identifier, quote_table
+from readers.postgres.table_facts import TableFacts
+from state.errors import JobFileError
+from state.table import TableSchema
+
+
+def check_columns(
+    facts: TableFacts, *, exclude_columns: Collection[str], key_override: tuple[str, ...] | None
+) -> tuple[TableSchema | None, list[Finding]]:
+    """The table's schema, or why it has none; and which columns the log lacks."""
+    problems = type_problems(facts, exclude_columns)
+    if problems:
+        return None, [of_error(error, table=facts.table, column=column) for column, error in problems]
+    try:
+        schema = schema_of(facts, exclude_columns=exclude_columns, key_override=key_override)
+    except JobFileError as error:
+        return None, [of_error(error, table=facts.table)]
+    generated = [c.name for c in facts.columns if c.generated and c.name not in exclude_columns]
+    if not generated:
+        return schema, []
+    return schema, [
+        warning(
+            f"Generated columns of {facts.table} are not copied, for the log lacks them: {', '.join(generated)}.",
+            "None is needed; to be silent, name them in source.columns.",
+            table=facts.table,
+        )
+    ]
+
+
+def check_rows(facts: TableFacts) -> list[Finding]:
+    """Rows that a SELECT or the log would leave out."""
+    table, found = facts.table, []
+    unlogged = [p.table for p in facts.partitions if p.unlogged]
+    foreign = [p.table for p in facts.partitions if p.foreign]
+    if facts.unlogged or unlogged:
+        what = f"Partitions of {table} are" if unlogged else f"{table} is"
+        names = f" ({', '.join(map(str, unlogged))})" if unlogged else ""
+        found.append(
+            refusal(
+                f"{what} unlogged{names}: changes are not in the log.",
+                "ALTER TABLE … SET LOGGED, or leave it out: source.exclude_tables.",
+                table=table,
+            )
+        )
+    if foreign:
+        found.append(
+            refusal(
+                f"Partitions of {table} are foreign tables ({', '.join(map(str, foreign))}): their changes are not in "
+                "the log.",
+                "Detach them, or leave the table out: source.exclude_tables.",
+                table=table,
+            )
+        )
+    if facts.rows_hidden:
+        found.append(
+            refusal(
+                f"Row-level security of {table} hides rows from the role, while the log has all of them.",
+                "ALTER ROLE … BYPASSRLS for the role of source.url.",
+                table=table,
+            )
+        )
+    if facts.has_children:
+        found.append(
+            warning(
+                f"Other tables inherit from {table}: only its own rows are copied with it.",
+                "Name those tables in source.tables too.",
+                table=table,
+            )
+        )
+    return found
+
+
+def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """SELECT on the table, or on every captured column."""
+    table = facts.table
+    if not facts.schema_usable:
+        return [
+            refusal(
+                f"The role may not use schema {table.database}.",
+                f"GRANT USAGE ON SCHEMA {quote_identifier(table.database)} TO the role of source.url.",
+                table=table,
+            )
+        ]
+    unreadable = [column.name for column in schema.captured if not facts.column(column.name).readable]
+    if not unreadable:
+        return []
+    return [
+        refusal(
+            f"The role may not read {', '.join(unreadable)} of {table}.",
+            f"GRANT SELECT ON {quote_table(table)} TO the role of source.url; columns that must not be copied are named "
+            "in source.columns.",
+            table=table,
+        )
+    ]
+
+
+def check_identity(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """Whether the log says which row was updated or deleted."""
+    if facts.kind == "partitioned":
+        return _partitioned_identity(facts)
+    table, covered = facts.table, facts.identity_columns
+    if covered is None:
+        why = (
+            "is NOTHING"
+            if facts.identity == "nothing"
+            else "has no index"
+            if facts.identity == "index"
+            else "is its primary key, which it does not have (or only a DEFERRABLE one)"
+        )
+        return [
+            refusal(
+                f"The replica identity of {table} {why}: once the table is published, the server refuses every UPDATE and "
+                "DELETE on it.",
+                _identity_remedy(facts, schema),
+                table=table,
+            )
+        ]
+    missing = [name for name in schema.key if name not in covered]
+    if not missing:
+        return []
+    return [
+        refusal(
+            f"The replica identity of {table} lacks {', '.join(missing)}, of the key that the job finds its rows by.",
+            _identity_remedy(facts, schema),
+            table=table,
+        )
+    ]
+
+
+def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """For sinks that find rows again."""
+    if not schema.key:
+        candidates = [", ".join(filter(None, index.columns)) for index in facts.keys]
+        remedy = (
+            f"Name one of its unique keys: source.keys: {{{facts.table}: [{candidates[0]}]}}."
+            if candidates
+            else "Give it a primary key (or a unique index of NOT NULL columns, named in source.keys), or leave it out."
+        )
+        return [
+            refusal(f"{facts.table} has no primary key: a mirror can't tell its rows apart.", remedy, table=facts.table)
+        ]
+    return [
+        refusal(
+            f"Column {name} in the key of {facts.table} is {schema.column(name).source_type}: equal values need not be "
+            "equal in a copy.",
+            "Name another unique key in source.keys, or leave the table out.",
+            table=facts.table,
+            column=name,
+        )
+        for name in schema.key
+        if schema.column(name).arrow_type.startswith("float")
+    ]
+
+
+def _identity_remedy(facts: TableFacts, schema: TableSchema) -> str:
+    alter = f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY"
+    if facts.primary_key is not None:
+        return f"{alter} DEFAULT."
+    index = next((index for index in facts.keys if index.columns == schema.key), None)
+    if index is not None:
+        return f"{alter} USING INDEX {quote_identifier(index.name)}."
+    return f"Give it a primary key, or: {alter} FULL."
+
+
+def _partitioned_identity(facts: TableFacts) -> list[Finding]:
+    """New partitions begin with the identity DEFAULT, whatever the table's is: so only that one stays right."""
+    table = facts.table
+    if facts.primary_key is None:
+        return [
+            refusal(
+                f"{table} is partitioned and has no primary key: new partitions would have no replica identity.",
+                "Give it a primary key, or leave it out.",
+                table=table,
+            )
+        ]
+    if facts.identity != "default":
+        return [
+            refusal(
+                f"The replica identity of {table} is {facts.identity.upper()}, which new partitions do not inherit.",
+                f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY DEFAULT.",
+                table=table,
+            )
+        ]
+    return [
+        refusal(
+            f"Partition {partition.table} of {table} has replica identity {partition.identity.upper()}.",
+            f"ALTER TABLE {quote_table(partition.table)} REPLICA IDENTITY DEFAULT.",
+            table=table,
+        )
+        for partition in facts.partitions
+        if partition.identity not in {"default", "full"} and not partition.foreign
+    ]
