@@ -21,18 +21,21 @@ INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 # type (citext, ltree) has any outside of pg_catalog.
 _READ = """
 WITH RECURSIVE bases AS (
-    SELECT a.attnum, a.attname, a.attcollation, a.atttypid AS type
-    FROM pg_attribute a WHERE a.attrelid = %(table)s::regclass AND a.attname = ANY (%(columns)s) AND NOT a.attisdropped
+    SELECT c.relkind, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod) AS source_type, a.attcollation,
+           a.atttypid AS type
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE c.oid = to_regclass(%(table)s)
     UNION ALL
-    SELECT b.attnum, b.attname, b.attcollation, t.typbasetype FROM bases b JOIN pg_type t ON t.oid = b.type
-    WHERE t.typtype = 'd'
+    SELECT b.relkind, b.attnum, b.attname, b.source_type, b.attcollation, t.typbasetype
+    FROM bases b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
 )
-SELECT b.attname, format_type(b.type, -1), coalesce(o.nspname, 'pg_catalog'),
-       CASE WHEN b.attcollation <> 0 THEN quote_ident(n.nspname) || '.' || quote_ident(c.collname) END
+SELECT b.relkind, b.attname, b.source_type, l.name, format_type(b.type, -1), coalesce(o.nspname, 'pg_catalog')
 FROM bases b
 JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
-LEFT JOIN pg_collation c ON c.oid = b.attcollation
-LEFT JOIN pg_namespace n ON n.oid = c.collnamespace
+LEFT JOIN LATERAL (
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.collname) AS name
+    FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace WHERE c.oid = b.attcollation
+) l ON true
 LEFT JOIN LATERAL (
     SELECT s.nspname
     FROM pg_opclass k
@@ -40,10 +43,10 @@ LEFT JOIN LATERAL (
     JOIN pg_amop a ON a.amopfamily = k.opcfamily AND a.amoplefttype = k.opcintype AND a.amoprighttype = k.opcintype
     JOIN pg_operator p ON p.oid = a.amopopr
     JOIN pg_namespace s ON s.oid = p.oprnamespace
-    WHERE k.opcdefault AND k.opcintype = b.type LIMIT 1
+    WHERE k.opcdefault AND k.opcintype = b.type AND b.attname = ANY (%(columns)s::name[]) LIMIT 1
 ) o ON true
+ORDER BY b.attnum
 """
-_KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%(table)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,13 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableKey:
-    """`relation`: the table as FROM takes it, called t there. Of a table with children only its own rows are read: the children are
-    tables of their own. A partitioned table's rows are its partitions'."""
+    """`relation`: the table as FROM takes it; it is called t there. Of a table with children only its own rows are read:
+    the children are tables of their own. A partitioned table's rows are its partitions'.
+    `shape`: name, source type and collation of all columns, in the server's order."""
 
     relation: str
     columns: tuple[KeyColumn, ...]
+    shape: tuple[tuple[str, str, str | None], ...]
 
     @property
     def is_integer(self) -> bool:
@@ -86,18 +91,19 @@ class TableKey:
 
 def read_key(connection: Connection, table: TableId, columns: Sequence[str]) -> TableKey:
     """Raises SchemaChangedError where table or columns are gone."""
-    arguments = {"table": quote_table(table), "columns": list(columns)}
     with connection.cursor() as cursor:
-        cursor.execute(_KIND, arguments)
-        kind = cursor.fetchone()
-        if kind is None:
-            raise _gone(table, columns)
-        cursor.execute(_READ, arguments)
-        found = {name: KeyColumn(name, base, quote_identifier(schema), c) for name, base, schema, c in cursor}
-    if len(found) != len(columns):
-        raise _gone(table, columns)
-    only = "" if kind[0] == "p" else "ONLY "
-    return TableKey(f"{only}{quote_table(table)} AS t", tuple(found[name] for name in columns))
+        cursor.execute(_READ, {"table": quote_table(table), "columns": list(columns)})
+        rows = cursor.fetchall()
+    known = {name: KeyColumn(name, base, quote_identifier(schema), c) for _, name, _, c, base, schema in rows}
+    missing = [name for name in columns if name not in known]
+    if not rows or missing:
+        raise SchemaChangedError(
+            f"{table} is no longer there, or has no longer its columns {', '.join(missing)}.",
+            "Start the job anew with another checkpoint directory and an empty target.",
+        )
+    only = "" if rows[0][0] == "p" else "ONLY "
+    shape = tuple((name, source_type, collation) for _, name, source_type, collation, _, _ in rows)
+    return TableKey(f"{only}{quote_table(table)} AS t", tuple(known[name] for name in columns), shape)
 
 
 def range_condition(keys: Sequence[KeyColumn], key_range: KeyRange) -> str:
@@ -137,10 +143,3 @@ def _row(run: Sequence[tuple[KeyColumn, str]], operator: str) -> str:
     if len(run) == 1:
         return f"{columns} {qualified} {values}"
     return f"({columns}) {qualified} ({values})"
-
-
-def _gone(table: TableId, columns: Sequence[str]) -> SchemaChangedError:
-    return SchemaChangedError(
-        f"{table} or one of its columns {', '.join(columns)} is no longer there.",
-        "Start the job anew with another checkpoint directory and an empty target.",
-    )

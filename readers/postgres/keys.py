@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from readers.gap_filter import TableRoutes
-from readers.postgres.connect import Connection, quote_table
 from readers.postgres.key_columns import KeyColumn, TableKey, column_list, compared, range_condition, read_key
 from readers.postgres.key_text import array_literal, key_expression, key_text
 from readers.postgres.session import SqlSession
+from readers.postgres.statistics import table_statistics
 from state.errors import SourceNotUsableError
 from state.key_statistics import IntegerKey, KeyStatistics
 from state.rank import integer_rank
@@ -29,10 +29,6 @@ _GREATEST_ORDINAL = (1 << 64) - 1
 """Of the greatest key, which begins a table's open range: behind all that are found by walking up to it."""
 
 _SIGN = 1 << 63
-_STATISTICS = """
-SELECT sum(greatest(c.reltuples, 0))::bigint, sum(pg_table_size(c.oid))::bigint, bool_or(c.reltuples < 0)
-FROM pg_partition_tree(%s::regclass) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf
-"""
 
 
 class PostgresKeys:
@@ -47,7 +43,7 @@ class PostgresKeys:
         """See enumerator/source.py."""
         key = self.key(table, columns)
         greatest = self._end(key, " DESC")
-        rows, row_bytes = self._session.ask(lambda connection: _statistics(connection, table))
+        statistics = self._session.ask(lambda connection: table_statistics(connection, table))
         integers = None
         if greatest is not None and key.is_integer and self._schemas[table].key == columns:
             least = self._end(key, "")
@@ -55,7 +51,7 @@ class PostgresKeys:
                 first, last = int(least[0]), int(greatest[0])
                 integers = IntegerKey(first, max(first, last), unsigned=False)
         bound = None if greatest is None else _bound(key, greatest, _GREATEST_ORDINAL)
-        return KeyStatistics(bound, integers, rows, row_bytes)
+        return KeyStatistics(bound, integers, statistics.row_estimate, statistics.average_row_bytes)
 
     def next_bounds(
         self,
@@ -140,7 +136,8 @@ def null_key(table: TableId, name: str) -> SourceNotUsableError:
 
 
 def _texts(columns: Sequence[KeyColumn]) -> str:
-    return ", ".join(f"{column.sql}::text" for column in columns)
+    """By the types' own output functions; a cast to text is another function for some."""
+    return ", ".join(f"concat({column.sql})" for column in columns)
 
 
 def _bound(key: TableKey, texts: Sequence[str], ordinal: int) -> Bound:
@@ -178,15 +175,3 @@ def _places(cut: str, expressions: Sequence[str], texts: Sequence[pa.LargeString
     arrays = ", ".join(map(array_literal, texts))
     names = ", ".join(f"t{i}" for i in range(len(texts)))
     return f"SELECT {cut} AS cut, n, {selected} FROM unnest({arrays}) WITH ORDINALITY AS given({names}, n)"
-
-
-def _statistics(connection: Connection, table: TableId) -> tuple[int | None, int | None]:
-    """The server's guesses: rows, and bytes of a row, with what is kept outside of it (TOAST, compressed)."""
-    with connection.cursor() as cursor:
-        cursor.execute(_STATISTICS, (quote_table(table),))
-        found = cursor.fetchone()
-    assert found is not None
-    rows, table_bytes, unknown = found
-    if rows is None or unknown:
-        return None, None
-    return rows, table_bytes // rows if rows else None

@@ -1,0 +1,24 @@
+"""What PostgreSQL guesses of its tables."""
+
+from readers.postgres.connect import Connection, quote_table
+from readers.statistics import TableStatistics
+from state.table import TableId
+
+# pg_table_size counts what is kept outside of the rows (TOAST), as compressed as it is.
+_STATISTICS = """
+SELECT sum(c.reltuples)::bigint, sum(pg_table_size(c.oid))::bigint, bool_or(c.reltuples < 0)
+FROM pg_partition_tree(to_regclass(%s)) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf
+"""
+
+
+def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
+    """As of the last ANALYZE or VACUUM; a table that had none has no row count. A partitioned table is the sum of its
+    partitions."""
+    with connection.cursor() as cursor:
+        cursor.execute(_STATISTICS, (quote_table(table),))
+        found = cursor.fetchone()
+    assert found is not None
+    rows, data_bytes, unknown = found
+    if rows is None or unknown:
+        return TableStatistics(None, None, data_bytes)
+    return TableStatistics(rows, data_bytes // rows if rows else None, data_bytes)
