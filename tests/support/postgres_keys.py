@@ -3,9 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,8 @@ from readers.postgres.key_columns import range_condition
 from readers.postgres.keys import PostgresKeys
 from readers.postgres.session import SqlSession
 from state.split import Bound, KeyRange
-from state.table import Column, TableId, TableSchema, arrow_type_of
+from state.table import Column, TableId, TableSchema
+from tests.support.postgres_values import array_of, otherwise_selected
 from tests.support.servers import Database
 
 
@@ -48,10 +47,10 @@ class KeyedTable:
 
     def all_rows(self) -> tuple[list[str], pa.RecordBatch]:
         """Each row as text, and the keys as the readers deliver them."""
-        selected = [_selected(column) for column in self.schema.columns]
+        selected = [otherwise_selected(column) for column in self.schema.columns]
         found = self.database.query(f"SELECT t::text, {', '.join(selected)} FROM public.t ORDER BY random()")
         columns = list(zip(*found, strict=True)) or [()] * (1 + len(selected))
-        arrays = [_array(column, texts) for column, texts in zip(self.schema.columns, columns[1:], strict=True)]
+        arrays = [array_of(column, texts) for column, texts in zip(self.schema.columns, columns[1:], strict=True)]
         return list(columns[0]), pa.RecordBatch.from_arrays(arrays, names=list(self.schema.key))
 
     def owners(self, rows: pa.RecordBatch, bounds: Sequence[Bound]) -> list[int]:
@@ -88,35 +87,3 @@ def keyed_table(database: Database, key: Sequence[tuple[str, str]]) -> Iterator[
         yield KeyedTable(database, schema, session)
     finally:
         session.close()
-
-
-def _selected(column: Column) -> str:
-    """So that psycopg2 gives text or a number that `_array` reads, by another way than Tidemark's."""
-    if column.arrow_type == "date32":
-        return f"({column.name} - date '1970-01-01')::text"
-    if column.arrow_type.startswith("timestamp"):
-        return f"(extract(epoch FROM {column.name}) * 1000000)::bigint::text"
-    if column.arrow_type == "binary":
-        return f"encode({column.name}, 'hex')"
-    if column.source_type.startswith("char("):
-        return f"format('%s', {column.name})"  # the cast to text takes the blanks away, the output function does not
-    return f"{column.name}::text"
-
-
-def _array(column: Column, texts: Sequence[str]) -> pa.Array:
-    arrow = arrow_type_of(column.arrow_type)
-    values: list[Any] = list(texts)
-    if pa.types.is_temporal(arrow):
-        whole = pa.int32() if pa.types.is_date32(arrow) else pa.int64()
-        return pa.array([int(text) for text in texts], whole).cast(arrow)
-    if pa.types.is_integer(arrow):
-        values = [int(text) for text in texts]
-    elif pa.types.is_decimal(arrow):
-        values = [Decimal(text) for text in texts]
-    elif pa.types.is_floating(arrow):
-        values = [float(text) for text in texts]
-    elif pa.types.is_binary(arrow):
-        values = [bytes.fromhex(text) for text in texts]
-    elif pa.types.is_boolean(arrow):
-        values = [text == "true" for text in texts]
-    return pa.array(values, arrow)

@@ -1,0 +1,202 @@
+"""Reads one split of a table, exactly as its transaction's own snapshot has it.
+
+    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → the table's shape → SELECT → COMMIT
+
+- The snapshot says which transactions the rows contain, so nothing is replayed. The log's end, taken after it, lies behind
+  every commit that it contains.
+- The lock is the one that a SELECT takes. It comes first because a DDL that rewrites a table, and TRUNCATE, make it look
+  empty to snapshots that are older than themselves: no DDL comes between snapshot, shape and SELECT.
+- `where` (snapshot.where) limits what the SELECT reads. It never limits changes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import psycopg2
+
+from conf.endpoint import Endpoint
+from conf.source import Tls
+from readers.postgres.connect import Connection, connect, error_code, error_text, quote_table
+from readers.postgres.copy_rows import copy_rows
+from readers.postgres.key_columns import TableKey, range_condition, read_key
+from readers.postgres.server import ServerIdentity, require_identity
+from readers.postgres.session import SqlSession, pause, will_pass
+from readers.postgres.types import select_expression
+from readers.split_read import SplitRead
+from state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError
+from state.failpoints import failpoint
+from state.position import Position, WalPosition
+from state.split import Report, Split
+from state.table import TableId, TableSchema
+
+READ_ATTEMPTS = 5
+"""Of a split, against connections that break."""
+
+_NO_SUCH_TABLE_OR_COLUMN = frozenset({"42P01", "42703", "3F000"})
+
+# The target list is evaluated after the snapshot was taken.
+_TAKE = """
+SELECT pg_current_snapshot()::text,
+       CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint END,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+"""
+
+
+def _nothing() -> None:
+    pass
+
+
+Hook = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHooks:
+    """Called at these moments of each read; tests change the source there."""
+
+    before_snapshot: Hook = _nothing
+    after_snapshot: Hook = _nothing
+    after_select: Hook = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSource:
+    """Where and how splits are read; travels to executors. `where` is snapshot.where."""
+
+    endpoint: Endpoint
+    tls: Tls | None
+    identity: ServerIdentity
+    where: Mapping[TableId, str] = field(default_factory=dict)
+
+    def connect(self) -> Connection:
+        """Raises LogPositionLostError for another server than the job's."""
+        connection = connect(self.endpoint, self.tls)
+        try:
+            require_identity(connection, self.identity)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    splits: int = 0
+    lost_connections: int = 0
+
+
+class SplitReader:
+    """Reads splits one after the other, on one connection. Not for several threads. A context manager."""
+
+    def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
+        self._source = source
+        self._hooks = ReadHooks() if hooks is None else hooks
+        self._session = SqlSession(source.connect)
+        self.counters = ReadCounters()
+
+    def __enter__(self) -> "SplitReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._session.close()
+
+    def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        """The rows of the split at its high, which carries the snapshot. `anchor` is not needed here.
+
+        Raises SchemaChangedError if the table no longer has the columns of `schema`, SourceUnavailableError after
+        READ_ATTEMPTS broken connections, SourceNotUsableError where the server refuses or a value has no place.
+        """
+        if (split.table, split.schema_version) != (schema.table, schema.version):
+            raise ValueError(f"split of {split.table} version {split.schema_version} and schema of {schema.table}")
+        lost = 0
+        while True:
+            try:
+                read = self._read(split, schema)
+            except psycopg2.Error as error:
+                lost += 1
+                self._count_lost(error, schema, lost)
+            except BaseException:
+                self._session.close()  # in the middle of a transaction, or of a COPY
+                raise
+            else:
+                self.counters.splits += 1
+                return read
+
+    def _count_lost(self, error: psycopg2.Error, schema: TableSchema, lost: int) -> None:
+        """Back when the split can be read again."""
+        passing = will_pass(error, self._session.connection)
+        self._session.close()
+        self.counters.lost_connections += 1
+        if not passing:
+            raise _refusal(schema.table, error) from error
+        if lost == READ_ATTEMPTS:
+            raise SourceUnavailableError(
+                f"The connection was lost {lost} times while a split of {schema.table} was read: {error_text(error)}",
+                "Check the server and the network between it and the executors.",
+            ) from error
+        pause(lost)
+
+    def _read(self, split: Split, schema: TableSchema) -> SplitRead:
+        """One attempt."""
+        connection, hooks = self._session.connection, self._hooks
+        hooks.before_snapshot()
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(f"LOCK TABLE {quote_table(schema.table)} IN ACCESS SHARE MODE")
+            cursor.execute(_TAKE)
+            taken = cursor.fetchone()
+        assert taken is not None
+        snapshot, lsn, taken_at_us = taken
+        if lsn is None:
+            raise _standby()
+        failpoint("snapshot.after_low")
+        hooks.after_snapshot()
+        key = read_key(connection, schema.table, split.columns)
+        require_shape(key, schema)
+        rows = copy_rows(connection, self._query(split, schema, key), schema)
+        with connection.cursor() as cursor:
+            cursor.execute("COMMIT")
+        failpoint("snapshot.after_select")
+        hooks.after_select()
+        high = WalPosition(lsn, snapshot)
+        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, replayed_changes=0)
+        return SplitRead(report, rows, taken_at_us)
+
+    def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
+        condition = range_condition(key.columns, split.range)
+        where = self._source.where.get(schema.table)
+        if where is not None:
+            condition = f"({condition}) AND (\n{where}\n)"
+        columns = ", ".join(select_expression(column) for column in schema.captured)
+        return f"SELECT {columns} FROM {key.relation} WHERE {condition}"
+
+
+def require_shape(key: TableKey, schema: TableSchema) -> None:
+    """Raises SchemaChangedError unless the table still has the columns of `schema`."""
+    if key.shape != tuple((c.name, c.source_type, c.collation) for c in schema.columns):
+        raise SchemaChangedError(
+            f"{schema.table} no longer has the columns that it had when the job began.",
+            "Start the job anew with another checkpoint directory and an empty target.",
+        )
+
+
+def _standby() -> SourceNotUsableError:
+    return SourceNotUsableError(
+        "The server is a standby: its snapshots do not say which transactions are still running.",
+        "Name the primary in source.url.",
+    )
+
+
+def _refusal(table: TableId, error: psycopg2.Error) -> SourceNotUsableError:
+    if error_code(error) in _NO_SUCH_TABLE_OR_COLUMN:
+        return SchemaChangedError(
+            f"{table} no longer has the columns that the job knows: {error_text(error)}.",
+            "Check snapshot.where, which may name a column that is not there. If the table was changed, start the job "
+            "anew with another checkpoint directory and an empty target.",
+        )
+    return SourceNotUsableError(
+        f"The source refuses to read {table}: {error_text(error)}.",
+        "Check that the role may SELECT from the whole table, and snapshot.where for mistakes.",
+    )
