@@ -184,7 +184,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
     if kind == _INSERT:
         if form != _NEW:
             return _GRAMMAR
-        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row)
+        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, True)
         if at != stop:
             return _DAMAGED if at >= 0 else -at
         return _add(state, tables, rows, slot, _INSERTED)
@@ -193,7 +193,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
     if kind == _DELETE:
         if form != _OLD_KEY and form != _OLD_ROW:
             return _GRAMMAR
-        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row)
+        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
         if at != stop:
             return _DAMAGED if at >= 0 else -at
         for column in range(tables.plane_count[slot]):
@@ -210,7 +210,7 @@ def _update(
     row = state[ROW]
     old = form in (_OLD_KEY, _OLD_ROW)
     if old:
-        at = _values(buf, at, stop, slot, tables, rows.before_start, rows.before_size, rows.before_valid, 0)
+        at = _values(buf, at, stop, slot, tables, rows.before_start, rows.before_size, rows.before_valid, 0, False)
         if at < 0:
             return -at
         if at >= stop:
@@ -220,7 +220,7 @@ def _update(
         at += 1
     elif form != _NEW:
         return _GRAMMAR
-    at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row)
+    at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
     if at != stop:
         return _DAMAGED if at >= 0 else -at
     planes = tables.plane_count[slot]
@@ -258,9 +258,18 @@ def _update(
 
 @inner_kernel
 def _values(
-    buf: Bytes, at: Int, stop: Int, slot: Int, tables: Tables, start: Int64s, size: Int64s, valid: Bytes, row: Int
+    buf: Bytes,
+    at: Int,
+    stop: Int,
+    slot: Int,
+    tables: Tables,
+    start: Int64s,
+    size: Int64s,
+    valid: Bytes,
+    row: Int,
+    whole: bool,
 ) -> Int:
-    """Reads a tuple into `row` of the planes. The place after it, or -Reason."""
+    """Reads a tuple, `whole` or with values left out, into `row` of the planes. The place after it, or -Reason."""
     if at + 2 > stop:
         return np.int64(-_DAMAGED)
     count = tables.column_count[slot]
@@ -282,7 +291,7 @@ def _values(
             if length > stop - at:
                 return np.int64(-_DAMAGED)
             code = _TEXT
-        elif kind == _IS_UNCHANGED:
+        elif kind == _IS_UNCHANGED and not whole:
             code = _UNCHANGED
         elif kind != _IS_NULL:
             return np.int64(-_FORM)

@@ -30,6 +30,11 @@ SELECT to_jsonb(s) || jsonb_build_object(
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
 """
 
+_OPEN = (
+    "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+)
+# Not pg_current_snapshot(): its xmax is after the last one that ended, not after the last one that began.
+
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
@@ -65,9 +70,9 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTL
     What such a transaction wrote before a publication had its table is not in the log; and a committed one can be in the
     log before it is visible.
     """
-    (highest,) = _one(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+    older = _open_transactions(connection)
     deadline = time.monotonic() + seconds
-    while int(_one(connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0]) < int(highest):
+    while older := older & _open_transactions(connection):
         if time.monotonic() > deadline:
             raise _open_for_long(connection)
         time.sleep(_POLL_SECONDS)
@@ -173,6 +178,13 @@ def _check_place(found: dict[str, Any], slot: str, position: WalPosition) -> Non
             "an older copy, or lost the end of its log.",
             NEW_JOB,
         )
+
+
+def _open_transactions(connection: Connection) -> set[str]:
+    """Those with an id; each holds a lock on it until it is over and what it wrote can be seen."""
+    with connection.cursor() as cursor:
+        cursor.execute(_OPEN)
+        return {str(row[0]) for row in cursor.fetchall()}
 
 
 def _open_for_long(connection: Connection) -> SourceNotUsableError:
