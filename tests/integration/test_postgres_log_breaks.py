@@ -1,0 +1,112 @@
+"""Connections that break while the log is read: nothing is lost, repeated or waited for without end."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import psycopg2
+import pytest
+from psycopg2.extras import LogicalReplicationConnection
+
+from readers.postgres.log_reading import ReadOptions
+from scripts.servers import start_server
+from state.errors import SourceUnavailableError
+from state.log_range import LogRange
+from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres
+from tests.support.servers import fresh_database
+
+__all__ = ["logged_postgres"]
+
+ROWS = 40_000
+OPTIONS = ReadOptions(buffer_bytes=1 << 20)
+
+
+def filled(log: LoggedDatabase) -> None:
+    """More than what waits between server and reader: one transaction of two thirds of the rows, then small ones."""
+    log.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    log.publish("t")
+    log.execute(f"INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(0, {ROWS * 2 // 3 - 1}) AS i")
+    log.execute(
+        f"DO $$ BEGIN FOR i IN {ROWS * 2 // 3}..{ROWS - 1} LOOP INSERT INTO t VALUES (i, repeat('x', 1000)); "
+        "IF i % 10 = 0 THEN COMMIT; END IF; END LOOP; END $$"
+    )
+
+
+@pytest.fixture(params=[pytest.param(version, marks=pytest.mark.integration) for version in VERSIONS])
+def own_server(request: pytest.FixtureRequest) -> Iterator[LoggedDatabase]:
+    with start_server("postgres", None, request.param) as server, fresh_database(server) as database:
+        yield LoggedDatabase(database)
+
+
+def test_ended_connections_are_made_anew(logged_postgres: LoggedDatabase) -> None:
+    log = logged_postgres
+    filled(log)
+    reader = log.reader("t", options=OPTIONS)
+    found, ended = [], 0
+    for batch in reader.read(LogRange(log.start, log.end())):
+        found += batch.rows["id"].to_pylist()
+        if ended < 3:
+            ended += len(
+                log.query(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND query LIKE 'COPY%' AND state = 'active'"
+                )
+            )
+    assert found == list(range(ROWS))
+    assert ended == 3
+    assert reader.reconnects >= 1
+    assert reader.report.emitted_changes == ROWS
+    assert reader.report.transactions == len({i // 10 for i in range(ROWS * 2 // 3 + 9, ROWS + 9)}) + 1
+
+
+def test_a_restarted_server_goes_on(own_server: LoggedDatabase) -> None:
+    log = own_server
+    filled(log)
+    reader = log.reader("t", options=OPTIONS)
+    found = []
+    for number, batch in enumerate(reader.read(LogRange(log.start, log.end()))):
+        found += batch.rows["id"].to_pylist()
+        if number == 1:
+            log.database.server.kill()
+            log.database.server.start()
+    assert found == list(range(ROWS))
+    assert reader.reconnects >= 1
+
+
+def test_a_slot_that_stays_in_use_ends_the_attempts(logged_postgres: LoggedDatabase) -> None:
+    log = logged_postgres
+    log.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    log.publish("t")
+    with contextlib.closing(
+        psycopg2.connect(log.database.url, connection_factory=LogicalReplicationConnection)
+    ) as other:
+        cursor = other.cursor()
+        cursor.start_replication(log.name, options={"proto_version": "1", "publication_names": log.name})
+        reader = log.reader("t", options=ReadOptions(reconnect_attempts=2, longest_delay_seconds=0.01))
+        with pytest.raises(SourceUnavailableError, match=r"3 times in a row.*in use by process"):
+            list(reader.read(LogRange(log.start, log.end())))
+    assert reader.reconnects == 3
+
+
+def test_a_reading_that_is_given_up_frees_the_slot(logged_postgres: LoggedDatabase) -> None:
+    log = logged_postgres
+    filled(log)
+    part = LogRange(log.start, log.end())
+    reading = log.reader("t", options=OPTIONS).read(part)
+    next(reading)
+    reading.close()  # type: ignore[attr-defined]
+    ids = itertools.chain.from_iterable(b.rows["id"].to_pylist() for b in log.reader("t", options=OPTIONS).read(part))
+    assert list(ids) == list(range(ROWS))
+
+
+def test_no_server_at_all(own_server: LoggedDatabase) -> None:
+    log = own_server
+    log.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    log.publish("t")
+    part, reader = LogRange(log.start, log.end()), log.reader("t")
+    log.database.server.kill()
+    try:
+        with pytest.raises(SourceUnavailableError, match="No connection"):
+            list(reader.read(part))
+    finally:
+        log.database.server.start()
