@@ -13,7 +13,7 @@ from enumerator.log_extent import LogExtent
 from enumerator.source import KeySource
 from enumerator.splitting import next_ranges
 from state.errors import CheckpointError
-from state.job_state import JobState
+from state.job_state import JobState, Mode
 from state.log_range import LogRange, LogReport
 from state.phase import Phase, move
 from state.plan import (
@@ -99,6 +99,12 @@ def first_state(job: JobState, settings: Settings) -> EnumeratorState:
         awaited=None,
     )
     return _settled(state)
+
+
+def in_mode(state: EnumeratorState, mode: Mode) -> EnumeratorState:
+    """The state, not yet absorbed, as a later run in `mode` goes on with it: a copy that was begun in mode `full` is
+    followed by the log where that run's mode says so."""
+    return replace(state, mode="full+incremental") if state.mode == "full" and mode != "full" else state
 
 
 def plan_epoch(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.model import JobFile
-from enumerator.enumerator import Settings
 from jobs.checkpoint import Checkpoint
 from jobs.planner import Planner
 from jobs.sources import SourceServer
@@ -30,16 +29,8 @@ class RunContext:
         return Checkpoint.at(self.job.checkpoint)
 
     def planner(self) -> Planner:
-        job = self.job
-        settings = Settings(
-            parallelism=job.snapshot.parallelism,
-            split_rows=job.snapshot.split_rows,
-            max_batch_bytes=job.log.max_batch_bytes,
-            max_batch_seconds=job.log.max_batch_seconds,
-        )
-        return Planner(
-            self.server.planner_access(self.state), self.checkpoint, self.state, settings, stop_file=self.stop_file
-        )
+        access = self.server.planner_access(self.state)
+        return Planner(access, self.checkpoint, self.state, self.job, stop_file=self.stop_file)
 
 
 def save_context(context: RunContext, path: Path) -> None:

@@ -68,14 +68,15 @@ def status(job: JobFile, *, as_json: bool) -> None:
         raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
     epochs = checkpoint.plan_epochs()
     committed = checkpoint.committed_epoch()
-    progress = read_progress(checkpoint, committed)
+    progress = read_progress(checkpoint, job, state, committed)
+    mode = state.mode if progress is None else progress.mode
     if as_json:
-        facts: dict[str, Any] = {"job": job.job, "job_uuid": state.job_uuid, "mode": state.mode}
+        facts: dict[str, Any] = {"job": job.job, "job_uuid": state.job_uuid, "mode": mode}
         facts |= {"start": str(state.start), "planned_epoch": max(epochs, default=0), "phase": "starting"}
         print(json.dumps(facts | ({} if progress is None else asdict(progress)), indent=2))
         return
     console = _console()
-    console.print(f"job       {job.job} ({state.mode}), started {_moment(state.created_at_us)}")
+    console.print(f"job       {job.job} ({mode}), started {_moment(state.created_at_us)}")
     if progress is None:
         console.print("phase     starting: no epoch is planned yet")
         return

@@ -13,6 +13,7 @@ from conf.sink import MirrorSink as MirrorSettings
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
 from jobs.sources import FoundSource, Lease, SourceServer, acquire_lease, find_source
+from jobs.standing import standing
 from jobs.write_parts import Writing
 from readers.findings import raise_refusals
 from sinks.console import ConsoleSink
@@ -21,6 +22,8 @@ from sinks.mirror.sink import MirrorSink
 from sinks.sink import JobIdentity, Sink
 from state.errors import CheckpointError, JobHeldError
 from state.job_state import JobState, SplitKey
+from state.phase import Phase
+from state.plan import EnumeratorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +111,17 @@ def _first_state(job: JobFile, found: FoundSource) -> JobState:
 
 
 def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
-    """A checkpoint goes on with the job that made it, on the server whose positions it holds."""
-    found.require_same_log(state, Checkpoint.at(job.checkpoint))
+    """A checkpoint goes on with the job that made it, on the log that it has read."""
     if state.job_name != job.job:
         raise CheckpointError(
             f"The checkpoint {job.checkpoint} belongs to job {state.job_name}, not to {job.job}.",
             "Give each job a checkpoint folder of its own.",
         )
-    if state.mode != job.mode and not (state.mode == "full+incremental" and job.mode == "incremental"):
-        raise CheckpointError(
-            f"The checkpoint was made in mode {state.mode}; the job file says {job.mode}.",
-            f"Write mode: {state.mode}, or start over with an empty checkpoint and an empty target.",
-        )
-    known = {schema.table: schema for schema in state.schemas}
+    checkpoint = Checkpoint.at(job.checkpoint)
+    now = standing(checkpoint, job, state, committed=checkpoint.committed_epoch())
+    _check_mode(job, now)
+    found.require_same_log(state, checkpoint)
+    known = {schema.table for schema in state.schemas}
     for schema in found.schemas:
         if schema.table not in known:
             events.note(
@@ -129,3 +130,20 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
                 text="matches source.tables, but was not there when the job started: it is not copied. "
                 "Start a job of its own for it.",
             )
+
+
+def _check_mode(job: JobFile, now: EnumeratorState) -> None:
+    if job.mode == now.mode:
+        return
+    if job.mode == "incremental" and now.mode == "full+incremental":
+        if now.phase is Phase.STREAM:
+            return
+        raise CheckpointError(
+            f"Mode incremental goes on from a complete copy, but this one stands in phase {now.phase.value}.",
+            "Let the job complete its copy first, in the mode that it was started in or in full+incremental.",
+        )
+    why = "holds no copy of the rows" if now.mode == "incremental" else "follows the log already"
+    raise CheckpointError(
+        f"The job file says mode {job.mode}, but the checkpoint is of mode {now.mode} and {why}.",
+        f"Write mode: {now.mode}, or start over with an empty checkpoint and an empty target.",
+    )

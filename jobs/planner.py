@@ -12,16 +12,18 @@ files are removed: until the next plan is durable, everything can be read again.
 import time
 from pathlib import Path
 
-from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
+from conf.model import JobFile
+from enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
 from jobs.checkpoint import Checkpoint
 from jobs.routes import forget_routes, write_segment
 from jobs.sources import PlannerAccess
-from readers.publish import forget_published, read_report
+from jobs.standing import read_outcome, settings_of
+from readers.publish import forget_published
 from state.errors import CheckpointError
 from state.failpoints import failpoint
 from state.job_state import JobState
 from state.phase import Phase
-from state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, PlanRecord, SnapshotWork
+from state.plan import EnumeratorState, PlanRecord, SnapshotWork
 from state.position import Position
 
 
@@ -33,14 +35,15 @@ class Planner:
         access: PlannerAccess,
         checkpoint: Checkpoint,
         job_state: JobState,
-        settings: Settings,
+        job: JobFile,
         *,
         stop_file: Path | None = None,
     ) -> None:
         self._access = access
         self._checkpoint = checkpoint
         self._job_state = job_state
-        self._settings = settings
+        self._mode = job.mode
+        self._settings = settings_of(job)
         self._stop_file = stop_file
         self._goal: Position | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
@@ -87,24 +90,21 @@ class Planner:
         if self._absorbed is not None and self._absorbed[0] == committed:
             return self._absorbed[1]
         if committed == 0:
-            return first_state(self._job_state, self._settings)
-        return self._checkpoint.plan(committed).state
+            return in_mode(first_state(self._job_state, self._settings), self._mode)
+        return in_mode(self._checkpoint.plan(committed).state, self._mode)
 
     def _outcome(self, epoch: int, state: EnumeratorState) -> Outcome | None:
         """What the committed epoch brought; its splits are made known to the gap filter."""
-        match state.awaited:
-            case None:
-                return None
-            case AwaitedLog():
-                return LogRead(epoch, self._checkpoint.log_report(epoch), self._seconds(epoch))
-            case AwaitedSplits():
-                work = self._checkpoint.plan(epoch).plan.work
-                assert isinstance(work, SnapshotWork)
-                splits = [split for task in work.tasks for split in task]
-                reports = tuple(read_report(self._checkpoint.store, epoch, split.id) for split in splits)
-                write_segment(self._checkpoint.store, epoch, splits, reports)
-                failpoint("planner.after_routes")
-                return SplitsRead(epoch, reports, self._seconds(epoch))
+        if state.awaited is None:
+            return None
+        record = self._checkpoint.plan(epoch)
+        outcome = read_outcome(self._checkpoint, record, seconds=self._seconds(epoch))
+        if isinstance(outcome, SplitsRead):
+            assert isinstance(record.plan.work, SnapshotWork)
+            splits = [split for task in record.plan.work.tasks for split in task]
+            write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
+            failpoint("planner.after_routes")
+        return outcome
 
     def _seconds(self, epoch: int) -> float | None:
         if self._planned_at is None or self._planned_at[0] != epoch:

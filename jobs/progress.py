@@ -3,9 +3,12 @@
 import time
 from dataclasses import dataclass
 
+from conf.model import JobFile
 from enumerator.splitting import estimated_splits
 from jobs.checkpoint import Checkpoint
-from state.plan import AwaitedSplits, EnumeratorState, Exhausted, LogWork, TableState
+from jobs.standing import standing
+from state.job_state import JobState
+from state.plan import Exhausted, LogWork, TableState
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class JobProgress:
     """`position` is where the log has been read to. `lag_seconds`: since the newest transaction taken was committed, by
     the clocks of the source and of this machine; None before the first. `changes` are those of this run."""
 
+    mode: str
     phase: str
     committed_epoch: int
     position: str
@@ -42,43 +46,41 @@ class JobProgress:
 
 
 def read_progress(
-    checkpoint: Checkpoint, committed_epoch: int, *, changes: int = 0, caught_up: bool = False
+    checkpoint: Checkpoint,
+    job: JobFile,
+    state: JobState,
+    committed_epoch: int,
+    *,
+    changes: int = 0,
+    caught_up: bool = False,
 ) -> JobProgress | None:
     """After `committed_epoch`; None where no epoch is planned yet."""
     epochs = checkpoint.plan_epochs()
     if not epochs:
         return None
-    record = checkpoint.plan(epochs[-1])
-    state = record.state
-    latest_is_committed = epochs[-1] <= committed_epoch
-    position, committed_at_us = str(state.position), None
-    for epoch in reversed([e for e in epochs if e <= committed_epoch]):
-        plan = checkpoint.plan(epoch).plan
-        if isinstance(plan.work, LogWork):
-            report = checkpoint.log_report(epoch)
-            position, committed_at_us = str(report.end), report.end_timestamp_us
-        break
+    now = standing(checkpoint, job, state, committed=committed_epoch)
+    committed_at_us = None
+    if committed_epoch and isinstance(checkpoint.plan(committed_epoch).plan.work, LogWork):
+        committed_at_us = checkpoint.log_report(committed_epoch).end_timestamp_us
     return JobProgress(
-        phase=state.phase.value,
+        mode=now.mode,
+        phase=now.phase.value,
         committed_epoch=committed_epoch,
-        position=position,
+        position=str(now.position),
         lag_seconds=None if committed_at_us is None else max(0.0, time.time() - committed_at_us / 1e6),
         changes=changes,
         caught_up=caught_up,
-        tables=tuple(_of_table(table, state, committed=latest_is_committed) for table in state.tables),
+        tables=tuple(map(_of_table, now.tables)),
     )
 
 
-def _of_table(table: TableState, state: EnumeratorState, *, committed: bool) -> TableProgress:
-    done = table.done_splits
-    if committed and isinstance(state.awaited, AwaitedSplits):
-        done = max(done, table.planned_splits)
+def _of_table(table: TableState) -> TableProgress:
     exhausted = isinstance(table.cursor, Exhausted)
     return TableProgress(
         table=str(table.table),
-        splits_done=done,
+        splits_done=table.done_splits,
         splits_total=table.planned_splits if exhausted else estimated_splits(table),
         rows=table.done_rows,
         estimated_rows=table.estimated_rows,
-        complete=exhausted and done == table.planned_splits,
+        complete=exhausted and table.done_splits == table.planned_splits,
     )

@@ -175,7 +175,12 @@ class _Run:
             return
         self._shown = (latest, self._committed_epoch, caught_up)
         progress = read_progress(
-            self._checkpoint, self._committed_epoch, changes=self.finished.changes, caught_up=caught_up
+            self._checkpoint,
+            self._job,
+            self._opened.held.state,
+            self._committed_epoch,
+            changes=self.finished.changes,
+            caught_up=caught_up,
         )
         if progress is None:
             return

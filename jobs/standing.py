@@ -1,0 +1,46 @@
+"""Where a job stands, told from its checkpoint alone."""
+
+from conf.model import JobFile
+from enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode
+from jobs.checkpoint import Checkpoint
+from readers.publish import read_report
+from state.errors import CheckpointError
+from state.job_state import JobState
+from state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
+
+
+def settings_of(job: JobFile) -> Settings:
+    return Settings(
+        parallelism=job.snapshot.parallelism,
+        split_rows=job.snapshot.split_rows,
+        max_batch_bytes=job.log.max_batch_bytes,
+        max_batch_seconds=job.log.max_batch_seconds,
+    )
+
+
+def read_outcome(checkpoint: Checkpoint, record: PlanRecord, *, seconds: float | None = None) -> Outcome:
+    """What a committed epoch brought. Raises CheckpointError where a part of it is gone."""
+    epoch = record.plan.epoch
+    match record.plan.work:
+        case LogWork():
+            return LogRead(epoch, checkpoint.log_report(epoch), seconds)
+        case SnapshotWork(tasks):
+            splits = [split for task in tasks for split in task]
+            return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split.id) for split in splits), seconds)
+
+
+def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed: int) -> EnumeratorState:
+    """The state after the last planned epoch, with what it brought if it is committed. Another process may be running
+    the job. Raises CheckpointError."""
+    settings = settings_of(job)
+    while True:
+        epoch = max(checkpoint.plan_epochs(), default=0)
+        if epoch == 0:
+            return in_mode(first_state(state, settings), job.mode)
+        try:
+            record = checkpoint.plan(epoch)
+            planned = in_mode(record.state, job.mode)
+            return absorb(planned, read_outcome(checkpoint, record), settings) if epoch <= committed else planned
+        except CheckpointError:
+            if max(checkpoint.plan_epochs(), default=0) == epoch:  # else the running job has removed what it brought
+                raise
