@@ -61,14 +61,14 @@ class BinlogExtent:
             raise LogPositionLostError(
                 f"The source no longer has {place.file}, from which the job must go on ({place}); "
                 f"it has {self._files[0].name} to {self._files[-1].name}.",
-                "Bring the file back, or start the job over with an empty checkpoint; "
+                "Bring the file back, or start the job over with an empty checkpoint and an empty target; "
                 "keep binary logs longer (binlog_expire_logs_seconds).",
             )
         if place.pos > self._files[index].size_bytes:
             raise LogPositionLostError(
                 f"The job must go on from {place}, but {place.file} ends at {self._files[index].size_bytes}: "
                 "the source's log is not the one that the job has read.",
-                "If the source was restored or its log reset, start the job over with an empty checkpoint.",
+                "If the source was restored or its log reset, start the job over with an empty checkpoint and an empty target.",
             )
 
     def bytes_between(self, start: Position, end: Position) -> int:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from conf.model import JobFile
 from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.source import KeySource
-from jobs.checkpoint import Checkpoint
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.mysql.catalog import find_tables, split_key, table_statistics
@@ -17,7 +16,7 @@ from readers.mysql.connect import Connection, connect
 from readers.mysql.key_columns import can_cut_by
 from readers.mysql.keys import MySqlKeys
 from readers.mysql.lease import Lease, lock_name
-from readers.mysql.log_connection import ServerLog
+from readers.mysql.log_connection import ServerLog, another_log, file_begun
 from readers.mysql.log_positions import LogPlaces, binary_logs, log_end
 from readers.mysql.log_reader import LogReader
 from readers.mysql.log_state import ReadOptions
@@ -157,19 +156,25 @@ class FoundMySql:
 
     def first_start(self) -> BinlogPosition:
         job = self.job
-        log = ServerLog.of(job.source.url, job.source.tls, self.info, tuple(job.server_ids))
-        places = LogPlaces(log, self.connection, self.info)
-        return places.resolve(job.log_start) if job.mode == "incremental" else places.find_anchor()
+        places = LogPlaces(self._log(), self.connection, self.info)
+        start = places.resolve(job.log_start) if job.mode == "incremental" else places.find_anchor()
+        return replace(start, begun=file_begun(self._log(), start.file))
 
-    def require_same_log(self, state: JobState, checkpoint: Checkpoint) -> None:
+    def require_same_log(self, state: JobState, places: Sequence[Position]) -> None:
         require_identity(self.connection, ServerIdentity(self.info.flavour, state.server_identity))
-        epochs = checkpoint.plan_epochs()
-        if epochs:
-            self._require_transactions(binlog_position(checkpoint.plan(epochs[-1]).state.position))
+        for place in map(binlog_position, places):
+            self._require_transactions(place)
+            BinlogExtent(_log_files(self.connection, self.info)).require(place)
+            if place.begun is not None and (found := file_begun(self._log(), place.file)) != place.begun:
+                raise another_log(place.file, place.begun, found)
+
+    def _log(self) -> ServerLog:
+        source = self.job.source
+        return ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids))
 
     def _require_transactions(self, position: BinlogPosition) -> None:
         """A server keeps its identity when its log is reset or its data restored; its GTIDs tell."""
-        if self.info.flavour != "mysql" or self.info.gtid_mode != "ON" or position.gtids is None:
+        if self.info.gtid_mode != "ON" or position.gtids is None:
             return
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT @@GLOBAL.gtid_executed")

@@ -120,7 +120,13 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     checkpoint = Checkpoint.at(job.checkpoint)
     now = standing(checkpoint, job, state, committed=checkpoint.committed_epoch())
     _check_mode(job, now)
-    found.require_same_log(state, checkpoint)
+    if now.phase is Phase.DONE:
+        read = []  # nothing is read any more
+    elif now.last_high is None or now.last_high.order <= now.position.order:
+        read = [now.position]
+    else:
+        read = [now.position, now.last_high]
+    found.require_same_log(state, read)
     known = {schema.table for schema in state.schemas}
     for schema in found.schemas:
         if schema.table not in known:

@@ -10,7 +10,6 @@ import pyarrow as pa
 from conf.model import JobFile
 from enumerator.log_extent import LogExtent
 from enumerator.source import KeySource
-from jobs.checkpoint import Checkpoint
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.log_batch import LogBatch
@@ -115,8 +114,9 @@ class FoundSource(Protocol):
     def first_start(self) -> Position:
         """Where the log is read from; what is committed after this call comes by the log."""
 
-    def require_same_log(self, state: JobState, checkpoint: Checkpoint) -> None:
-        """Raises LogPositionLostError unless the checkpoint's positions belong to this server's log as it is now."""
+    def require_same_log(self, state: JobState, places: Sequence[Position]) -> None:
+        """Raises LogPositionLostError unless this is the job's server, and its log still has `places`, to which the job
+        has read it, and what comes after them."""
 
     def server(self) -> SourceServer: ...
 

@@ -15,13 +15,16 @@ _POS_BITS = 40
 class BinlogPosition:
     """After a transaction of a MySQL or MariaDB binlog, before the next one.
 
-    `gtids` (MySQL with GTIDs) is exactly what the log holds up to here. It is an addition, not part of the place:
-    positions of one server are ordered by `order`, (file number, offset), and by nothing else.
+    `gtids` (MySQL with GTIDs) is exactly what the log holds up to here. `begun`: when the file was begun, by its first
+    event, seconds since 1970; a file of the same name in another log (RESET, a restored or another server) was begun at
+    another time. Both are additions, not part of the place: positions of one server are ordered by `order`, (file
+    number, offset), and by nothing else.
     """
 
     file: str
     pos: int
     gtids: str | None = None
+    begun: int | None = None
 
     @property
     def file_number(self) -> int:

@@ -11,6 +11,7 @@ import struct
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Protocol
 
 import pymysql
@@ -19,14 +20,22 @@ from conf.endpoint import Endpoint
 from conf.redaction import redact
 from conf.source import Tls
 from readers.mysql.connect import Connection, Flavour, connect, error_code, error_text, is_transient
+from readers.mysql.log_events import FILE_START, header
 from readers.mysql.server import ServerIdentity, ServerInfo, require_identity
-from state.errors import DamagedLogError, LogPositionLostError, SourceNotUsableError, TidemarkError
+from state.errors import (
+    DamagedLogError,
+    LogPositionLostError,
+    SourceNotUsableError,
+    SourceUnavailableError,
+    TidemarkError,
+)
 
 SILENCE_SECONDS = 60.0
 """Without a byte for so long the connection counts as lost; a dump that does not block has no reason to pause."""
 HEARTBEAT_SECONDS = 15
 _HEARTBEAT = f"{HEARTBEAT_SECONDS * 1_000_000_000}"
 
+_ATTEMPTS = 5
 _COM_BINLOG_DUMP = 0x12
 _NON_BLOCK = 1
 _SEND_ANNOTATIONS = 2
@@ -76,6 +85,43 @@ class ServerLog:
             connection.close()
             raise
         return connection
+
+
+def file_begun(source: LogSource, file: str) -> int:
+    """When the file was begun, by its FORMAT_DESCRIPTION, seconds since 1970.
+
+    Raises LogPositionLostError where the source no longer has it, SourceUnavailableError.
+    """
+    for attempt, server_id in enumerate(source.server_ids, 1):
+        connection = source.open()
+        dump = None
+        try:
+            dump = open_dump(connection, source.flavour, file, FILE_START, server_id=server_id)
+            return header(dump.receive_events(2)[1])[0]
+        except ConnectionLostError as error:
+            if attempt in {_ATTEMPTS, len(source.server_ids)}:
+                raise SourceUnavailableError(
+                    f"The log connection broke {attempt} times at the start of {file}: {error}",
+                    "Check the network and the source's error log; widen source.server_ids if other readers use the same.",
+                ) from error
+        finally:
+            if dump is not None:
+                dump.close()
+    raise AssertionError("no server ids")
+
+
+def another_log(file: str, known: int, found: int) -> LogPositionLostError:
+    """The file has the name that the job knows, but was begun at another time."""
+    return LogPositionLostError(
+        f"The source's {file} was begun at {_moment(found)}, the one that the job has read at {_moment(known)}: it is "
+        "another log.",
+        "If the source's log was reset, or the server restored or replaced, start the job anew with another checkpoint "
+        "directory and an empty target.",
+    )
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
 class ConnectionLostError(Exception):

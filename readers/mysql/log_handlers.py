@@ -9,6 +9,7 @@ from enum import Enum, auto
 from readers.mysql import log_arrays as w
 from readers.mysql.ddl import Statement, classify
 from readers.mysql.log_arrays import Group
+from readers.mysql.log_connection import another_log
 from readers.mysql.log_events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
@@ -182,7 +183,10 @@ class EventHandler:
         found = format_description(event[HEADER_BYTES:])
         if found.checksum_bytes and not _checksum_holds(event):
             raise damaged(f"the checksum of the FORMAT_DESCRIPTION event of {log.file} is wrong")
-        end_pos = header(event)[4]
+        begun, end_pos = header(event)[0], header(event)[4]
+        known = log.begun.setdefault(log.file, begun)
+        if known != begun:
+            raise another_log(log.file, known, begun)
         if end_pos and end_pos != log.here.pos + size:
             raise damaged(f"the FORMAT_DESCRIPTION event of {log.file} says that it ends at {end_pos}")
         if self._torn and not found.created_seconds:

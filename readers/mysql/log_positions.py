@@ -9,8 +9,8 @@ import pymysql
 from conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
 from readers.mysql import log_arrays as w
 from readers.mysql.connect import Connection, error_code, error_text
-from readers.mysql.log_connection import LogSource, open_dump
-from readers.mysql.log_events import FILE_START, header
+from readers.mysql.log_connection import LogSource, file_begun
+from readers.mysql.log_events import FILE_START
 from readers.mysql.log_reader import LogReader
 from readers.mysql.log_rows import gtids_of
 from readers.mysql.log_state import Flush, ReadOptions
@@ -223,12 +223,7 @@ class LogPlaces:
 
     def _begun_us(self, file: str) -> int:
         """When a file was begun: the time of its FORMAT_DESCRIPTION."""
-        connection = self.source.open()
-        dump = open_dump(connection, self.source.flavour, file, FILE_START, server_id=self.source.server_ids[0])
-        try:
-            return header(dump.receive_events(2)[1])[0] * 1_000_000
-        finally:
-            dump.close()
+        return file_begun(self.source, file) * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,9 @@ class LogReader:
         finally:
             self.reconnects += reading.reconnects
         progress = log.progress
+        gtids = None if progress.gtids is None else str(progress.gtids)
         self._report = LogReport(
-            end=replace(progress.position, gtids=None if progress.gtids is None else str(progress.gtids)),
+            end=replace(progress.position, gtids=gtids, begun=log.begun.get(progress.position.file)),
             prepared=tuple(sorted(progress.prepared.values(), key=lambda xa: xa.start.order)),
             emitted_changes=progress.changes,
             filtered_changes=0,

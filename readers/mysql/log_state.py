@@ -111,6 +111,8 @@ class LogState:
         self.state = np.zeros(w.STATE_SIZE, np.int64)
         self.charsets: dict[int, str] = {}
         self.files: dict[int, str] = {}
+        self.begun: dict[str, int] = {} if self.start.begun is None else {self.start.file: self.start.begun}
+        """When each file was begun, as far as known."""
         self.file = self.start.file
         self.known: Known | None = None
         self.prepared: dict[str, PreparedXa] = {xa.xid: xa for xa in log_range.prepared}

@@ -8,7 +8,6 @@ from pymysql.constants import ER
 
 from readers.mysql.connect import Connection, Flavour, error_code, error_text, flavour_of, server_text, version_of
 from state.errors import LogPositionLostError, SourceNotUsableError
-from state.position import BinlogPosition
 
 WatermarkMethod = Literal["gtid", "log_status", "consistent_snapshot"]
 
@@ -57,8 +56,8 @@ class ServerIdentity:
     """Which server a position belongs to; survives restarts and upgrades, and is not copied by replication.
 
     `uuid` is MySQL's @@server_uuid. MariaDB has none that survives a move of its data (@@server_uid is made from port
-    and network card), so there it is `server_id N`: what tells the servers of one topology apart. Whether MariaDB's log
-    still is the one that a position came from is shown by `gtid_state_at`.
+    and network card), so there it is `server_id N`: what tells the servers of one topology apart. Whether the log still is
+    the one that a position came from is shown by `BinlogPosition.begun`.
     """
 
     flavour: Flavour
@@ -223,19 +222,6 @@ def read_log_status(connection: Connection, server: ServerInfo) -> LogStatus:
         raise SourceNotUsableError(f"The binary log of {server.name} is off.", "Start the server with log_bin.")
     only, ignored = (tuple(filter(None, str(text or "").split(","))) for text in (row[2], row[3]))
     return LogStatus(str(row[0]), int(row[1]), only, ignored)
-
-
-def gtid_state_at(connection: Connection, position: BinlogPosition) -> str | None:
-    """MariaDB: the GTIDs (last of each domain and server) that the log holds up to `position`; None where the log has
-    no such place.
-
-    Stored beside a position and compared before the job goes on from it, it shows that the log is still the same one:
-    after RESET MASTER, a restore or a failover the same file and offset lead to other GTIDs.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.pos))
-        row = cursor.fetchone()
-    return None if row is None or row[0] is None else str(row[0])
 
 
 def status_privilege(server: ServerInfo) -> str:

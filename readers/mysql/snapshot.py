@@ -14,7 +14,7 @@ connection, a DDL in the window) makes it read the split anew; nothing half-read
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from readers.mysql.columns import ColumnPlan
 from readers.mysql.connect import Connection, connect, error_code, error_text, quote_table
 from readers.mysql.key_columns import column_list, null_key, range_condition
 from readers.mysql.keys import MySqlKeys
-from readers.mysql.log_connection import ServerLog
+from readers.mysql.log_connection import ServerLog, another_log, file_begun
 from readers.mysql.log_reader import LogReader
 from readers.mysql.log_state import ReadOptions
 from readers.mysql.ranks import within
@@ -121,6 +121,7 @@ class SplitReader:
         self._session = SqlSession(source.connect)
         self._keys = MySqlKeys(self._session, {})
         self._scope = (source.job_uuid, source.server.identity)
+        self._begun: dict[str, int] = {}
         self.counters = ReadCounters()
 
     def __enter__(self) -> "SplitReader":
@@ -192,7 +193,7 @@ class SplitReader:
         failpoint("snapshot.after_low")
         hooks.after_low()
         if not low.exact and not schema.key:
-            return self._read_at_rest(connection, split, schema, low)
+            return self._read_at_rest(connection, split, schema, low, anchor)
         rows = self._select(connection, split, schema, in_transaction=low.exact)
         hooks.before_high()
         high, settled = self._watermarks.high(connection, low), 0
@@ -202,9 +203,11 @@ class SplitReader:
             high = self._replay(schema, low, high, replay.add)
             rows, settled = replay.apply(rows)
         failpoint("snapshot.normalised")
-        return _split_read(split, rows, high, settled, low)
+        return _split_read(split, rows, self._dated(high, anchor), settled, low)
 
-    def _read_at_rest(self, connection: Connection, split: Split, schema: TableSchema, low: Low) -> SplitRead:
+    def _read_at_rest(
+        self, connection: Connection, split: Split, schema: TableSchema, low: Low, anchor: BinlogPosition
+    ) -> SplitRead:
         """A table without a key. Between low and the log's end after the snapshot was opened it did not change, so the
         snapshot is the state at that end."""
         changes: list[int] = []
@@ -217,7 +220,7 @@ class SplitReader:
         if changes:
             raise SplitChangedError(f"{schema.table}, which has no key, changed.", "It is read again.")
         rows = self._select(connection, split, schema, in_transaction=True)
-        return _split_read(split, rows, high, 0, low)
+        return _split_read(split, rows, self._dated(high, anchor), 0, low)
 
     def _select(self, connection: Connection, split: Split, schema: TableSchema, *, in_transaction: bool) -> pa.Table:
         """An explicit list of columns: `*` leaves out invisible ones, and follows a DDL."""
@@ -252,14 +255,28 @@ class SplitReader:
         self.counters.replays += 1
         log_range = LogRange(low.start, end)
         source = self._source
-        ids = tuple(random.sample(source.server_ids, len(source.server_ids)))  # others take theirs from the same range
-        log = ServerLog.of(source.endpoint, source.tls, source.server, ids)
-        reader = LogReader(log, {schema.table: schema}, ReadOptions(zero_dates_null=source.zero_dates_null))
+        reader = LogReader(self._log(), {schema.table: schema}, ReadOptions(zero_dates_null=source.zero_dates_null))
         for batch in reader.read(log_range, skip=low.contained, replay=True):
             self.counters.replayed_changes += batch.rows.num_rows
             take(batch.rows)
         remember_anchor(self._scope, reader.end)
         return reader.end
+
+    def _dated(self, high: BinlogPosition, anchor: BinlogPosition) -> BinlogPosition:
+        """With the time at which its file was begun. Raises LogPositionLostError where it is not the anchor's file."""
+        begun = high.begun
+        if begun is None:
+            if high.file not in self._begun:
+                self._begun[high.file] = file_begun(self._log(), high.file)
+            begun = self._begun[high.file]
+        if high.file == anchor.file and anchor.begun not in {None, begun}:
+            raise another_log(high.file, anchor.begun, begun)
+        return replace(high, begun=begun)
+
+    def _log(self) -> ServerLog:
+        source = self._source
+        ids = tuple(random.sample(source.server_ids, len(source.server_ids)))  # others take theirs from the same range
+        return ServerLog.of(source.endpoint, source.tls, source.server, ids)
 
     def _in_range(self, split: Split, schema: TableSchema, rows: pa.Table) -> npt.NDArray[np.bool_]:
         if split.range == KeyRange(None, None):

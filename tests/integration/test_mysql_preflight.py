@@ -14,9 +14,7 @@ from readers.mysql.connect import Connection, connect
 from readers.mysql.preflight import Demands, Preflight, preflight
 from readers.mysql.server import (
     ServerIdentity,
-    gtid_state_at,
     read_identity,
-    read_log_status,
     read_server,
     require_identity,
     watermark_method,
@@ -24,7 +22,6 @@ from readers.mysql.server import (
 from readers.mysql.table_facts import read_tables
 from scripts.server import Server
 from state.errors import LogPositionLostError, SourceNotUsableError
-from state.position import BinlogPosition
 from state.table import TableId
 from tests.support.logged_tables import logged
 from tests.support.mysql_accounts import account, role, root_endpoint
@@ -200,25 +197,6 @@ def test_rows_and_positions_must_be_one_servers(source_database: Database) -> No
         assert identity == read_server(connection, identity.flavour).identity
         with pytest.raises(LogPositionLostError, match="the job's positions are those of"):
             require_identity(connection, ServerIdentity(identity.flavour, "another"))
-
-
-@pytest.mark.pitfall(45)
-def test_mariadbs_gtids_show_whether_a_place_is_still_the_same(find_server: FindServer) -> None:
-    server = find_server("mariadb", server_id=77)  # its log is reset here: nobody else may use it
-    with fresh_database(server) as database:
-        database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-        with contextlib.closing(connect(root_endpoint(server), None)) as connection:
-            status = read_log_status(connection, read_server(connection, "mariadb"))
-            position = BinlogPosition(status.file, status.pos)
-            before = gtid_state_at(connection, position)
-            assert before is not None
-            database.execute("INSERT INTO t VALUES (2)")
-            assert gtid_state_at(connection, position) == before
-            database.execute("RESET MASTER")
-            assert gtid_state_at(connection, position) is None
-            database.execute(*(f"INSERT INTO t VALUES ({i})" for i in range(3, 30)))
-            assert read_log_status(connection, read_server(connection, "mariadb")).pos > position.pos
-            assert gtid_state_at(connection, position) != before
 
 
 # Tables

@@ -109,7 +109,7 @@ def test_meta_columns_of_a_transaction() -> None:
     assert {row["_txn_id"] for row in rows} == {f"{lb.SERVER}:7"}
     assert {row["_is_snapshot"] for row in rows} == {False}
     report = reader.report
-    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7")
+    assert report.end == BinlogPosition("log.000001", file.end, f"{lb.SERVER}:7", lb.SECONDS)
     assert (report.emitted_changes, report.transactions, report.end_timestamp_us) == (4, 1, lb.MICROS)
 
 
@@ -117,7 +117,7 @@ def test_transactions_without_gtids_are_named_by_their_end() -> None:
     file = log_of(lb.anonymous(), BEGIN, *INSERTED, lb.query("COMMIT"))
     rows, reader = read([file])
     assert [row[4] for row in rows] == [f"log.000001:{file.end}"]
-    assert reader.report.end == BinlogPosition("log.000001", file.end)
+    assert reader.report.end == BinlogPosition("log.000001", file.end, None, lb.SECONDS)
 
 
 def test_gtid_without_microseconds_has_the_seconds_of_its_header() -> None:
@@ -284,7 +284,7 @@ def test_xa_prepared_in_an_earlier_range() -> None:
         assert [xa.xid for xa in reader.report.prepared] == ["X'6c',X'',1"]
         part = LogRange(reader.report.end, BinlogPosition(file.name, file.end), reader.report.prepared)
         assert list(rows_of(reader, part)) == []
-    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4")
+    assert reader.report.end == BinlogPosition(file.name, file.end, f"{lb.SERVER}:1-4", lb.SECONDS)
 
 
 # Events that stop a job

@@ -1,0 +1,196 @@
+"""A job goes on only on the log that it has read. The servers are the tests' own: their logs are reset, their data
+replaced."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from jobs.checkpoint import Checkpoint
+from readers.mysql.connect import connect
+from readers.mysql.log_connection import ServerLog
+from readers.mysql.log_reader import LogReader
+from readers.mysql.server import read_server
+from scripts.server import Server
+from scripts.servers import start_server
+from state.errors import LogPositionLostError
+from state.log_range import LogRange
+from state.position import binlog_position
+from tests.support.epochs import run_epochs
+from tests.support.jobs import write_job
+from tests.support.servers import Database, fresh_database
+
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(45)]
+
+PURGE_SECONDS = 20
+SERVERS = {
+    "mysql-gtid": ("mysql", {}),
+    "mysql-nogtid": ("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
+    "mariadb": ("mariadb", {}),
+}
+
+
+@pytest.fixture(scope="module", params=list(SERVERS))
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    kind, options = SERVERS[request.param]
+    with start_server(kind, options) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A job that has copied a table `t`, and its source."""
+
+    database: Database
+    path: Path
+
+    def write(self, rows: int) -> None:
+        self.database.execute(*["INSERT INTO t (note) VALUES (REPEAT('x', 100))"] * rows)
+
+    def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
+        return run_epochs(self.path, *overrides, at_most=at_most)
+
+    def reset_log(self) -> None:
+        """At least a second after it was begun; the new one grows beyond the end of the old one."""
+        end = log_end(self.database)
+        mysql = self.database.kind == "mysql"
+        self.database.execute("DO SLEEP(1.1)", "RESET BINARY LOGS AND GTIDS" if mysql else "RESET MASTER")
+        grow_log(self.database, end)
+
+    def purge_log(self) -> None:
+        """All but the newest file; MariaDB keeps older ones until it has noted that no crash can need them."""
+        deadline = time.monotonic() + PURGE_SECONDS
+        while len(files := self.database.query("SHOW BINARY LOGS")) > 1:
+            assert time.monotonic() < deadline, files
+            self.database.execute(f"PURGE BINARY LOGS TO '{files[-1][0]}'")
+
+    def refused_as_another_log(self, *overrides: str) -> None:
+        message = self.refused(*overrides)
+        assert "it is another log" in message or "no longer has all transactions" in message
+
+    def refused(self, *overrides: str) -> str:
+        with pytest.raises(LogPositionLostError) as caught:
+            self.run(*overrides)
+        assert caught.value.exit_code == 4
+        assert "empty target" in caught.value.remedy
+        return caught.value.message
+
+
+def log_end(database: Database) -> tuple[str, int]:
+    file, size, *_ = database.query("SHOW BINARY LOGS")[-1]
+    return file, size
+
+
+def grow_log(database: Database, end: tuple[str, int]) -> None:
+    while log_end(database) <= end:
+        rotates = log_end(database)[0] < end[0]
+        database.execute("FLUSH BINARY LOGS" if rotates else "INSERT INTO t (note) VALUES (REPEAT('x', 5000))")
+
+
+@pytest.fixture
+def copy(own_server: Server, tmp_path: Path) -> Iterator[Copy]:
+    with fresh_database(own_server) as database:
+        database.execute("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)")
+        path = write_job(
+            tmp_path,
+            source={"url": own_server.url, "tables": [f"{database.name}.t"]},
+            snapshot={"split_rows": 4, "parallelism": 2},
+            sink={"type": "files", "path": str(tmp_path / "out")},
+        )
+        made = Copy(database, path)
+        made.write(20)
+        yield made
+
+
+def test_rotation_purge_and_restart_of_the_server_change_nothing(copy: Copy) -> None:
+    assert copy.run()[-1] == "snapshot"
+    copy.write(2)
+    copy.database.execute("FLUSH BINARY LOGS")
+    copy.write(2)
+    assert copy.run() == ["stream"]
+    copy.database.server.restart()
+    copy.write(2)
+    assert copy.run() == ["stream"]
+    copy.purge_log()
+    copy.write(2)
+    assert copy.run() == ["stream"]
+    assert copy.run() == []
+
+
+def test_a_log_that_was_reset_is_refused(copy: Copy) -> None:
+    copy.run()
+    copy.write(1)
+    assert copy.run() == ["stream"]
+    copy.reset_log()
+    copy.refused_as_another_log()
+
+
+def test_a_log_that_was_reset_during_the_snapshot_is_refused(copy: Copy) -> None:
+    assert copy.run(at_most=1) == ["snapshot"]
+    copy.reset_log()
+    copy.refused_as_another_log()
+
+
+def test_a_log_that_was_purged_is_refused(copy: Copy) -> None:
+    copy.run()
+    copy.write(1)
+    copy.database.execute("FLUSH BINARY LOGS")
+    copy.purge_log()
+    assert "no longer has" in copy.refused()
+
+
+def test_a_copy_that_is_complete_needs_no_log(copy: Copy) -> None:
+    copy.run("mode=full")
+    copy.reset_log()
+    assert copy.run("mode=full") == []
+    copy.refused_as_another_log("mode=full+incremental")
+
+
+def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path: Path) -> None:
+    server = copy.database.server
+    if server.data_folder is None:
+        pytest.skip("the server's files are not on this machine")
+    copy.run()
+    server.stop()
+    shutil.copytree(server.data_folder, tmp_path / "backup")
+    server.start()
+    copy.write(3)
+    copy.run()
+    end = log_end(copy.database)
+    server.stop()
+    shutil.rmtree(server.data_folder)
+    shutil.copytree(tmp_path / "backup", server.data_folder)
+    server.start()  # begins a file of the same name as the one that the job has read since
+    grow_log(copy.database, end)
+    copy.refused_as_another_log()
+
+
+def test_another_server_behind_the_same_name_is_refused(copy: Copy) -> None:
+    copy.run()
+    kind = copy.database.kind
+    with start_server(kind) as server, contextlib.closing(server.connect()) as connection:
+        connection.cursor().execute(f"CREATE DATABASE {copy.database.name}")
+        other = Database(server, copy.database.name)
+        other.execute("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)")
+        grow_log(other, log_end(copy.database))
+        message = copy.refused(f"source.url={server.url}")
+    assert ("the job's positions are those of" if kind == "mysql" else "it is another log") in message
+
+
+def test_a_reader_notices_another_log_whenever_it_connects(copy: Copy) -> None:
+    copy.run()
+    job = load_job_file(copy.path)
+    start = binlog_position(Checkpoint.at(job.checkpoint).job_state().start)  # type: ignore[union-attr]
+    assert start.begun is not None
+    with contextlib.closing(connect(job.source.url, None)) as connection:
+        log = ServerLog.of(job.source.url, None, read_server(connection, job.source.url.kind), tuple(job.server_ids))  # type: ignore[arg-type]
+    copy.write(1)
+    end = replace(start, pos=start.pos + 1)
+    assert list(LogReader(log, {}).read(LogRange(start, end))) == []
+    with pytest.raises(LogPositionLostError, match="another log"):
+        list(LogReader(log, {}).read(LogRange(replace(start, begun=start.begun - 5), end)))
