@@ -1,8 +1,11 @@
 """The command line: `tidemark run | validate | plan | status | checkpoints`."""
 
 import json
+import signal
 import sys
+import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,12 +16,16 @@ from conf.model import JobFile
 from conf.redaction import install_redaction, redact
 from jobs import inspect, run
 from jobs.events import open_events
+from jobs.session import debugging
 from state.errors import TidemarkError
 
 UNEXPECTED = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
+_UNEXPECTED_REMEDY = (
+    "start it again, for the state is safe; if it comes again, report what it prints with TIDEMARK_DEBUG=1 set."
+)
 _INTERRUPTED_TEXT = "interrupted; the state is safe. Remedy: start the same command again to go on."
 
 app = typer.Typer(
@@ -126,6 +133,7 @@ def _fail(error: TidemarkError, exit_code: int) -> NoReturn:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script. Ends the process with the exit code of interface.md; never returns."""
     install_redaction()
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         exit_code = app(args=arguments, standalone_mode=False)
     except TidemarkError as error:
@@ -137,11 +145,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         _last_line(_INTERRUPTED_TEXT)
         sys.exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 -- the process ends here, with the traceback shown
-        sys.excepthook(type(error), error, error.__traceback__)
-        _last_line(f"unexpected: {type(error).__name__}. Remedy: report it with the lines above; the state is safe.")
+    except Exception as error:  # noqa: BLE001 -- the process ends here
+        if debugging():
+            sys.excepthook(type(error), error, error.__traceback__)
+        _last_line(f"unexpected: {_described(error)}. Remedy: {_UNEXPECTED_REMEDY}")
         sys.exit(UNEXPECTED)
     sys.exit(exit_code if isinstance(exit_code, int) else 0)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Until the query runs, and after it, there is nothing to finish."""
+    raise KeyboardInterrupt
+
+
+def _described(error: Exception) -> str:
+    """Its class, the first line of its text, and where it was raised."""
+    text = " ".join(str(error).partition("\n")[0].split())
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    return f"{type(error).__name__} at {place}" + (f": {text.rstrip('.')}" if text else "")
 
 
 if __name__ == "__main__":

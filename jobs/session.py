@@ -17,6 +17,11 @@ _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
 
 
+def debugging() -> bool:
+    """TIDEMARK_DEBUG is set: show stack traces, ours and Spark's."""
+    return bool(os.environ.get("TIDEMARK_DEBUG"))
+
+
 def open_session(job: JobFile) -> SparkSession:
     """The running session under spark-submit, else a new one with the job file's settings.
 
@@ -32,7 +37,7 @@ def open_session(job: JobFile) -> SparkSession:
     for name, value in (defaults | job.spark.conf_with_secrets()).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
     # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     session.conf.set("spark.sql.streaming.stopTimeout", "60s")
