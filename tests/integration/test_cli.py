@@ -1,0 +1,81 @@
+"""The commands that end with 0, and what they print. Nothing here starts Spark: that is in test_cli_runs.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import CommandLine, job_of
+from tests.support.epochs import run_epochs
+from tests.support.jobs import write_job
+from tests.support.servers import Database
+
+pytestmark = pytest.mark.integration
+
+
+def test_validate_reads_the_file_alone(tidemark: CommandLine, tmp_path: Path) -> None:
+    source = {"url": "mysql://cdc:secret@nowhere.invalid/", "tables": ["shop.*"]}
+    job = write_job(tmp_path, source=source, sink={"type": "console"})
+    ended = tidemark("validate", job)
+    assert (ended.code, ended.out, ended.err) == (0, "job.yaml: valid\n", "")
+
+
+def test_validate_with_connect_tells_what_will_be_made(
+    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    ended = tidemark("validate", job_of(tmp_path, shop), "--connect")
+    assert ended.code == 0
+    assert "will be written to the new folder" in ended.out
+    assert ended.out.endswith("job.yaml: valid\n")
+    mirror = {"type": "mirror", "url": postgres_database.url, "table": "copy.{table}"}
+    ended = tidemark("validate", job_of(tmp_path, shop, sink=mirror), "--connect")
+    assert (ended.code, "schema copy will be created" in ended.out) == (0, True)
+    assert not (tmp_path / "checkpoint").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_shows_tables_keys_and_splits_and_makes_nothing(
+    tidemark: CommandLine, shop: Database, tmp_path: Path
+) -> None:
+    ended = tidemark("plan", job_of(tmp_path, shop, "*"))
+    assert ended.code == 0
+    assert "watermarks by gtid" in ended.out
+    (orders,) = [line.split() for line in ended.out.splitlines() if line.startswith(f"{shop.name}.orders ")]
+    assert orders[1:4] == ["id", "id", "2"]
+    (notes,) = [line for line in ended.out.splitlines() if line.startswith(f"{shop.name}.notes ")]
+    assert "none" in notes
+    assert "whole table" in notes
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
+
+
+def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop: Database, tmp_path: Path) -> None:
+    job = job_of(tmp_path, shop)
+    assert run_epochs(job, at_most=1) == ["snapshot"]
+    facts = json.loads(tidemark("status", job, "--json").out)
+    assert (facts["job"], facts["mode"], facts["phase"]) == ("test-job", "full+incremental", "snapshot")
+    assert (facts["committed_epoch"], facts["planned_epoch"]) == (1, 1)
+    (table,) = facts["tables"]
+    assert (table["table"], table["complete"], table["splits_done"]) == (f"{shop.name}.orders", False, 2)
+    run_epochs(job)
+    shop.execute("INSERT INTO orders (note) VALUES ('h')")
+    run_epochs(job)
+    facts = json.loads(tidemark("status", job, "--json").out)
+    assert (facts["phase"], facts["tables"][0]["rows"], facts["tables"][0]["complete"]) == ("stream", 7, True)
+    assert 0 <= facts["lag_seconds"] < 600
+    shown = tidemark("status", job).out
+    assert "phase     stream" in shown
+    assert f"position  {facts['position']} · " in shown
+    lines = tidemark("checkpoints", job, "list").out.splitlines()
+    assert lines[0].split() == ["epoch", "phase", "read", "log", "position"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        *[[str(epoch), "snapshot"] for epoch in range(1, len(lines) - 1)],
+        [str(len(lines) - 1), "stream"],
+    ]
+    assert lines[-1].split()[-1] == facts["position"]
+    assert tidemark("checkpoints", job).out.splitlines() == lines
+
+
+def test_status_tells_that_a_copy_is_done(tidemark: CommandLine, shop: Database, tmp_path: Path) -> None:
+    job = job_of(tmp_path, shop, mode="full")
+    run_epochs(job)
+    assert json.loads(tidemark("status", job, "--json").out)["phase"] == "done"

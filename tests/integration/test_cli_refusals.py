@@ -1,0 +1,230 @@
+"""The exit codes by which scripts tell causes apart, as far as no Spark is needed: test_cli_runs.py has the others."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from jobs.checkpoint import Checkpoint
+from readers.mysql import connect as connecting
+from readers.mysql.lease import Lease, lock_name
+from scripts.server import Server
+from scripts.server_process import free_port
+from scripts.servers import start_server
+from tests.support.cli import CommandLine, job_of
+from tests.support.epochs import run_epochs
+from tests.support.jobs import write_job
+from tests.support.mysql_accounts import account
+from tests.support.servers import Database, fresh_database
+
+pytestmark = pytest.mark.integration
+
+
+# Exit code 1: the checkpoint
+
+
+def test_a_checkpoint_that_is_not_the_jobs_is_refused(tidemark: CommandLine, shop: Database, tmp_path: Path) -> None:
+    job = job_of(tmp_path, shop)
+    ended = tidemark("status", job)
+    assert (ended.code, "has no checkpoint" in ended.last_line) == (1, True)
+    assert tidemark("checkpoints", job).code == 1
+    run_epochs(job)
+    ended = tidemark("run", job, "--set", "job=another")
+    assert (ended.code, "belongs to job test-job, not to another" in ended.last_line) == (1, True)
+    plan = tmp_path / "checkpoint/plans/e0000000001"
+    plan.write_bytes(plan.read_bytes().replace(b"snapshot", b"snapshoT", 1))
+    ended = tidemark("checkpoints", job)
+    assert (ended.code, "plans/e0000000001 is damaged" in ended.last_line) == (1, True)
+    (tmp_path / "checkpoint/job").unlink()
+    ended = tidemark("run", job)
+    assert (ended.code, "has lost its file `job`" in ended.last_line) == (1, True)
+
+
+def test_what_is_unexpected_shows_its_traceback_to_who_asks(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoint").write_text("a file where a folder is expected")
+    job = job_of(tmp_path, shop)
+    ended = tidemark("status", job)
+    assert (ended.code, ended.last_line.startswith("tidemark: unexpected: NotADirectoryError at ")) == (1, True)
+    monkeypatch.setenv("TIDEMARK_DEBUG", "1")
+    with pytest.raises(AssertionError, match="Traceback"):
+        tidemark("status", job)
+
+
+# Exit code 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["run", "missing.yaml"], "missing.yaml"),
+        (["run", "JOB", "--set", "sink.pth=/x"], "Did you mean 'path'"),
+        (["validate", "JOB", "--set", "snapshot.split_rows=no"], "--set snapshot.split_rows: must be a whole number"),
+        (["status", "JOB", "--set", "source.url=mysql://u:${NO_SUCH_NAME}@h/"], "NO_SUCH_NAME"),
+        (["run", "JOB", "--set", "mode=full", "--set", "trigger=1s"], "trigger: must be once in mode full"),
+        (["plan", "JOB", "--no-such-option"], "--no-such-option"),
+        (["no-such-command"], "no-such-command"),
+        (["run"], "JOB.yaml"),
+        (["checkpoints", "JOB", "rollback"], "not supported yet"),
+        (["checkpoints", "JOB", "no-such-action"], "no-such-action"),
+    ],
+)
+def test_a_wrong_file_or_command_line_is_2(
+    tidemark: CommandLine, tmp_path: Path, arguments: list[str], cause: str
+) -> None:
+    source = {"url": "mysql://cdc:secret@nowhere.invalid/", "tables": ["shop.*"]}
+    job = write_job(tmp_path, source=source, sink={"type": "files", "path": "/out"})
+    ended = tidemark(*[str(job) if argument == "JOB" else argument for argument in arguments])
+    assert ended.code == 2
+    assert cause in ended.last_line
+    assert "secret" not in ended.out + ended.err
+
+
+# Exit code 3
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Server]:
+    """Its settings and its log are changed."""
+    with start_server("mysql") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("setting", "good"),
+    [("binlog_format=STATEMENT", "ROW"), ("binlog_row_image=MINIMAL", "FULL"), ("binlog_row_metadata=MINIMAL", "FULL")],
+)
+def test_a_setting_that_loses_changes_is_3(
+    tidemark: CommandLine, own_server: Server, tmp_path: Path, setting: str, good: str
+) -> None:
+    name, bad = setting.split("=")
+    with fresh_database(own_server) as database:
+        database.execute("CREATE TABLE orders (id INT PRIMARY KEY)", f"SET GLOBAL {name} = '{bad}'")
+        try:
+            job = job_of(tmp_path, database)
+            for command in (["run", job], ["validate", job, "--connect"]):
+                ended = tidemark(*command)
+                assert ended.code == 3
+                assert f"{name} is {bad}" in ended.last_line
+                assert f"SET GLOBAL {name} = '{good}'" in ended.last_line
+        finally:
+            database.execute(f"SET GLOBAL {name} = '{good}'")
+
+
+@pytest.mark.pitfall(84)
+def test_an_account_without_grants_is_3_and_its_password_is_shown_nowhere(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = shop.server
+    with account(server, f"SELECT ON {shop.name}.*", "REPLICATION CLIENT ON *.*") as endpoint:
+        password = endpoint.password.get_secret_value()
+        monkeypatch.setenv("CDC_PASSWORD", password)
+        url = f"mysql://{endpoint.user}:${{CDC_PASSWORD}}@{server.host}:{server.port}/"
+        job = job_of(tmp_path, shop, source={"url": url, "tables": [f"{shop.name}.orders"]})
+        ended = tidemark("run", job)
+        assert ended.code == 3
+        assert "GRANT REPLICATION SLAVE ON *.* TO" in ended.last_line
+        monkeypatch.setenv("CDC_PASSWORD", f"{password}x")
+        wrong = tidemark("run", job)
+        assert (wrong.code, "Check user and password" in wrong.last_line) == (3, True)
+        assert password not in ended.out + ended.err + wrong.out + wrong.err
+
+
+def test_tables_that_a_sink_can_t_take_or_that_are_not_there_are_3(
+    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    mirror = {"type": "mirror", "url": postgres_database.url, "table": "{table}"}
+    ended = tidemark("run", job_of(tmp_path, shop, "notes", sink=mirror))
+    assert ended.code == 3
+    assert "source.keys" in ended.last_line
+    ended = tidemark("run", job_of(tmp_path, shop, "no_such_table"))
+    assert (ended.code, "no_such_table" in ended.last_line) == (3, True)
+    ended = tidemark(
+        "plan", job_of(tmp_path, shop), "--set", f"source.url=mariadb://root@127.0.0.1:{shop.server.port}/"
+    )
+    assert (ended.code, "Write mysql:// in source.url" in ended.last_line) == (3, True)
+
+
+def test_a_source_that_does_not_answer_is_3(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_ATTEMPTS", 1)
+    ended = tidemark("run", job_of(tmp_path, shop), "--set", f"source.url=mysql://root@127.0.0.1:{free_port()}/")
+    assert (ended.code, "No connection to 127.0.0.1" in ended.last_line) == (3, True)
+
+
+# Exit code 4; what leads there: test_job_continuity.py
+
+
+def test_a_log_position_that_is_gone_is_4(
+    tidemark: CommandLine, own_server: Server, shop: Database, tmp_path: Path
+) -> None:
+    with fresh_database(own_server) as database:
+        database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+        job = job_of(tmp_path, database)
+        run_epochs(job)
+        ended = tidemark(
+            "run", job, "--set", f"source.url={shop.server.url}", "--set", f"source.tables=[{shop.name}.*]"
+        )
+        assert (ended.code, "the job's positions are those of" in ended.last_line) == (4, True)
+        database.execute("INSERT INTO orders VALUES (1)", "FLUSH BINARY LOGS")
+        (*_, last) = database.query("SHOW BINARY LOGS")
+        database.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
+        ended = tidemark("run", job)
+        assert ended.code == 4
+        assert "The source no longer has" in ended.last_line
+        assert "binlog_expire_logs_seconds" in ended.last_line
+
+
+# Exit code 5
+
+
+def test_a_sink_that_can_t_be_used_is_5(
+    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    down = f"postgresql://etl:topsecret@127.0.0.1:{free_port()}/analytics"
+    job = job_of(tmp_path, shop, sink={"type": "mirror", "url": down, "table": "{table}"})
+    for command in (["run", job], ["validate", job, "--connect"]):
+        ended = tidemark(*command)
+        assert ended.code == 5
+        assert "topsecret" not in ended.out + ended.err
+    postgres_database.execute("CREATE ROLE reader LOGIN PASSWORD 'readonly'")
+    try:
+        url = f"postgresql://reader:readonly@127.0.0.1:{postgres_database.server.port}/{postgres_database.name}"
+        ended = tidemark("run", job, "--set", f"sink.url={url}")
+        assert (ended.code, "may not create tables" in ended.last_line) == (5, True)
+    finally:
+        postgres_database.execute("DROP ROLE reader")
+    (tmp_path / "out").write_text("no folder")
+    ended = tidemark("run", job_of(tmp_path, shop, checkpoint="./another"))
+    assert (ended.code, "can't be written to" in ended.last_line) == (5, True)
+
+
+def test_a_target_table_that_lost_its_key_is_5(
+    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, shop, sink={"type": "mirror", "url": postgres_database.url, "table": "{table}"})
+    run_epochs(job)
+    assert len(postgres_database.query("SELECT * FROM orders")) == 7
+    postgres_database.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey")
+    ended = tidemark("run", job)
+    assert (ended.code, "key" in ended.last_line) == (5, True)
+
+
+# Exit code 6
+
+
+def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, tmp_path: Path) -> None:
+    source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    path = job_of(tmp_path, source_database)
+    job = load_job_file(path)
+    with contextlib.closing(Lease.acquire(job.source.url, None, lock_name(job.job, job.checkpoint))):
+        ended = tidemark("run", path)
+        assert ended.code == 6
+        assert "Another driver runs this job" in ended.last_line
+        assert "--standby" in ended.last_line
+        assert tidemark("validate", path, "--connect").code == 0
+    assert Checkpoint.at(job.checkpoint).job_state() is None

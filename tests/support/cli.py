@@ -1,0 +1,75 @@
+"""The command line in this process: what ends before Spark starts needs no JVM to be tested."""
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.redaction import install_redaction
+from jobs import cli
+from tests.support.jobs import write_job
+from tests.support.servers import Database
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_line(self) -> str:
+        return self.err.splitlines()[-1] if self.err else ""
+
+
+CommandLine = Callable[..., Ended]
+
+
+@pytest.fixture
+def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+    """Runs `tidemark ARGUMENTS`. Whatever fails must name cause and remedy in its last line, without a traceback."""
+    undo: list[Callable[[], None]] = []
+    monkeypatch.setattr(cli, "install_redaction", lambda: undo.append(install_redaction()))
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: object) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(argument) for argument in arguments])
+        ended = Ended(caught.value.code, *capsys.readouterr())  # type: ignore[arg-type]
+        if ended.code != 0:
+            assert ended.last_line.startswith("tidemark: ")
+            assert "Remedy: " in ended.last_line
+            assert "Traceback" not in ended.err
+        return ended
+
+    yield run
+    for uninstall in undo:
+        uninstall()
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.fixture
+def shop(mysql_database: Database) -> Database:
+    """Orders in seven rows, and notes without a key."""
+    mysql_database.execute(
+        "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)",
+        "INSERT INTO orders (note) VALUES ('a'), ('b'), ('c'), ('d'), ('e'), ('f'), ('g')",
+        "CREATE TABLE notes (text TEXT)",
+    )
+    return mysql_database
+
+
+def job_of(folder: Path, database: Database, table: str = "orders", **changes: Any) -> Path:
+    """A job that copies `table` into files."""
+    settings: dict[str, Any] = {
+        "source": {"url": database.server.url, "tables": [f"{database.name}.{table}"]},
+        "snapshot": {"split_rows": 2, "parallelism": 2},
+        "sink": {"type": "files", "path": str(folder / "out")},
+    }
+    return write_job(folder, **{**settings, **changes})
