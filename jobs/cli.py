@@ -17,7 +17,7 @@ from conf.redaction import install_redaction, redact
 from jobs import inspect, run
 from jobs.events import open_events
 from jobs.session import debugging
-from state.errors import TidemarkError
+from state.errors import JobFileError, TidemarkError
 
 UNEXPECTED = 1
 USAGE_ERROR = 2
@@ -59,6 +59,10 @@ def run_command(
 ) -> None:
     """Runs the job: the rows that exist, then every change. Goes on from the last checkpoint."""
     job = _load(job_path, overrides)
+    if summary is not None and not summary.resolve().parent.is_dir():
+        raise JobFileError(
+            f"--summary {summary} is in a folder that does not exist.", "Create it, or name another file."
+        )
     with open_events() as events:
         finished = run.run_job(job, events, standby=standby)
     if summary is not None:

@@ -68,6 +68,7 @@ def test_what_is_unexpected_shows_its_traceback_to_who_asks(
         (["plan", "JOB", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
         (["run"], "JOB.yaml"),
+        (["run", "JOB", "--summary", "/no/such/folder/summary.json"], "in a folder that does not exist"),
         (["checkpoints", "JOB", "rollback"], "not supported yet"),
         (["checkpoints", "JOB", "no-such-action"], "no-such-action"),
     ],
