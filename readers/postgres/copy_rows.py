@@ -28,7 +28,7 @@ def copy_rows(connection: Connection, query: str, schema: TableSchema, *, buffer
 
     Raises psycopg2's errors; DamagedLogError and SourceNotUsableError, after which the connection is of no use.
     """
-    rows = _CopiedRows(schema, buffer_bytes)
+    rows = CopiedRows(schema, buffer_bytes)
     with connection.cursor() as cursor, io.BufferedWriter(rows, CHUNK_BYTES) as file:
         try:
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT binary)", file)
@@ -39,8 +39,8 @@ def copy_rows(connection: Connection, query: str, schema: TableSchema, *, buffer
     return rows.finished()
 
 
-class _CopiedRows(io.RawIOBase):
-    """What is not yet decoded is buf[state[AT]:end]."""
+class CopiedRows(io.RawIOBase):
+    """The file that COPY writes to. What is not yet decoded is buf[state[AT]:end]."""
 
     def __init__(self, schema: TableSchema, buffer_bytes: int) -> None:
         columns = len(schema.captured)
@@ -72,6 +72,7 @@ class _CopiedRows(io.RawIOBase):
         return len(chunk)
 
     def finished(self) -> pa.Table:
+        """Once all has been written. Raises DamagedLogError where the end is missing."""
         self._decode()
         if self._reason != END or self._state[AT] != self._end:
             raise self._damaged()

@@ -80,13 +80,20 @@ class CopiedColumn:
         out = np.empty((len(self.valid), 2), np.int64)
         match read_numerics(self.buf, self.start, self.size, self.valid, kind.scale, out):
             case 0:
-                return self._made(kind, out)
+                return self._checked_decimals(self._made(kind, out))
             case fault if fault in {NOT_A_NUMBER, INFINITE}:
                 special = "NaN" if fault == NOT_A_NUMBER else "Infinity"
                 remedy = "Declare the column numeric without precision"
                 raise self._no_place(f"holds {special}, which has no place in a decimal", remedy)
             case _:
                 raise self._damaged()
+
+    def _checked_decimals(self, array: pa.Array) -> pa.Array:
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid as exc:
+            raise self._damaged() from exc
+        return array
 
     def _dates(self) -> npt.NDArray[np.int32]:
         days = self._integers(4)

@@ -28,6 +28,7 @@ _NEGATIVE, _NAN, _INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000
 _DIGITS_AT = 8
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
+_SIGN = np.uint64(1 << 63)
 
 
 @kernel
@@ -117,6 +118,8 @@ def _numeric(buf: Bytes, at: Int, size: Int, scale: Int, out: Int64s) -> Int:
                     return np.int64(NO_NUMERIC)
                 digit //= 10
                 factor //= 10
+        if high and high >= _SIGN // np.uint64(factor):
+            return np.int64(NO_NUMERIC)
         bottom = (low & _LOW_32) * np.uint64(factor) + np.uint64(digit)
         top = (low >> _32) * np.uint64(factor) + (bottom >> _32)
         low = (top << _32) | (bottom & _LOW_32)
