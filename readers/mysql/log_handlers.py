@@ -110,12 +110,13 @@ class EventHandler:
         at, stop, total = int(state[w.EVENT]), int(state[w.EVENT_END]), int(state[w.EVENT_TOTAL])
         framed = bool(state[w.FRAMED])
         seconds, kind, server_id, size, end_pos, flags = header(log.arena.buf[at : at + HEADER_BYTES].tobytes())
+        is_in_file = bool(end_pos) and not flags & ARTIFICIAL_FLAG
         if kind == EventType.FORMAT_DESCRIPTION and framed:
             self._format_description(at, size)
         elif kind == EventType.ROTATE and framed:
-            self._rotate(at, size, artificial=end_pos == 0 or bool(flags & ARTIFICIAL_FLAG))
+            self._rotate(at, size, artificial=not is_in_file)
         elif kind in {EventType.HEARTBEAT, EventType.HEARTBEAT_V2} and framed:
-            end_pos = 0
+            is_in_file = False
         else:
             if kind not in self._handlers:
                 raise UnknownLogEventError(
@@ -123,10 +124,11 @@ class EventHandler:
                     "Use a version of Tidemark that knows this server's log.",
                 )
             self.check(at, stop, size, end_pos)
+            is_in_file = is_in_file or (end_pos == 0 and log.in_group)
             body = log.arena.buf[at + HEADER_BYTES : stop].tobytes()
             after = int(state[w.LOG_POS]) + (size if framed else 0)
             self._handlers[kind](Event(kind, seconds, server_id, body, after))
-        self.move_on(total, size if framed and end_pos and not flags & ARTIFICIAL_FLAG else 0)
+        self.move_on(total, size if framed and is_in_file else 0)
 
     def move_on(self, total: int, size: int) -> None:
         """Behind a packet of `total` bytes, which is `size` bytes of the log file."""
@@ -139,11 +141,12 @@ class EventHandler:
             log.at_boundary()
 
     def check(self, at: int, stop: int, size: int, end_pos: int) -> None:
-        """Checksum and place of an event in a packet. Raises DamagedLogError."""
+        """Checksum and place of an event in a packet; inside a transaction it need not say its place. Raises
+        DamagedLogError."""
         log, state = self.log, self.log.state
         if not state[w.FRAMED]:
             return
-        if end_pos != (int(state[w.LOG_POS]) + size) & 0xFFFFFFFF:
+        if end_pos != (int(state[w.LOG_POS]) + size) & 0xFFFFFFFF and not (end_pos == 0 and log.in_group):
             raise damaged(f"the event at {log.place} with {size} bytes says that it ends at {end_pos}")
         if state[w.CHECKSUM] and not _checksum_holds(log.arena.buf[at : stop + CHECKSUM_BYTES].tobytes()):
             raise damaged(f"the checksum of the event at {log.place} is wrong")

@@ -45,8 +45,11 @@ _NUMERIC = frozenset(
         FieldType.NEWDECIMAL,
         FieldType.FLOAT,
         FieldType.DOUBLE,
+        FieldType.YEAR,
     }
 )
+"""Those that have a bit in SIGNEDNESS (seen on MySQL 9.7, MariaDB 10.11 and 11.4)."""
+
 _CHARACTER = frozenset({FieldType.STRING, FieldType.VAR_STRING, FieldType.VARCHAR, FieldType.BLOB})
 _COMPRESSED = frozenset({FieldType.BLOB_COMPRESSED, FieldType.VARCHAR_COMPRESSED})
 
@@ -83,8 +86,8 @@ def _table(reader: Reader) -> tuple[int, TableId]:
     return table_id, TableId(*names)
 
 
-def table_map(body: bytes, *, signed_year: bool) -> TableMap:
-    """`signed_year`: MariaDB counts YEAR among the numeric columns that have a sign bit, MySQL does not."""
+def table_map(body: bytes, *, mariadb: bool) -> TableMap:
+    """`mariadb`: whose log it is. Beside text, MariaDB gives a collation to geometries, MySQL to vectors."""
     reader = Reader(body, "a TABLE_MAP event")
     table_id, table = _table(reader)
     types = reader.take(reader.packed())
@@ -101,24 +104,28 @@ def table_map(body: bytes, *, signed_year: bool) -> TableMap:
     while reader.left:
         kind = reader.number(1)
         values[kind] = reader.take(reader.packed())
-    return _with_optional(TableMap(table_id, table, types, tuple(numbers), None), kinds, values, signed_year)
+    return _with_optional(TableMap(table_id, table, types, tuple(numbers), None), kinds, values, mariadb)
 
 
-def _with_optional(plain: TableMap, kinds: list[FieldType], values: dict[int, bytes], signed_year: bool) -> TableMap:
-    signed = _NUMERIC | {FieldType.YEAR} if signed_year else _NUMERIC
+def _with_optional(plain: TableMap, kinds: list[FieldType], values: dict[int, bytes], mariadb: bool) -> TableMap:
+    collated = _CHARACTER | _COMPRESSED | {FieldType.GEOMETRY if mariadb else FieldType.VECTOR}
     bits = values.get(_Field.SIGNEDNESS)
     unsigned: dict[int, bool] = {}
     if bits is not None:
-        numeric = [i for i, kind in enumerate(kinds) if kind in signed]
+        numeric = [i for i, kind in enumerate(kinds) if kind in _NUMERIC]
         if len(bits) != (len(numeric) + 7) // 8:
             raise damaged(f"the TABLE_MAP of {plain.table} has {len(bits)} bytes of signs for {len(numeric)} numbers")
-        unsigned = {column: bool(bits[i >> 3] & 0x80 >> (i & 7)) for i, column in enumerate(numeric)}
+        unsigned = {
+            column: bool(bits[i >> 3] & 0x80 >> (i & 7))
+            for i, column in enumerate(numeric)
+            if kinds[column] is not FieldType.YEAR  # never signed, and never called unsigned
+        }
     names = None
     if _Field.COLUMN_NAME in values:
         names = _names(values[_Field.COLUMN_NAME], len(kinds))
     enums = [i for i, kind in enumerate(kinds) if kind is FieldType.ENUM]
     sets = [i for i, kind in enumerate(kinds) if kind is FieldType.SET]
-    collations = _collations(values, [i for i, kind in enumerate(kinds) if kind in _CHARACTER | _COMPRESSED])
+    collations = _collations(values, [i for i, kind in enumerate(kinds) if kind in collated])
     collations |= _enum_collations(values, sorted(enums + sets))
     return TableMap(
         plain.id,

@@ -97,7 +97,7 @@ class KnownTables:
         known = self._by_form.get(form)
         if known is not None:
             return known
-        found = table_map(body, signed_year=self._mariadb)
+        found = table_map(body, mariadb=self._mariadb)
         plan = plan_for(found, schema, charsets)
         self._check_lost_index(found, schema)
         for number, slot in enumerate(self.slots):

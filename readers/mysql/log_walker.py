@@ -102,7 +102,7 @@ def walk(buf: Bytes, end: Int, state: Int64s, crc: CrcTables, tables: Tables, so
         state[EVENT_TOTAL] = total
         if not _is_known(kind):
             return _EVENT
-        if state[FRAMED] and little(buf, event + 13, 4) != (state[LOG_POS] + size) & 0xFFFFFFFF:
+        if state[FRAMED] and not _ends_as_it_says(buf, event, size, state):
             return _POSITION
         reason = _event(buf, kind, state, crc, tables, sources, rows)
         if reason != NEXT:
@@ -144,6 +144,13 @@ def _packet(buf: Bytes, state: Int64s, end: Int) -> Int:
     if buf[at + 4] != 0:
         return -_PACKET
     return total
+
+
+@inner_kernel
+def _ends_as_it_says(buf: Bytes, event: Int, size: Int, state: Int64s) -> bool:
+    """Inside a transaction MariaDB says nothing since 11.4, but for the last event (binlog_legacy_event_pos=OFF)."""
+    end_pos = little(buf, event + 13, 4)
+    return bool(end_pos == (state[LOG_POS] + size) & 0xFFFFFFFF or (end_pos == 0 and state[GROUP] != _OUTSIDE))
 
 
 @inner_kernel

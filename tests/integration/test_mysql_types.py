@@ -1,6 +1,5 @@
 """Every type by SELECT, through the binary protocol and the compiled loop, against an independent reading."""
 
-import math
 from typing import Any
 
 import pymysql
@@ -11,7 +10,7 @@ from readers.mysql.columns import ColumnPlan
 from readers.mysql.result import stream_select
 from state.errors import SchemaChangedError, SourceNotUsableError
 from state.table import TableId, TableSchema
-from tests.support.all_types import create_all_types, insert_edge_rows, reference_rows
+from tests.support.all_types import create_all_types, differences, insert_edge_rows, reference_rows
 from tests.support.servers import Database, FindServer, fresh_database
 
 pytestmark = pytest.mark.integration
@@ -48,12 +47,6 @@ def read(connection: Any, schema: TableSchema, clause: str = "ORDER BY id", **op
     return rows
 
 
-def identical(value: Any, expected: Any) -> bool:
-    if isinstance(expected, float):
-        return isinstance(value, float) and value == expected and math.copysign(1, value) == math.copysign(1, expected)
-    return type(value) is type(expected) and value == expected
-
-
 @pytest.mark.pitfall(35)
 @pytest.mark.pitfall(37)
 def test_every_type_reads_as_the_text_protocol_shows_it(database: Database) -> None:
@@ -64,13 +57,7 @@ def test_every_type_reads_as_the_text_protocol_shows_it(database: Database) -> N
     rows = read(connection, schema)
     expected = reference_rows(database.connect(), schema)
     assert len(rows) == len(expected) == count
-    different = [
-        (row["id"], name, row[name], reference[name])
-        for row, reference in zip(rows, expected, strict=True)
-        for name in reference
-        if not identical(row[name], reference[name])
-    ]
-    assert not different
+    assert not differences(rows, expected)
 
 
 def test_a_small_buffer_gives_the_same_rows(database: Database) -> None:

@@ -3,13 +3,15 @@
     create_all_types(connection)        # CREATE TABLE all_types in the connection's database
     insert_edge_rows(connection)        # each edge value at least once, and a row of nulls
     reference_rows(connection, schema)  # the rows as canonical Python values, by the text protocol
+    differences(rows, expected)         # what of the rows is not the very same value
 
 The columns depend on the server's flavour and version, which are asked of the connection.
 """
 
+import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -48,10 +50,11 @@ def create_all_types(connection: Any, table: str = "all_types") -> None:
         cursor.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, {', '.join(columns)}) ENGINE=InnoDB")
 
 
-def insert_edge_rows(connection: Any, table: str = "all_types", *, first_id: int = 0) -> int:
+def insert_edge_rows(connection: Any, table: str = "all_types", *, first_id: int = 0, nul: bool = True) -> int:
     """Row `first_id` + i holds every column's i-th value, counted modulo their number; the last row is all null.
 
-    Changes the session's SQL mode (zero dates) and time zone. Returns the number of rows.
+    Changes the session's SQL mode (zero dates) and time zone. Without `nul` no text holds the character NUL, which
+    PostgreSQL has no place for. Returns the number of rows.
     """
     cases = _cases_of(connection)
     count = max(len(case.values) for case in cases)
@@ -60,6 +63,7 @@ def insert_edge_rows(connection: Any, table: str = "all_types", *, first_id: int
         cursor.execute("SET SESSION sql_mode = '', time_zone = '+00:00'")
         for i in range(count):
             values = ", ".join(case.values[i % len(case.values)] for case in cases)
+            values = values if nul else values.replace(r"\0", "")
             cursor.execute(f"INSERT INTO {table} (id, {names}) VALUES ({first_id + i}, {values})")
         cursor.execute(f"INSERT INTO {table} (id) VALUES ({first_id + count})")
     connection.commit()
@@ -81,6 +85,24 @@ def reference_rows(connection: Any, schema: TableSchema) -> list[dict[str, Any]]
         {name: None if value is None else read(value) for name, read, value in zip(names, readers, row, strict=True)}
         for row in rows
     ]
+
+
+def differences(rows: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """(id, column, value, expected value) wherever a row has not the same value of the same Python type; the sign of zero
+    counts. Rows without a counterpart fail at once."""
+    assert [row["id"] for row in rows] == [row["id"] for row in expected]
+    return [
+        (row["id"], name, row[name], value)
+        for row, wanted in zip(rows, expected, strict=True)
+        for name, value in wanted.items()
+        if not _identical(row[name], value)
+    ]
+
+
+def _identical(value: Any, expected: Any) -> bool:
+    if isinstance(expected, float):
+        return isinstance(value, float) and value == expected and math.copysign(1, value) == math.copysign(1, expected)
+    return type(value) is type(expected) and value == expected
 
 
 def _cases_of(connection: Any) -> list[TypeCase]:
@@ -278,6 +300,9 @@ def _documents(mariadb: bool) -> Iterator[TypeCase]:
             "JSON_ARRAY(1.50, CAST(-0.5 AS DECIMAL(65,30)))",
             "JSON_ARRAY(CAST('2024-02-29' AS DATE), CAST('2024-02-29 01:02:03.5' AS DATETIME(6)), CAST('-10:11:12' AS TIME))",
             "JSON_ARRAY(0xCAFE, REPEAT(0x00, 200), b'101')",
+            "'[1e15, 1e16, 1e17, 123456789012345680.0, 0.0001, 1e-5, -0.0, 5e-324, 1e308, 0.30000000000000004]'",
+            "JSON_ARRAY(TIMESTAMP'2024-01-01 00:00:00', CAST('838:59:59' AS TIME), TIME'-00:00:00.5', CAST(2024 AS YEAR))",
+            "JSON_OBJECT('', 1, 'é', JSON_OBJECT('a', JSON_ARRAY(JSON_ARRAY())), 'b', REPEAT('z', 70000), 'enum', 0.1e0)",
         )
     yield TypeCase("json_any", "JSON", documents)
     yield TypeCase(

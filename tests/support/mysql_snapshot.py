@@ -13,6 +13,7 @@ from readers.mysql.connect import connect
 from readers.mysql.keys import MySqlKeys
 from readers.mysql.log_connection import ServerLog
 from readers.mysql.log_reader import LogReader
+from readers.mysql.log_state import ReadOptions
 from readers.mysql.server import read_log_status, read_server, watermark_method
 from readers.mysql.session import SqlSession
 from readers.mysql.snapshot import ReadHooks, SnapshotSource, SplitRead, SplitReader
@@ -86,17 +87,23 @@ class SourceTable:
         finally:
             session.close()
 
-    def changes(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[Change]:
+    def batches(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[pa.RecordBatch]:
         """In the log's order, up to its end unless `stop` says otherwise."""
         end = self.log_end() if stop is None else stop
         if start.order >= end.order:
             return []
         log = ServerLog.of(self.endpoint, None, self.source.server, self.source.server_ids[::-1])
+        options = ReadOptions(zero_dates_null=self.source.zero_dates_null)
+        reader = LogReader(log, {self.table: self.schema}, options)
+        return [batch.rows for batch in reader.read(LogRange(start, end))]
+
+    def changes(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[Change]:
+        """As `batches`."""
         found = []
-        for batch in LogReader(log, {self.table: self.schema}).read(LogRange(start, end)):
+        for batch in self.batches(start, stop):
             names = self.schema.arrow_schema().names
-            rows = zip(*(batch.rows[name].to_pylist() for name in names), strict=True)
-            types, versions = batch.rows["_change_type"].to_pylist(), batch.rows["_commit_version"].to_pylist()
+            rows = zip(*(batch[name].to_pylist() for name in names), strict=True)
+            types, versions = batch["_change_type"].to_pylist(), batch["_commit_version"].to_pylist()
             found += [Change(ChangeType(t), row, v) for t, row, v in zip(types, rows, versions, strict=True)]
         return found
 

@@ -95,7 +95,7 @@ def test_compressed_part_of_mariadb() -> None:
 
 def _table_map(body: bytes) -> None:
     with contextlib.suppress(UnknownLogEventError):
-        table_map(body, signed_year=False)
+        table_map(body, mariadb=False)
 
 
 PARSERS = [

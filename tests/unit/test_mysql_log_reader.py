@@ -476,6 +476,22 @@ def test_event_that_ends_elsewhere_than_it_says() -> None:
         read([file])
 
 
+def test_only_the_last_event_of_a_transaction_must_say_where_it_ends() -> None:
+    """MariaDB since 11.4 (binlog_legacy_event_pos=OFF)."""
+    silent = log_of(lb.gtid(1), BEGIN)
+    for part in (*INSERTED, lb.query("SAVEPOINT a"), *INSERTED):
+        silent.add_raw(lb.event(*part))
+    silent.add(XID)
+    rows, reader = read([silent])
+    assert rows == read([log_of(lb.gtid(1), BEGIN, *INSERTED, lb.query("SAVEPOINT a"), *INSERTED, XID)])[0]
+    assert len(rows) == 2
+    assert reader.report.end.pos == silent.end
+    file = log_of(*ONE)
+    file.add_raw(lb.event(*lb.gtid(2)))
+    with pytest.raises(DamagedLogError, match="ends elsewhere"):
+        read([file])
+
+
 def test_log_without_checksums_and_one_that_gets_them() -> None:
     first = log_of(*ONE, lb.rotate("log.000002"), checksum=False)
     second = log_of(lb.gtid(2), *ONE[1:], name="log.000002")
