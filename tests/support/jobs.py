@@ -81,26 +81,29 @@ class Process:
         return self.err.read_text()[-4000:]
 
 
-def start_tidemark(
-    job: Path, *arguments: str, command: str = "run", environment: dict[str, str] | None = None
-) -> Process:
-    number = len(list(job.parent.glob("out-*")))
-    out, err = job.parent / f"out-{number}", job.parent / f"err-{number}"
+def start_process(folder: Path, *argv: str, environment: dict[str, str] | None = None) -> Process:
+    """In a session of its own, with its output in `folder`."""
+    number = len(list(folder.glob("out-*")))
+    out, err = folder / f"out-{number}", folder / f"err-{number}"
+    bytecode = {"PYTHONDONTWRITEBYTECODE": ""}  # five processes start anew each time
     with out.open("wb") as stdout, err.open("wb") as stderr:
         popen = subprocess.Popen(
-            [sys.executable, "-m", "jobs.cli", command, str(job), *arguments],
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             cwd=ROOT,
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONDONTWRITEBYTECODE": "",
-                **(environment or {}),
-            },  # five processes start anew each time
+            env={**os.environ, **bytecode, **(environment or {})},
         )
     return Process(popen, out, err)
+
+
+def start_tidemark(
+    job: Path, *arguments: str, command: str = "run", environment: dict[str, str] | None = None
+) -> Process:
+    argv = (sys.executable, "-m", "jobs.cli", command, str(job), *arguments)
+    return start_process(job.parent, *argv, environment=environment)
 
 
 @contextlib.contextmanager

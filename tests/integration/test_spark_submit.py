@@ -1,0 +1,68 @@
+"""`spark-submit --py-files tidemark.zip jobs/sync.py JOB.yaml`: the same job as `tidemark run` is, with the same ends."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.history import assert_copied
+from tests.support.jobs import ROOT, SPARK, Process, run_to_end, start_process, write_job
+from tests.support.servers import Database
+from tests.support.workload import Uids, Writers, create_tables
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+SPARK_SUBMIT = str(Path(sys.executable).with_name("spark-submit"))
+
+
+@pytest.fixture(scope="module")
+def our_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As docs/getting-started.md makes it."""
+    folder = tmp_path_factory.mktemp("zip")
+    for package in ("jobs", "enumerator", "readers", "sinks", "state", "conf"):
+        shutil.copytree(ROOT / package, folder / "content" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return Path(shutil.make_archive(str(folder / "tidemark"), "zip", folder / "content"))
+
+
+def submit(job: Path, our_zip: Path, *arguments: str) -> Process:
+    settings = [f"--conf={name}={value}" for name, value in SPARK["conf"].items() if name != "spark.driver.memory"]
+    options = ["--master", "local[2,4]", "--driver-memory", "700m", *settings, "--py-files", str(our_zip)]
+    return start_process(job.parent, SPARK_SUBMIT, *options, str(ROOT / "jobs" / "sync.py"), str(job), *arguments)
+
+
+def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tmp_path: Path) -> None:
+    uids = Uids()
+    create_tables(mysql_database, rows=800, uids=uids)
+    job = write_job(
+        tmp_path,
+        source={"url": mysql_database.server.url, "tables": ["nothing.*"]},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    tables = ("--set", f"source.tables=['{mysql_database.name}.*']")
+    with Writers(mysql_database, uids, count=2, seed=1, pause_seconds=0.02):
+        submitted = submit(job, our_zip, *tables, "--summary", str(tmp_path / "summary.json"))
+        assert submitted.wait() == 0, submitted.error_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["phase"] in {"catch_up", "stream"}
+    assert summary["rows"] >= 2400
+    finished = submitted.events()[-1]
+    assert {name: finished[name] for name in summary} == summary
+    run_to_end(job, *tables)  # goes on from the same checkpoint
+    assert assert_copied(tmp_path / "out", mysql_database) > 2400
+
+
+def test_its_failures_end_as_those_of_run(mysql_database: Database, our_zip: Path, tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.missing"]},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    for arguments, code in (((), 3), (("--set", "snapshot.split_rows=none"), 2)):
+        run = run_to_end(job, *arguments, expect=code)
+        submitted = submit(job, our_zip, *arguments)
+        assert submitted.wait() == code, submitted.error_text()
+        last_line = run.error_text().splitlines()[-1]
+        assert "Remedy:" in last_line
+        assert submitted.out.read_text().splitlines()[-1] == last_line  # Spark merges a driver's stderr into its stdout
