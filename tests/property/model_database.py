@@ -1,13 +1,14 @@
-"""A database in memory, with a log: transactions are logged first, and become visible to SELECTs some time later."""
+"""Databases in memory, with a log: transactions are logged first, and become visible to SELECTs some time later."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from enumerator.log_extent import LogFile
+from enumerator.log_extent import BinlogExtent, LogExtent, LogFile, WalExtent
 from state.key_statistics import IntegerKey, KeyStatistics
-from state.position import BinlogPosition
+from state.log_range import LogRange
+from state.position import BinlogPosition, Position, WalPosition, binlog_position
 from state.rank import bytes_rank, composite_rank, integer_rank
 from state.split import Bound, KeyRange
 from state.table import TableId
@@ -19,6 +20,7 @@ rows that were there before."""
 
 FIRST_FILE_NUMBER = 999_998  # so that names get longer, and text order would be wrong
 HEADER_END_POS = 157
+FIRST_XID = 2**32 - 20  # 64 bits: the log's 32 bits wrap around
 SERVER_UUID = "00000000-0000-0000-0000-00000000000a"
 
 _WEIGHTS = {letter: bytes([1 + "eécaßzbB".index(letter)]) for letter in "eécaßzb"} | {"A": b"\4", "B": b"\7"}
@@ -92,11 +94,22 @@ class Change:
 
 @dataclass(frozen=True)
 class Transaction:
-    """`end` carries the GTIDs of all transactions up to and with this one."""
+    """`end`, of a binlog, carries the GTIDs of all transactions up to and with this one."""
 
     number: int
     changes: tuple[Change, ...]
-    end: BinlogPosition
+    end: Position
+    version: int
+
+    @property
+    def xid(self) -> int:
+        """In another order than they are logged."""
+        return xid_of(self.number)
+
+
+def xid_of(number: int) -> int:
+    xid = FIRST_XID + (number ^ 1)
+    return xid if xid < 2**32 else xid + 3  # PostgreSQL gives 0, 1 and 2 to nobody
 
 
 Rows = dict[tuple[TableId, Key], State]
@@ -106,7 +119,8 @@ Rows = dict[tuple[TableId, Key], State]
 class ModelDatabase:
     initial: frozenset[tuple[ModelTable, Key]]
     log: list[Transaction] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)
+    places: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each transaction, by which `prefix` counts it."""
     visible: set[int] = field(default_factory=set)
     file_number: int = FIRST_FILE_NUMBER
     file_sizes: list[int] = field(default_factory=lambda: [HEADER_END_POS])
@@ -138,11 +152,15 @@ class ModelDatabase:
                 changes.append(change)
                 _apply(rows, change)
         if changes:
+            begin = self.position_now(number - 1)
             self.file_sizes[-1] += size_bytes
-            self.log.append(Transaction(number, tuple(changes), self.position_now(number)))
-            self.ends.append(self.log[-1].end.order)
+            self._append(number, tuple(changes), begin, self.position_now(number))
 
-    def position_now(self, number: int) -> BinlogPosition:
+    def _append(self, number: int, changes: tuple[Change, ...], begin: Position, end: Position) -> None:
+        self.log.append(Transaction(number, changes, end, end.version))
+        self.places.append(end.order)
+
+    def position_now(self, number: int) -> Position:
         last = self.files()[-1]
         return BinlogPosition(last.name, last.size_bytes, f"{SERVER_UUID}:1-{number}" if number else "")
 
@@ -152,22 +170,34 @@ class ModelDatabase:
         first = self.file_number
         return tuple(LogFile(f"binlog.{first + i:06}", size) for i, size in enumerate(self.file_sizes))
 
-    def log_end(self) -> BinlogPosition:
+    def extent(self) -> LogExtent:
+        return BinlogExtent(self.files())
+
+    def committed(self, position: Position) -> None:
+        """Everything before it is in the sink and in the checkpoint."""
+
+    def log_end(self) -> Position:
         return self.position_now(len(self.log))
+
+    def transactions(self, log_range: LogRange) -> tuple[list[Transaction], Position]:
+        """Those of the range, and where the range ends."""
+        end = next(place for place in self.boundaries() if place.order >= log_range.stop.order)
+        return self.log[self.prefix(log_range.start) : self.prefix(end)], end
 
     def boundaries(self) -> list[BinlogPosition]:
         """Ends of file headers and of transactions, in order. A range may end at each of them."""
         headers = [BinlogPosition(f.name, HEADER_END_POS) for f in self.files()]
-        places = sorted([*headers, *(t.end for t in self.log)], key=lambda place: place.order)
+        ends = [binlog_position(t.end) for t in self.log]
+        places = sorted([*headers, *ends], key=lambda place: place.order)
         return [self.with_gtids(place) for place in places]
 
     def with_gtids(self, place: BinlogPosition) -> BinlogPosition:
         number = self.prefix(place)
         return BinlogPosition(place.file, place.pos, f"{SERVER_UUID}:1-{number}" if number else "")
 
-    def prefix(self, place: BinlogPosition) -> int:
-        """How many transactions end at or before `place`."""
-        return bisect_right(self.ends, place.order)
+    def prefix(self, place: Position) -> int:
+        """How many transactions lie before `place`."""
+        return bisect_right(self.places, place.order)
 
     def rows_at(self, numbers: Iterable[int]) -> Rows:
         """All rows as these transactions left them."""
@@ -221,6 +251,41 @@ class ModelDatabase:
     def _bound(self, table: TableId, key: Key) -> Bound:
         model = _model_table(table)
         return Bound(tuple(str(part) for part in key[: len(model.split_columns)]), rank_hex(model, key))
+
+
+@dataclass
+class WalDatabase(ModelDatabase):
+    """PostgreSQL: a transaction stands in the log at its commit record, and any place may end a range."""
+
+    kept_from_lsn: int = 0
+
+    def _append(self, number: int, changes: tuple[Change, ...], begin: Position, end: Position) -> None:
+        self.log.append(Transaction(number, changes, end, begin.version))
+        self.places.append(begin.order)
+
+    def position_now(self, number: int) -> Position:
+        return WalPosition(sum(self.file_sizes))
+
+    def extent(self) -> LogExtent:
+        return WalExtent(WalPosition(self.kept_from_lsn), WalPosition(sum(self.file_sizes)))
+
+    def committed(self, position: Position) -> None:
+        self.kept_from_lsn = position.version
+
+    def transactions(self, log_range: LogRange) -> tuple[list[Transaction], Position]:
+        assert log_range.start.version >= self.kept_from_lsn, "the slot no longer has it"
+        return self.log[self.prefix(log_range.start) : self.prefix(log_range.stop)], log_range.stop
+
+    def prefix(self, place: Position) -> int:
+        return bisect_left(self.places, place.order)
+
+    def snapshot(self) -> str:
+        """pg_current_snapshot() of what is visible now."""
+        visible = {xid_of(number) for number in self.visible}
+        xmax = max(visible, default=FIRST_XID) + 1
+        given = [xid for xid in range(FIRST_XID, xmax) if xid % 2**32 > 2]
+        running = [xid for xid in given if xid not in visible]
+        return f"{min([*running, xmax])}:{xmax}:{','.join(map(str, running))}"
 
 
 @cache

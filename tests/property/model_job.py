@@ -7,12 +7,12 @@ visible.
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, absorb, first_state, plan_epoch
-from enumerator.log_extent import BinlogExtent
 from readers.gap_filter import GapFilter, merge_segments, write_segment
 from state import codec
 from state.gtid import GtidSet
@@ -20,10 +20,21 @@ from state.job_state import JobState, Mode, SplitKey
 from state.log_range import LogReport
 from state.phase import Phase
 from state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
-from state.position import BinlogPosition
+from state.position import Position, WalPosition, binlog_position
 from state.split import Report, Split
 from state.table import TableId, TableSchema
-from tests.property.model_database import SERVER_UUID, TABLES, Change, Key, ModelDatabase, ModelTable, State, in_range
+from tests.property.model_database import (
+    SERVER_UUID,
+    TABLES,
+    Change,
+    Key,
+    ModelDatabase,
+    ModelTable,
+    State,
+    Transaction,
+    WalDatabase,
+    in_range,
+)
 from tests.support.gap_filter import keep
 
 SOURCE = (SERVER_UUID, "")
@@ -82,19 +93,25 @@ class Sink:
         return {key: last.state for key, last in lasts.items() if not last.is_delete}
 
 
+Reading = Literal["replay", "naive", "prefix", "snapshot", "lsn"]
+"""How a split is read. replay: low, SELECT, high, and the log between (MySQL); naive: the same, but low is the log's end.
+prefix: the SELECT is of a known prefix of the log (MariaDB). snapshot: of a known set of transactions (PostgreSQL); lsn:
+the same, but decided by where the log ended."""
+
+
 @dataclass
 class Job:
-    """`exact`: the SELECT is of a known prefix of the log (MariaDB); else low, SELECT, high, replay (MySQL).
-    `naive`: low is the log's end. `filtered`: False leaves the gap filter out. `logged_epoch`: Spark's offset log."""
+    """`filtered`: False leaves the gap filter out. `logged_epoch`: Spark's offset log; `marked_epoch`: the last
+    one that Spark surely has marked as committed."""
 
     database: ModelDatabase
     settings: Settings
-    exact: bool
-    naive: bool = False
+    reading: Reading = "replay"
     filtered: bool = True
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
     logged_epoch: int = 0
+    marked_epoch: int = 0
 
     def create(self, mode: Mode) -> None:
         tables = () if mode == "incremental" else TABLES
@@ -132,16 +149,16 @@ class Attempt:
     """A split on its way from low to publish. A speculative one may outlive its epoch."""
 
     split: Split
-    anchor: BinlogPosition
+    anchor: Position
     low: set[int]
     rows: dict[Key, State] | None = None
-    selected_at: int | None = None
+    selected_at: Position | None = None
 
 
 class Driver:
     """One run of the job. `running` is the epoch that was planned and is not committed."""
 
-    def __init__(self, job: Job, goal: BinlogPosition | None) -> None:
+    def __init__(self, job: Job, goal: Position | None) -> None:
         self.job = job
         self.goal = goal
         self.attempts: dict[int, Attempt] = {}
@@ -151,16 +168,20 @@ class Driver:
             self.state = first_state(job.job_state(), job.settings)
         else:
             record = job.record(job.logged_epoch)
-            self.running, self.state = record.plan, record.state
+            self.state = record.state
+            if job.marked_epoch < job.logged_epoch:
+                self.running = record.plan
 
     # --- Plan
 
     def plan(self, seconds: float | None, *, crash_before_offset: bool) -> None:
         job, epoch = self.job, self.job.logged_epoch + 1
+        job.marked_epoch = job.logged_epoch
         name = f"plans/{epoch:08}"
         if job.store.read(name) is None:
-            observation = Observation(BinlogExtent(job.database.files()), self.goal, self._outcome(seconds))
+            observation = Observation(job.database.extent(), self.goal, self._outcome(seconds))
             plan, state = plan_epoch(self.state, observation, job.database, job.settings)
+            job.database.committed(state.position)
             if plan is None:
                 self.state = state
                 return
@@ -201,13 +222,13 @@ class Driver:
         database = self.job.database
         assert self.running is not None
         assert isinstance(self.running.work, SnapshotWork)
-        if self.job.exact:
+        if self.job.reading in {"prefix", "snapshot", "lsn"}:
             low: set[int] = set()
-        elif self.job.naive:
+        elif self.job.reading == "naive":
             low = set(range(1, len(database.log) + 1))
         else:
             low = set(database.visible)
-            anchor = self.running.work.anchor.gtid_set()
+            anchor = binlog_position(self.running.work.anchor).gtid_set()
             if not GtidSet({}).with_transactions(SOURCE, low).contains_all(anchor):
                 return False
         self.attempts[split.id] = Attempt(split, self.running.work.anchor, low)
@@ -215,7 +236,7 @@ class Driver:
 
     def select(self, attempt: Attempt) -> None:
         table = _table(attempt.split.table)
-        attempt.selected_at = len(self.job.database.visible)
+        attempt.selected_at = self._seen_by_select()
         rows = self.job.database.rows_at(self.job.database.visible)
         attempt.rows = {
             key: state
@@ -223,16 +244,26 @@ class Driver:
             if t == table.id and in_range(table, key, attempt.split.range)
         }
 
+    def _seen_by_select(self) -> Position:
+        database = self.job.database
+        match self.job.reading:
+            case "prefix":
+                number = len(database.visible)
+                return database.log[number - 1].end if number else self.job.job_state().start
+            case "snapshot":
+                assert isinstance(database, WalDatabase)
+                return WalPosition(database.log_end().version, database.snapshot())
+            case _:
+                return database.log_end()
+
     def publish(self, attempt: Attempt) -> None:
         """Whoever loses the race leaves the winner's file as it is."""
         database, split = self.job.database, attempt.split
         assert attempt.rows is not None
         assert attempt.selected_at is not None
         replayed = 0
-        if self.job.exact:
-            number = attempt.selected_at
-            high = database.log[number - 1].end if number else self.job.job_state().start
-        else:
+        high = attempt.selected_at
+        if self.job.reading in {"replay", "naive"}:
             high = database.log_end()
             for transaction in database.log[database.prefix(attempt.anchor) :]:
                 if transaction.number in attempt.low:
@@ -267,14 +298,8 @@ class Driver:
         assert self.running is not None
         assert isinstance(self.running.work, LogWork)
         log_range, epoch = self.running.work.range, self.running.epoch
-        stop = log_range.stop
-        end = next(place for place in database.boundaries() if place.order >= stop.order)
-        changes = [
-            (change, transaction.end.version)
-            for transaction in database.log
-            if log_range.start.order < transaction.end.order <= end.order
-            for change in transaction.changes
-        ]
+        transactions, end = database.transactions(log_range)
+        changes = [(change, transaction) for transaction in transactions for change in transaction.changes]
         kept = self._gap_filter(self.running).passed(log_range.start.version) if job.filtered else GapFilter.empty()
         masks = {table.id: iter(_keep(kept, table, changes)) for table in TABLES}
         self.output = [
@@ -329,11 +354,12 @@ def _table(table: TableId) -> ModelTable:
     return next(t for t in TABLES if t.id == table)
 
 
-def _keep(gap_filter: GapFilter, table: ModelTable, changes: list[tuple[Change, int]]) -> list[bool]:
-    mine = [(change, version) for change, version in changes if change.table is table]
+def _keep(gap_filter: GapFilter, table: ModelTable, changes: list[tuple[Change, Transaction]]) -> list[bool]:
+    mine = [(change, transaction) for change, transaction in changes if change.table is table]
     ranks = [table.rank(change.key) for change, _ in mine]
-    versions = np.array([version for _, version in mine], np.int64)
+    versions = np.array([transaction.version for _, transaction in mine], np.int64)
+    xids = np.array([transaction.xid % 2**32 for _, transaction in mine], np.int64)
     if table.is_integer:
         numbers = np.array([int.from_bytes(rank, "big") for rank in ranks], np.uint64)
-        return keep(gap_filter, table.id, numbers, versions).tolist()
-    return keep(gap_filter, table.id, pa.array(ranks, pa.binary()), versions).tolist()
+        return keep(gap_filter, table.id, numbers, versions, xids).tolist()
+    return keep(gap_filter, table.id, pa.array(ranks, pa.binary()), versions, xids).tolist()
