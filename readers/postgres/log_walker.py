@@ -41,13 +41,14 @@ from readers.postgres.log_arrays import (
     Tables,
     Value,
 )  # fmt: skip
+from readers.postgres.log_tuples import big, has_key, read_tuple, same_key
 from state.change_batch import ChangeType
 
 # numba takes module-level integers for constants.
 _MORE, _MESSAGE, _FULL, _END = int(Reason.MORE), int(Reason.MESSAGE), int(Reason.FULL), int(Reason.END)
 _DAMAGED, _GRAMMAR, _ORDER = int(Reason.DAMAGED), int(Reason.GRAMMAR), int(Reason.ORDER)
-_UNMAPPED, _COLUMNS, _FORM = int(Reason.UNMAPPED), int(Reason.COLUMNS), int(Reason.FORM)
-_IDENTITY, _KEY, _TOO_MANY = int(Reason.IDENTITY), int(Reason.KEY), int(Reason.TOO_MANY)
+_UNMAPPED, _IDENTITY = int(Reason.UNMAPPED), int(Reason.IDENTITY)
+_KEY, _TOO_MANY = int(Reason.KEY), int(Reason.TOO_MANY)
 _NEXT = -1
 _NULL, _TEXT, _UNCHANGED = int(Value.NULL), int(Value.TEXT), int(Value.UNCHANGED)
 _INSERTED, _UPDATED = int(ChangeType.INSERT), int(ChangeType.UPDATE_POSTIMAGE)
@@ -56,7 +57,6 @@ _GREATEST_SEQ = 0x7FFFFFFF - 2
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = ord("B"), ord("C"), ord("I"), ord("U"), ord("D")
 _NEW, _OLD_KEY, _OLD_ROW = ord("N"), ord("K"), ord("O")
-_IS_NULL, _IS_UNCHANGED, _IS_TEXT = ord("n"), ord("u"), ord("t")
 EPOCH_MICROSECONDS = 946_684_800_000_000
 """PostgreSQL counts from 2000-01-01."""
 
@@ -70,14 +70,14 @@ def walk(buf: Bytes, end: Int, state: Int64s, tables: Tables, rows: Rows) -> Int
         at = state[AT]
         if at + 2 > end:
             return _MORE
-        fields = _big(buf, at, 2)
+        fields = big(buf, at, 2)
         if fields == 0xFFFF:
             return _END
         if fields != 1:
             return _DAMAGED
         if at + 6 > end:
             return _MORE
-        size = _big(buf, at + 2, 4)
+        size = big(buf, at + 2, 4)
         if size < 1 or size > 0x7FFFFFFF:
             return _DAMAGED
         start = at + 6
@@ -113,27 +113,19 @@ def find_relation(tables: Tables, relation: Int) -> Int:
 
 
 @inner_kernel
-def _big(buf: Bytes, at: Int, size: Int) -> Int:
-    value = np.int64(0)
-    for i in range(at, at + size):
-        value = value << 8 | np.int64(buf[i])
-    return value
-
-
-@inner_kernel
 def _begin(buf: Bytes, at: Int, stop: Int, state: Int64s) -> Int:
     if stop - at != _BEGIN_BYTES:
         return _DAMAGED
     if state[OPEN]:
         return _GRAMMAR
-    lsn = _big(buf, at + 1, 8)
+    lsn = big(buf, at + 1, 8)
     if lsn <= state[LAST_LSN]:
         return _ORDER
     state[OPEN] = 1
     state[LAST_LSN] = lsn
     state[TX_LSN] = lsn
-    state[TX_TIME] = _big(buf, at + 9, 8) + EPOCH_MICROSECONDS
-    state[TX_XID] = _big(buf, at + 17, 4)
+    state[TX_TIME] = big(buf, at + 9, 8) + EPOCH_MICROSECONDS
+    state[TX_XID] = big(buf, at + 17, 4)
     state[TX_INDEX] = -1
     state[SEQ] = 0
     state[WANTED] = 1 if state[RESUME_LSN] <= lsn and lsn < state[STOP_LSN] else 0
@@ -147,7 +139,7 @@ def _commit(buf: Bytes, at: Int, stop: Int, state: Int64s) -> Int:
         return _DAMAGED
     if not state[OPEN]:
         return _GRAMMAR
-    if _big(buf, at + 2, 8) != state[TX_LSN] or state[SEQ] < state[DROP_SEQ]:
+    if big(buf, at + 2, 8) != state[TX_LSN] or state[SEQ] < state[DROP_SEQ]:
         return _ORDER
     state[OPEN] = 0
     if state[WANTED] and state[TX_LSN] > state[DONE_LSN]:
@@ -165,7 +157,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
         return _NEXT
     if stop - at < 8:
         return _DAMAGED
-    relation = _big(buf, at + 1, 4)
+    relation = big(buf, at + 1, 4)
     state[RELATION] = relation
     found = find_relation(tables, relation)
     if found < 0:
@@ -184,7 +176,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
     if kind == _INSERT:
         if form != _NEW:
             return _GRAMMAR
-        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, True)
+        at = read_tuple(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, True)
         if at != stop:
             return _DAMAGED if at >= 0 else -at
         return _add(state, tables, rows, slot, _INSERTED)
@@ -193,7 +185,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
     if kind == _DELETE:
         if form != _OLD_KEY and form != _OLD_ROW:
             return _GRAMMAR
-        at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
+        at = read_tuple(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
         if at != stop:
             return _DAMAGED if at >= 0 else -at
         for column in range(tables.plane_count[slot]):
@@ -210,7 +202,7 @@ def _update(
     row = state[ROW]
     old = form in (_OLD_KEY, _OLD_ROW)
     if old:
-        at = _values(buf, at, stop, slot, tables, rows.before_start, rows.before_size, rows.before_valid, 0, False)
+        at = read_tuple(buf, at, stop, slot, tables, rows.before_start, rows.before_size, rows.before_valid, 0, False)
         if at < 0:
             return -at
         if at >= stop:
@@ -220,7 +212,7 @@ def _update(
         at += 1
     elif form != _NEW:
         return _GRAMMAR
-    at = _values(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
+    at = read_tuple(buf, at, stop, slot, tables, rows.start, rows.size, rows.valid, row, False)
     if at != stop:
         return _DAMAGED if at >= 0 else -at
     planes = tables.plane_count[slot]
@@ -234,7 +226,7 @@ def _update(
                 rows.valid[column, row] = before
                 rows.start[column, row] = rows.before_start[column, 0]
                 rows.size[column, row] = rows.before_size[column, 0]
-    if tables.key_count[slot] > 0 and _same_key(buf, slot, row, tables, rows):
+    if tables.key_count[slot] > 0 and same_key(buf, slot, row, tables, rows):
         return _add(state, tables, rows, slot, _UPDATED)
     for column in range(planes):
         rows.valid[column, row + 1] = rows.valid[column, row]
@@ -245,7 +237,7 @@ def _update(
         rows.start[column, row] = rows.before_start[column, 0]
         rows.size[column, row] = rows.before_size[column, 0]
     # Both or none: the loop comes back to this message where it stops at it.
-    if not _has_key(tables, rows, slot, row) or not _has_key(tables, rows, slot, row + 1):
+    if not has_key(tables, rows, slot, row) or not has_key(tables, rows, slot, row + 1):
         return _KEY
     dropped = state[SEQ] < state[DROP_SEQ]
     reason = _add(state, tables, rows, slot, _DELETED)
@@ -257,81 +249,10 @@ def _update(
 
 
 @inner_kernel
-def _values(
-    buf: Bytes,
-    at: Int,
-    stop: Int,
-    slot: Int,
-    tables: Tables,
-    start: Int64s,
-    size: Int64s,
-    valid: Bytes,
-    row: Int,
-    whole: bool,
-) -> Int:
-    """Reads a tuple, `whole` or with values left out, into `row` of the planes. The place after it, or -Reason."""
-    if at + 2 > stop:
-        return np.int64(-_DAMAGED)
-    count = tables.column_count[slot]
-    if _big(buf, at, 2) != count:
-        return np.int64(-_COLUMNS)
-    at += 2
-    for i in range(count):
-        if at >= stop:
-            return np.int64(-_DAMAGED)
-        kind = buf[at]
-        at += 1
-        length = np.int64(0)
-        code = _NULL
-        if kind == _IS_TEXT:
-            if at + 4 > stop:
-                return np.int64(-_DAMAGED)
-            length = _big(buf, at, 4)
-            at += 4
-            if length > stop - at:
-                return np.int64(-_DAMAGED)
-            code = _TEXT
-        elif kind == _IS_UNCHANGED and not whole:
-            code = _UNCHANGED
-        elif kind != _IS_NULL:
-            return np.int64(-_FORM)
-        column = tables.place[slot, i]
-        if column >= 0:
-            start[column, row] = at
-            size[column, row] = length
-            valid[column, row] = code
-        at += length
-    return at
-
-
-@inner_kernel
-def _same_key(buf: Bytes, slot: Int, row: Int, tables: Tables, rows: Rows) -> bool:
-    """Is the key of `row`, byte for byte, that of the old row?"""
-    for i in range(tables.key_count[slot]):
-        column = tables.key[slot, i]
-        length = rows.size[column, row]
-        if rows.valid[column, row] != rows.before_valid[column, 0] or length != rows.before_size[column, 0]:
-            return False
-        new, old = rows.start[column, row], rows.before_start[column, 0]
-        for j in range(length):
-            if buf[new + j] != buf[old + j]:
-                return False
-    return True
-
-
-@inner_kernel
-def _has_key(tables: Tables, rows: Rows, slot: Int, row: Int) -> bool:
-    empty = 0
-    for i in range(tables.key_count[slot]):
-        empty += rows.valid[tables.key[slot, i], row] != _TEXT
-    return empty == 0
-
-
-@inner_kernel
 def _add(state: Int64s, tables: Tables, rows: Rows, slot: Int, kind: Int) -> Int:
     """Counts the row at ROW, and keeps it unless it was handed out before."""
     row = state[ROW]
-    if not _has_key(tables, rows, slot, row):
+    if not has_key(tables, rows, slot, row):
         return _KEY
     if state[SEQ] >= state[DROP_SEQ]:
         if state[TX_INDEX] < 0:

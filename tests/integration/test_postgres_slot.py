@@ -8,7 +8,10 @@ import pytest
 
 from readers.findings import raise_refusals
 from readers.postgres import publication
+from readers.postgres.connect import connect
+from readers.postgres.log_reader import LogReader
 from readers.postgres.log_source import ConnectionLostError
+from readers.postgres.server_log import ServerLog
 from readers.postgres.slot import (
     advance_slot,
     check_place,
@@ -19,9 +22,11 @@ from readers.postgres.slot import (
 )
 from scripts.servers import start_server
 from state.errors import LogPositionLostError, SourceNotUsableError
+from state.log_range import LogRange
 from state.position import WalPosition
 from state.table import TableId
-from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres
+from tests.support.postgres_log import VERSIONS, LoggedDatabase, changes_of, logged_postgres
+from tests.support.postgres_roles import role
 from tests.support.servers import fresh_database
 
 __all__ = ["logged_postgres"]
@@ -183,6 +188,29 @@ def test_a_slot_is_made_once_and_found_again(log: LoggedDatabase) -> None:
     with log.connected() as connection:
         assert create_slot(connection, log.name) == log.start
         assert not publication.create_publication(connection, log.name, [T])
+
+
+def test_a_role_without_replication_is_told_what_it_lacks(log: LoggedDatabase) -> None:
+    with role(log.database, "SELECT ON t") as endpoint, contextlib.closing(connect(endpoint, None)) as connection:
+        reader = LogReader(ServerLog(endpoint, None, log.place()), {T: log.schema("t")})
+        with pytest.raises(SourceNotUsableError, match=r"may not read the log.*ALTER ROLE <role> REPLICATION"):
+            changes_of(reader, LogRange(log.start, log.end()))
+        with pytest.raises(SourceNotUsableError, match="ALTER ROLE <role> REPLICATION"):
+            create_slot(connection, f"{log.name}_x")
+
+
+def test_a_role_that_may_only_read_and_replicate(log: LoggedDatabase) -> None:
+    log.execute("INSERT INTO t VALUES (1)")
+    with role(log.database, "SELECT ON t", "USAGE ON SCHEMA public", attributes="LOGIN REPLICATION") as endpoint:
+        reader = LogReader(ServerLog(endpoint, None, log.place()), {T: log.schema("t")})
+        assert [change["id"] for change in changes_of(reader, LogRange(log.start, log.end()))] == [1]
+        with contextlib.closing(connect(endpoint, None)) as connection:
+            assert publication.check_publication(connection, log.name, [T]) == []
+            assert create_slot(connection, log.name) == log.start
+            advance_slot(connection, log.name, log.end())
+            assert drop_slot(connection, log.name)
+            with pytest.raises(SourceNotUsableError, match=r"publication.*Let the tables' owner make the publication"):
+                publication.drop_publication(connection, log.name)
 
 
 @pytest.mark.pitfall(64)
