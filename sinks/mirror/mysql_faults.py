@@ -59,7 +59,8 @@ _REMEDIES: dict[int, str] = {
     "first snapshot is being caught up: empty the table or drop that index until then.",
     ER.DATA_TOO_LONG: _NO_FIT,
     ER.WARN_DATA_OUT_OF_RANGE: _NO_FIT,
-    ER.WARN_DATA_TRUNCATED: _NO_FIT,
+    ER.WARN_DATA_TRUNCATED: f"{_NO_FIT} What MySQL shows as the empty text in an ENUM that has no such label fits into no "
+    "ENUM: repair such rows, or create the table with VARCHAR.",
     ER.TRUNCATED_WRONG_VALUE_FOR_FIELD: _NO_FIT,
     ER.TRUNCATED_WRONG_VALUE: _NO_FIT,
     ER.BAD_NULL_ERROR: "Let that column of the target be NULL.",
@@ -68,6 +69,7 @@ _REMEDIES: dict[int, str] = {
     1836: _READ_ONLY,
     ER.NO_REFERENCED_ROW_2: _FOREIGN_KEY,
     ER.ROW_IS_REFERENCED_2: _FOREIGN_KEY,
+    ER.TOO_BIG_SCALE: "Exclude that column (source.columns): MySQL has at most 30 decimals.",
     ER.TOO_BIG_ROWSIZE: _TOO_WIDE,
     ER.TOO_LONG_KEY: _TOO_WIDE,
     ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,

@@ -76,7 +76,7 @@ class MySqlDialect:
             case "json" if self.flavour == "mariadb":
                 return "longtext CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"  # MariaDB's own JSON is that, with a check
             case "uuid" if not self._has(_UUID_SINCE):
-                return "char(36) CHARACTER SET ascii COLLATE ascii_bin"
+                return "varchar(36) CHARACTER SET ascii COLLATE ascii_bin"
             case "inet4" if not self._has(_INET4_SINCE):
                 return "varchar(15) CHARACTER SET ascii COLLATE ascii_bin"
             case "inet6" if self.flavour == "mysql":
@@ -85,6 +85,8 @@ class MySqlDialect:
                 return f"varbinary({4 * kind.numbers[0]})" if kind.numbers and kind.numbers[0] < 4096 else "mediumblob"
             case "geomcollection":
                 return "geometrycollection"  # MariaDB's name, which MySQL knows too
+            case "enum" | "set" if "?" in kind.arguments:
+                return f"{_label_text(domain)}{self._collation_clause(column, key=key)}"
         text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
         if not isinstance(domain, Text | Labels):
             return _WIDTHS.sub(r"\1", text).replace(" zerofill", "")
@@ -174,6 +176,14 @@ class MySqlDialect:
                     f"a key of text that may be longer than {_KEY_CHARACTERS} characters would need a prefix, and "
                     "prefixes don't tell rows apart"
                 )
+
+
+def _label_text(domain: Domain) -> str:
+    """For an ENUM or SET one of whose labels may be another: the catalog has `?` for characters beyond U+FFFF."""
+    assert isinstance(domain, Labels)
+    lengths = [len(label) for label in domain.labels]
+    characters = sum(lengths) + len(lengths) if domain.several else max(lengths)
+    return f"varchar({characters})" if characters <= _KEY_CHARACTERS else "mediumtext"
 
 
 def _is_padded(collation: str) -> bool:

@@ -27,6 +27,7 @@ from sinks.files import FilesSink, table_folder_name
 from sinks.mirror import mysql_types, postgres_types
 from sinks.mirror.planning import place_of
 from sinks.mirror.sink import MirrorSink
+from sinks.mirror.target import SourceKind
 from sinks.sink import JobIdentity, PartResult, Sink
 from state.change_batch import ChangeBatch, ChangeType, PartEnd
 from state.table import Column, TableSchema, arrow_type_of
@@ -183,8 +184,8 @@ def _mysql_expression(column: Column) -> str:
         return f"CAST({name} AS CHAR)"
     if base == "bit":
         return f"{name} + 0"
-    if base == "float":
-        return f"CAST({name} AS DOUBLE)"  # with all its digits
+    if base in {"float", "double"}:
+        return f"{name} * 1e0"  # with all its digits
     if base == "vector":
         return f"HEX({name})"
     return name
@@ -205,13 +206,13 @@ def _postgres_expression(column: Column) -> str:
     return name
 
 
-def make_case(kind: str, request: pytest.FixtureRequest) -> SinkCase:
-    """A sink whose target is the test's own."""
+def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind = "mysql") -> SinkCase:
+    """A sink whose target is the test's own, for a job that reads a server of kind `source`."""
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
     database: Database = request.getfixturevalue(f"{kind}_database")
-    return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, "mysql"), database)
+    return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, source), database)
 
 
 def sink_params(kinds: tuple[str, ...]) -> list[Any]:
