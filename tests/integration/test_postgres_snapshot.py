@@ -279,6 +279,23 @@ def test_a_broken_connection_is_followed_by_a_new_snapshot(source: LoggedDatabas
     assert [row[0] for row in rows_of(read.rows)] == [1, 5, 6]
 
 
+def test_a_connection_that_breaks_among_the_rows_loses_none(source: LoggedDatabase) -> None:
+    source.execute("INSERT INTO public.t SELECT i, repeat('x', 20000) FROM generate_series(1, 1000) i")
+    table = SnapshotTable(source)
+    breaker = threading.Timer(0.3, _terminate, [source])
+    breaks = iter([breaker.start])
+    hooks = ReadHooks(after_snapshot=lambda: next(breaks, _nothing)())
+    with table.reader(hooks, where={table.schema.table: "pg_sleep(0.001) IS NOT NULL"}) as reader:
+        read = reader.read(table.split(), table.schema, NO_ANCHOR)
+        assert reader.counters.lost_connections == 1
+    breaker.join()
+    assert read.rows["id"].to_pylist() == list(range(1, 1001))
+
+
+def _nothing() -> None:
+    pass
+
+
 def test_connections_that_always_break_end_the_read(source: LoggedDatabase) -> None:
     table = SnapshotTable(source)
     with pytest.raises(SourceUnavailableError, match=f"lost {READ_ATTEMPTS} times"):
@@ -318,6 +335,13 @@ def test_select_on_the_table_is_all_that_the_role_needs(source: LoggedDatabase) 
             table.read(endpoint=endpoint)
         source.execute(f"GRANT SELECT ON public.t TO {endpoint.user}")
         assert rows_of(table.read(endpoint=endpoint).rows) == [(1, "x")]
+        source.execute(
+            "CREATE TABLE public.parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
+            "CREATE TABLE public.part PARTITION OF public.parts FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+            "INSERT INTO public.parts VALUES (1)",
+            f"GRANT SELECT ON public.parts TO {endpoint.user}",
+        )
+        assert rows_of(SnapshotTable(source, "parts").read(endpoint=endpoint).rows) == [(1,)]
 
 
 def test_the_shape_names_types_with_their_lengths_and_collations(source: LoggedDatabase) -> None:
