@@ -3,18 +3,22 @@
 from typing import TYPE_CHECKING
 
 from conf.quantities import Every
+from conf.reading import StartAfterGtids, StartAtFile, StartAtLsn, StartAtTime
 from conf.tables import TableName, TableTemplate
 from conf.yaml_tree import Path
 
 if TYPE_CHECKING:
     from conf.model import JobFile
 
+POSTGRES_HOME = "public"
+"""Where tables go without a schema, as a rule."""
+
 Contradiction = tuple[Path, str]
 
 
 def contradictions(job: "JobFile") -> list[Contradiction]:
     """(path of a key, what is wrong with it and what is allowed) of everything that can't be meant."""
-    return [*_of_mode(job), *_of_server_ids(job), *_of_columns(job), *_of_tls(job), *_of_mirror(job)]
+    return [*_of_mode(job), *_of_kind(job), *_of_server_ids(job), *_of_columns(job), *_of_tls(job), *_of_mirror(job)]
 
 
 def _of_mode(job: "JobFile") -> list[Contradiction]:
@@ -25,6 +29,21 @@ def _of_mode(job: "JobFile") -> list[Contradiction]:
     if job.mode == "full" and isinstance(job.trigger, Every):
         found.append((("trigger",), "must be once in mode full, which ends by itself"))
     return found
+
+
+def _of_kind(job: "JobFile") -> list[Contradiction]:
+    """Keys that mean something for another kind of source only."""
+    source, start = job.source, job.log.start
+    if source.url.kind == "postgresql":
+        given = {("source", "server_ids"): source.server_ids is not None}
+        given[("source", "zero_dates")] = source.zero_dates != "null"
+        given[("log", "start")] = isinstance(start, StartAtFile | StartAfterGtids | StartAtTime)
+        whose = "MySQL and MariaDB"
+    else:
+        given = {("source", "slot"): source.slot is not None, ("source", "publication"): source.publication is not None}
+        given[("log", "start")] = isinstance(start, StartAtLsn)
+        whose = "PostgreSQL"
+    return [(path, f"is for {whose} sources only") for path, is_given in given.items() if is_given]
 
 
 def _of_server_ids(job: "JobFile") -> list[Contradiction]:
@@ -65,22 +84,22 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
     single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
     if "{table}" not in template.text and single is None:
         found.append((("sink", "table"), "lacks {table}: all tables would be written into one"))
-    if target.kind != "postgresql" and target.same_server(source):
+    is_postgres = target.kind == "postgresql"
+    if (not is_postgres or target.database == source.database) and target.same_server(source):
+        home = POSTGRES_HOME if is_postgres else target.database
         found += [
             (("sink", "table"), f"would write {table} to {copy} on the same server, and source.tables selects that too")
-            for table, copy in _examples_of_copies(job, template, target.database)
+            for table, copy in _examples_of_copies(job, template, home)
             if job.source.selects(copy.database, copy.name)
         ]
     return found
 
 
-def _examples_of_copies(
-    job: "JobFile", template: TableTemplate, database: str | None
-) -> list[tuple[TableName, TableName]]:
+def _examples_of_copies(job: "JobFile", template: TableTemplate, home: str | None) -> list[tuple[TableName, TableName]]:
     """(table, its copy) for one table that each glob matches: names that need not exist."""
     copies = []
     for glob in job.source.tables:
         table = glob.example
         schema, name = template.target(table)
-        copies.append((table, TableName(schema or database or "", name)))
+        copies.append((table, TableName(schema or home or "", name)))
     return copies

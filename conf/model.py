@@ -184,6 +184,20 @@ class JobFile(Section):
         first = FIRST_DERIVED_SERVER_ID + slot * DERIVED_SERVER_ID_COUNT
         return ServerIdRange(first, first + DERIVED_SERVER_ID_COUNT - 1)
 
+    @property
+    def slot(self) -> str:
+        """PostgreSQL: the name of the job's replication slot."""
+        return self._postgres_name if self.source.slot is None else self.source.slot
+
+    @property
+    def publication(self) -> str:
+        """PostgreSQL: the name of the publication of the job's tables."""
+        return self._postgres_name if self.source.publication is None else self.source.publication
+
+    @property
+    def _postgres_name(self) -> str:
+        return "tidemark_" + self.job.replace("-", "_")
+
     def redacted(self) -> dict[str, Any]:
         """The job file with all defaults, as YAML or JSON could write it, secrets masked: for printing and
         fingerprints.

@@ -16,10 +16,11 @@ from conf.section import Count, Flag, Seconds, Section, Text, Written, not_suppo
 from conf.source import NameOfTable
 from conf.tables import TableName
 
-START_FORM = "earliest | latest | {file: binlog.000001, pos: 4} | {gtid: …} | {timestamp: 2024-01-31T12:00:00Z}"
+START_FORM = "earliest | latest | {file: binlog.000001, pos: 4} | {gtid: …} | {lsn: 0/16B3740} | {timestamp: …}"
 SMALLEST_POSITION = 4
 """A binlog file's first event starts behind its four magic bytes."""
 
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 _TIMESTAMP = re.compile(
     r"(?P<moment>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,6}))?(?P<zone>Z|[+-]\d\d:\d\d)?", re.ASCII
 )
@@ -66,19 +67,27 @@ class StartAtTime:
         return {"timestamp": self.timestamp.isoformat().replace("+00:00", "Z")}
 
 
-LogStart = StartAtEnd | StartAtFile | StartAfterGtids | StartAtTime
+@dataclass(frozen=True, slots=True)
+class StartAtLsn:
+    """A place in PostgreSQL's log, as a number of bytes: transactions whose commit record starts there or later."""
+
+    lsn: int
+
+    def as_written(self) -> dict[str, str]:
+        return {"lsn": f"{self.lsn >> 32:X}/{self.lsn & 0xFFFFFFFF:X}"}
+
+
+LogStart = StartAtEnd | StartAtFile | StartAfterGtids | StartAtLsn | StartAtTime
 
 
 def _read_start(value: Any) -> LogStart:
     match value:
-        case StartAtEnd() | StartAtFile() | StartAfterGtids() | StartAtTime():
+        case StartAtEnd() | StartAtFile() | StartAfterGtids() | StartAtLsn() | StartAtTime():
             return value
         case "earliest" | "latest" as end:
             return StartAtEnd(end)
         case str():
             raise refuse(f"must be {START_FORM}", choices=["earliest", "latest"])
-        case {"lsn": _}:
-            raise refuse("belongs to PostgreSQL sources. " + not_supported_yet("postgresql:// as a source"), key="lsn")
         case Mapping():
             return _start_of_keys(value)
         case _:
@@ -90,7 +99,7 @@ def _read_start_or_none(value: Any) -> LogStart | None:
 
 
 def _start_of_keys(value: Mapping[str, Any]) -> LogStart:
-    known = ["file", "pos", "gtid", "timestamp"]
+    known = ["file", "pos", "gtid", "lsn", "timestamp"]
     for key in value:
         if key not in known:
             raise refuse(f"unknown key.{did_you_mean(str(key), known)} Allowed here: {', '.join(known)}", key=str(key))
@@ -99,6 +108,8 @@ def _start_of_keys(value: Mapping[str, Any]) -> LogStart:
             return StartAtFile(_text_of(value, "file", "binlog.000001"), _position(value["pos"]))
         case ["gtid"]:
             return StartAfterGtids(_text_of(value, "gtid", "0-1-100"))
+        case ["lsn"]:
+            return StartAtLsn(_lsn(value["lsn"]))
         case ["timestamp"]:
             return StartAtTime(_moment(value["timestamp"]))
         case ["file"] | ["pos"]:
@@ -118,6 +129,13 @@ def _position(value: Any) -> int:
     if type(value) is not int or value < SMALLEST_POSITION:
         raise refuse(f"must be a whole number, at least {SMALLEST_POSITION}", key="pos")
     return value
+
+
+def _lsn(value: Any) -> int:
+    match = _LSN.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise refuse("must be a place in PostgreSQL's log like 16/B374D848", key="lsn")
+    return int(match[1], 16) << 32 | int(match[2], 16)
 
 
 def _moment(value: Any) -> datetime:
@@ -197,9 +215,9 @@ class Log(Section):
         "other "
         "modes, as these begin with the snapshot. `earliest`: all that the log still has. `latest`: its end when the "
         "job "
-        "starts. A file and position must be a transaction's start; `gtid`: after these transactions; `timestamp`: "
-        "what was "
-        "committed from then on.",
+        "starts. MySQL and MariaDB: a file and position must be a transaction's start; `gtid`: after these transactions; "
+        "`timestamp`: what was committed from then on. PostgreSQL: `lsn`: what was committed at this place or later; "
+        "`earliest` and `lsn` need a slot that is there already.",
         examples=["earliest", {"file": "binlog.000012", "pos": 157}, {"timestamp": "2024-01-31T12:00:00Z"}],
     )
     max_batch_bytes: Annotated[

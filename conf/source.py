@@ -12,6 +12,9 @@ from conf.section import ColumnNames, Flag, Section, Text, Written, not_supporte
 from conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
 
 GREATEST_SERVER_ID = 2**32 - 1
+LONGEST_POSTGRES_NAME_BYTES = 63
+SLOT_FORM = "a name of a-z, 0-9 and '_', at most 63 characters"
+PUBLICATION_FORM = "a name of at most 63 bytes"
 SERVER_IDS_FORM = "a range of server ids like 5400-5499"
 
 _RANGE = re.compile(r"([0-9]{1,10}) ?- ?([0-9]{1,10})")
@@ -55,9 +58,21 @@ def _parse_server_ids(text: str) -> ServerIdRange:
 
 def _read_source_url(value: Any) -> Endpoint:
     endpoint: Endpoint = _read_text(value, Endpoint, parse_endpoint, "a database URL")
-    if endpoint.kind == "postgresql":
-        raise refuse(not_supported_yet("postgresql:// as a source") + ". Allowed: mysql://, mariadb://")
+    if endpoint.kind == "postgresql" and endpoint.database is None:
+        raise refuse("names no database: write postgresql://user:password@host:5432/database")
     return endpoint
+
+
+def _slot_name(name: str) -> str:
+    if re.fullmatch(r"[a-z0-9_]{1,63}", name) is None:
+        raise refuse(f"must be {SLOT_FORM}")
+    return name
+
+
+def _publication_name(name: str) -> str:
+    if not 0 < len(name.encode()) <= LONGEST_POSTGRES_NAME_BYTES or "\0" in name:
+        raise refuse(f"must be {PUBLICATION_FORM}")
+    return name
 
 
 def _without_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -75,7 +90,7 @@ SourceUrl = Annotated[
     PlainValidator(_read_source_url),
     _AsText,
     _TextSchema,
-    Written("a URL like mysql://user:password@host:3306/ or mariadb://…"),
+    Written("a URL like mysql://user:password@host:3306/, mariadb://… or postgresql://…/database"),
 ]
 NameOfTable = Annotated[
     TableName,
@@ -136,19 +151,18 @@ class Source(Section):
     """Where the data comes from. A read replica is enough; nothing is locked and nothing is written there."""
 
     url: SourceUrl = Field(
-        description="Server and login: `mysql://` or `mariadb://`, port 3306 unless given. A database in it is only "
-        "the "
-        "connection's default; tables are named in `tables`. User and password taken from `${NAME}` or "
-        "`${file:/run/secrets/x}` need no percent-encoding.",
-        examples=["mysql://cdc:${MYSQL_PASSWORD}@db:3306/"],
+        description="Server and login: `mysql://` or `mariadb://`, port 3306 unless given, or `postgresql://` with the "
+        "database to read, port 5432 unless given. With MySQL and MariaDB a database in it is only the connection's "
+        "default; tables are named in `tables`. User and password taken from `${NAME}` or `${file:/run/secrets/x}` need "
+        "no percent-encoding.",
+        examples=["mysql://cdc:${MYSQL_PASSWORD}@db:3306/", "postgresql://cdc:${PG_PASSWORD}@db:5432/shop"],
     )
     tables: Annotated[
         tuple[GlobOfTables, ...], Written('a list of tables and globs, like [shop.orders, "shop.cust*"]')
     ] = Field(
         min_length=1,
-        description="Tables to copy, as `database.table` or as globs with `*`, `?`, `[abc]`, `[!abc]`. Letters match "
-        "by "
-        "case. A name that holds a dot, a space or one of `*?[]` stands in backticks.",
+        description="Tables to copy, as `database.table` (PostgreSQL: `schema.table`) or as globs with `*`, `?`, `[abc]`, "
+        "`[!abc]`. Letters match by case. A name that holds a dot, a space or one of `*?[]` stands in backticks.",
         examples=[["shop.orders", "shop.cust*"]],
     )
     exclude_tables: Annotated[tuple[GlobOfTables, ...], Written("a list of tables and globs")] = Field(
@@ -167,10 +181,21 @@ class Source(Section):
     )
     server_ids: ServerIds | None = Field(
         None,
-        description="Server ids for log connections, unique among the source's replicas. Each attempt of each reader "
-        "takes "
-        "one of its own. Without it, 1000 ids above 2147483648 that follow from the job's name.",
+        description="MySQL, MariaDB: server ids for log connections, unique among the source's replicas. Each attempt of "
+        "each reader takes one of its own. Without it, 1000 ids above 2147483648 that follow from the job's name.",
         examples=["5400-5499"],
+    )
+    slot: Annotated[Text, AfterValidator(_slot_name), Written(SLOT_FORM)] | None = Field(
+        None,
+        description="PostgreSQL: the job's replication slot, made at the first start if it is missing. Without it, "
+        "`tidemark_` and the job's name.",
+        examples=["tidemark_shop_mirror"],
+    )
+    publication: Annotated[Text, AfterValidator(_publication_name), Written(PUBLICATION_FORM)] | None = Field(
+        None,
+        description="PostgreSQL: the publication of the tables, made at the first start if it is missing and the role "
+        "may. Without it, `tidemark_` and the job's name.",
+        examples=["tidemark_shop_mirror"],
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None,
@@ -179,13 +204,9 @@ class Source(Section):
     )
     zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_zero_dates)] = Field(
         "null",
-        description="What becomes of dates that are none, like 0000-00-00: NULL in the copy, or an error that stops "
-        "the job.",
+        description="MySQL, MariaDB: what becomes of dates that are none, like 0000-00-00: NULL in the copy, or an error "
+        "that stops the job.",
     )
-    refused_keys: ClassVar[Mapping[str, str]] = {
-        "slot": "belongs to PostgreSQL sources. " + not_supported_yet("postgresql:// as a source"),
-        "publication": "belongs to PostgreSQL sources. " + not_supported_yet("postgresql:// as a source"),
-    }
 
     def selects(self, database: str, table: str) -> bool:
         """True if `tables` matches the table and `exclude_tables` does not."""

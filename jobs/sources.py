@@ -15,6 +15,7 @@ from readers.gap_filter import Int64s, TableRoutes
 from readers.log_batch import LogBatch
 from readers.split_read import SplitRead
 from readers.statistics import TableStatistics
+from state.errors import JobFileError
 from state.job_state import JobState
 from state.log_range import LogRange, LogReport
 from state.position import Position
@@ -126,6 +127,7 @@ def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
     looked at; findings say the rest."""
     from jobs.mysql_source import find_mysql
 
+    _require_supported(job)
     return find_mysql(job)
 
 
@@ -133,4 +135,12 @@ def acquire_lease(job: JobFile, *, wait: bool) -> Lease:
     """Raises JobHeldError where another driver has it and `wait` is False."""
     from jobs.mysql_source import acquire_mysql_lease
 
+    _require_supported(job)
     return acquire_mysql_lease(job, wait=wait)
+
+
+def _require_supported(job: JobFile) -> None:
+    if job.source.url.kind == "postgresql":
+        raise JobFileError(
+            "source.url: postgresql:// as a source is not supported yet.", "Allowed are mysql:// and mariadb://."
+        )

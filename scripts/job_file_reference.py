@@ -68,10 +68,10 @@ This page is written from the models in `conf/` by `python -m scripts.job_file_r
   %` are percent-encoded (`%40 %3A %2F %3F %23 %25`).
 - **Relative paths** (`checkpoint`, `sink.path`, certificates, secret files) start at the job file's folder, wherever
   the command is run.
-- **Table names** are `database.table`. A part with a dot, a space, a backtick or one of `*?[]` in its name stands in
-  backticks, a backtick in it doubled: ``"shop.`orders.2024`"``. In globs `*` is any characters, `?` one, `[abc]` and
-  `[!abc]` one of (not) these. Letters match by case. In YAML, text that starts with `*` or a backtick stands in
-  quotes.
+- **Table names** are `database.table`, with PostgreSQL `schema.table`. A part with a dot, a space, a backtick or one
+  of `*?[]` in its name stands in backticks, a backtick in it doubled: ``"shop.`orders.2024`"``. In globs `*` is any
+  characters, `?` one, `[abc]` and `[!abc]` one of (not) these. Letters match by case. In YAML, text that starts with
+  `*` or a backtick stands in quotes.
 
 Secrets (passwords in URLs, and settings of `spark.conf` named like one) appear in no output, log, error or checkpoint.
 
@@ -149,7 +149,7 @@ def _later() -> str:
     later += [
         "`sink.on_schema_change: evolve` and `ignore`",
         "`snapshot.interleave: true`",
-        "`source.url: postgresql://…`, `log.start: {lsn: …}`",
+        "`source.url: postgresql://…` is understood, but `run` refuses it",
     ]
     introduction = "Known, but refused until they are there:"
     return "\n".join(["### Not yet", "", introduction, "", *(f"- {line}" for line in later), ""])

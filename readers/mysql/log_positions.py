@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pymysql
 
-from conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
+from conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from readers.mysql import log_arrays as w
 from readers.mysql.connect import Connection, error_code, error_text
 from readers.mysql.log_connection import LogSource, file_begun
@@ -87,6 +87,8 @@ class LogPlaces:
                 return self._after_mariadb_gtids(text)
             case StartAtTime(moment):
                 return self._at_time(moment)
+            case StartAtLsn():
+                raise JobFileError("log.start names an LSN, which is for PostgreSQL sources only.", "Correct log.start.")
 
     # Files
 

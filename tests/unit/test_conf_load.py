@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.load import load_job_file
-from conf.model import JobFile
+from conf.model import LONGEST_JOB_NAME, JobFile
 from conf.problems import RefusedJobFileError
 from conf.quantities import Every, Once
-from conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
+from conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from conf.redaction import forget_secrets
 from conf.source import ServerIdRange
 from conf.tables import TableName
@@ -162,6 +162,53 @@ def test_incremental_starts_at_the_latest_unless_told(tmp_path: Path) -> None:
         _ = load_text(tmp_path, SMALL, "mode=full").log_start
 
 
+POSTGRES = "source.url=postgresql://cdc:p@db/shop"
+
+
+def test_slot_and_publication_follow_from_the_job_name_unless_given(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL, POSTGRES, "job=shop-2-mirror")
+    assert (job.slot, job.publication) == ("tidemark_shop_2_mirror", "tidemark_shop_2_mirror")
+    job = load_text(tmp_path, SMALL, POSTGRES, "source.slot=s_1", "source.publication=Pub ä")
+    assert (job.slot, job.publication) == ("s_1", "Pub ä")
+    assert JobFile.model_validate(job.redacted()).redacted() == job.redacted()
+    longest = load_text(tmp_path, SMALL, POSTGRES, f"job={'a' * LONGEST_JOB_NAME}")
+    assert len(longest.slot) <= 63
+
+
+def test_a_postgres_job_may_start_at_an_lsn(tmp_path: Path) -> None:
+    job = load_text(tmp_path, SMALL, POSTGRES, "mode=incremental", "log.start={lsn: 16/b374D848}")
+    assert job.log_start == StartAtLsn(0x16B374D848)
+    assert job.log_start.as_written() == {"lsn": "16/B374D848"}
+    assert JobFile.model_validate(job.redacted()).log_start == job.log_start
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([POSTGRES, "source.server_ids=1-9"], "source.server_ids: is for MySQL and MariaDB sources only"),
+        ([POSTGRES, "source.zero_dates=error"], "source.zero_dates: is for MySQL and MariaDB sources only"),
+        (
+            [POSTGRES, "mode=incremental", "log.start={gtid: 0-1-1}"],
+            "log.start: is for MySQL and MariaDB sources only",
+        ),
+        (["mode=incremental", "log.start={lsn: 0/1}"], "log.start: is for PostgreSQL sources only"),
+        (
+            [POSTGRES, "source.tables=[public.*]", "sink={type: mirror, url: 'postgresql://u:p@db/shop'}"],
+            "sink.table: would write public.x to public.public_x on the same server",
+        ),
+    ],
+)
+def test_keys_of_another_kind_of_source_are_refused(tmp_path: Path, overrides: list[str], reason: str) -> None:
+    (problem,) = problems_of(tmp_path, SMALL, *overrides)
+    assert reason in problem
+
+
+def test_a_mirror_may_stand_in_another_database_or_schema_of_its_postgres_source(tmp_path: Path) -> None:
+    source = (POSTGRES, "source.tables=[public.*]")
+    load_text(tmp_path, SMALL, *source, "sink={type: mirror, url: 'postgresql://u:p@db/other'}")
+    load_text(tmp_path, SMALL, *source, "sink={type: mirror, url: 'postgresql://u:p@db/shop', table: 'copy.{table}'}")
+
+
 def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("", encoding="utf-8")
     job = load_text(tmp_path, SMALL, "checkpoint=./cp/../state", "sink.path=out", "source.tls.ca=ca.pem")
@@ -214,8 +261,8 @@ REFUSED = [
     ("source.url=5", "source.url: must be a database URL"),
     ("source.url=db:3306", "source.url: must be a database URL like mysql://user:password@host:3306/database"),
     (
-        "source.url=postgresql://u:p@h/d",
-        "source.url: postgresql:// as a source is not supported yet. Allowed: mysql://, mariadb://",
+        "source.url=postgresql://u:p@h",
+        "source.url: names no database: write postgresql://user:password@host:5432/database",
     ),
     ("source.tables=[]", 'source.tables: must be a list of tables and globs, like [shop.orders, "shop.cust*"]'),
     (
@@ -265,11 +312,10 @@ REFUSED = [
         "source.server_ids: has 4 ids, but 4 splits and the log reader need 5; twice as many let retries find free "
         "ones",
     ),
-    ("source.slot=x", "source.slot: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet"),
-    (
-        "source.publication=x",
-        "source.publication: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet",
-    ),
+    ("source.slot=x", "source.slot: is for PostgreSQL sources only"),
+    ("source.slot=Upper", "source.slot: must be a name of a-z, 0-9 and '_', at most 63 characters; found: Upper"),
+    ("source.publication=x", "source.publication: is for PostgreSQL sources only"),
+    ("source.publication=''", "source.publication: must be a name of at most 63 bytes"),
     ("source.tls=true", "source.tls: must be a section with ca, cert, key, verify; found: true"),
     ("source.tls.verify=yes", "source.tls.verify: must be true or false; found: yes"),
     ("source.tls.ca=/no/such.pem", "source.tls.ca: the file /no/such.pem does not exist or can't be read"),
@@ -309,12 +355,13 @@ REFUSED = [
     ("log.start={file: a.1, pos: 4, gtid: x}", "log.start: must be one of earliest | latest"),
     ("log.start={gtid: 5}", "log.start.gtid: must be text like"),
     (
-        "log.start={lsn: 0/1}",
-        "log.start.lsn: belongs to PostgreSQL sources. postgresql:// as a source is not supported yet",
+        "log.start={lsn: 0x1}",
+        "log.start.lsn: must be a place in PostgreSQL's log like 16/B374D848",
     ),
+    ("log.start={lsn: 0/123456789}", "log.start.lsn: must be a place in PostgreSQL's log like 16/B374D848"),
     (
         "log.start={tiemstamp: x}",
-        "log.start.tiemstamp: unknown key. Did you mean 'timestamp'? Allowed here: file, pos, gtid, timestamp",
+        "log.start.tiemstamp: unknown key. Did you mean 'timestamp'? Allowed here: file, pos, gtid, lsn, timestamp",
     ),
     ("log.start={timestamp: 2024-01-31T12:00:00}", "log.start.timestamp: has no zone; must be a moment with its zone"),
     ("log.start={timestamp: 2024-02-31T12:00:00Z}", "log.start.timestamp: is no moment of the calendar"),
@@ -482,7 +529,8 @@ def test_missing_keys_are_told_with_what_they_must_be(tmp_path: Path) -> None:
         "job.yaml:1: job: is missing; it must be a name of a-z, 0-9 and '-'",
         "job.yaml:1: checkpoint: is missing; it must be a path, relative to the job file's folder, or a URI like "
         "s3://…",
-        "job.yaml:1: source.url: is missing; it must be a URL like mysql://user:password@host:3306/ or mariadb://…",
+        "job.yaml:1: source.url: is missing; it must be a URL like mysql://user:password@host:3306/, mariadb://… or "
+        "postgresql://…/database",
         "job.yaml:1: source.tables: is missing; it must be a list of tables and globs, like [shop.orders, "
         '"shop.cust*"]',
         "job.yaml:1: sink: is missing; it must be a section with type: mirror | files | console",
