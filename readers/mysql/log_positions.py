@@ -88,7 +88,9 @@ class LogPlaces:
             case StartAtTime(moment):
                 return self._at_time(moment)
             case StartAtLsn():
-                raise JobFileError("log.start names an LSN, which is for PostgreSQL sources only.", "Correct log.start.")
+                raise JobFileError(
+                    "log.start names an LSN, which is for PostgreSQL sources only.", "Correct log.start."
+                )
 
     # Files
 
