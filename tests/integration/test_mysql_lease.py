@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from readers.mysql import lease as leasing
+from readers import lease as leasing
 from readers.mysql.lease import Lease, lock_name
 from scripts.server import Server
 from scripts.servers import start_server

@@ -1,0 +1,150 @@
+"""One driver at a time on a PostgreSQL source, whatever happens to connections."""
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from conf.endpoint import parse_endpoint
+from readers import lease as leasing
+from readers.postgres.lease import Lease, lock_key, lock_name
+from scripts.servers import start_server
+from state.errors import JobHeldError
+from tests.support.postgres_roles import role, superuser
+from tests.support.servers import Database, fresh_database
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_SECONDS = 30.0
+HOLDERS = (
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32) | objid::bigint = %s"
+)
+
+
+@pytest.fixture
+def name() -> str:
+    return lock_name("shop-mirror", secrets.token_hex(8))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "PING_SECONDS", 0.05)
+
+
+def holder_of(database: Database, name: str) -> int | None:
+    rows = database.query(HOLDERS, (lock_key(name),))
+    return rows[0][0] if rows else None
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+
+
+@contextlib.contextmanager
+def rival_waiting(database: Database, name: str) -> Iterator[threading.Event]:
+    """Another connection that waits for the lock; the event says that it has got it. It keeps it till the end."""
+    got = threading.Event()
+    with contextlib.closing(database.connect()) as connection:
+
+        def wait() -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_lock(%s)", (lock_key(name),))
+                got.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        pid = connection.info.backend_pid
+        wait_until(lambda: database.query("SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s", (pid,)))
+        yield got
+        thread.join()
+
+
+def test_a_second_driver_is_told_who_holds_the_job(postgres_source_database: Database, name: str) -> None:
+    with role(postgres_source_database) as endpoint, Lease.acquire(endpoint, None, name) as first:
+        assert first.held()
+        with pytest.raises(JobHeldError) as caught:
+            Lease.acquire(endpoint, None, name)
+        assert f"connection {holder_of(postgres_source_database, name)}" in caught.value.message
+        assert f"{endpoint.user} from 127.0.0.1" in caught.value.message
+        assert "--standby" in caught.value.remedy
+        with Lease.acquire(endpoint, None, lock_name("another-job", "x")) as other:
+            assert other.held()
+        first.close()
+        assert not first.held()
+        wait_until(lambda: holder_of(postgres_source_database, name) is None)
+
+
+def test_a_standby_takes_over_when_the_holder_ends(postgres_database: Database, name: str) -> None:
+    endpoint = superuser(postgres_database)
+    taken = threading.Event()
+    leases: list[Lease] = []
+
+    def stand_by() -> None:
+        leases.append(Lease.acquire(endpoint, None, name, wait=True))
+        taken.set()
+
+    with Lease.acquire(endpoint, None, name):
+        thread = threading.Thread(target=stand_by)
+        thread.start()
+        assert not taken.wait(0.3)
+    assert taken.wait(DEADLINE_SECONDS)
+    thread.join()
+    with leases[0] as second:
+        assert second.held()
+
+
+def test_a_broken_connection_is_replaced(postgres_database: Database, name: str) -> None:
+    with Lease.acquire(superuser(postgres_database), None, name) as lease:
+        before = holder_of(postgres_database, name)
+        postgres_database.query("SELECT pg_terminate_backend(%s, 5000)", (before,))
+        wait_until(lambda: holder_of(postgres_database, name) not in {None, before})
+        assert lease.held()
+
+
+def test_a_lease_that_another_driver_took_is_lost(postgres_database: Database, name: str) -> None:
+    lost = threading.Event()
+    with Lease.acquire(superuser(postgres_database), None, name, on_lost=lost.set) as lease:
+        with rival_waiting(postgres_database, name) as got:
+            postgres_database.query("SELECT pg_terminate_backend(%s, 5000)", (holder_of(postgres_database, name),))
+            assert got.wait(DEADLINE_SECONDS)
+            assert lost.wait(DEADLINE_SECONDS)
+        assert not lease.held()
+
+
+def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
+    with (
+        start_server("postgres") as server,
+        fresh_database(server) as database,
+        Lease.acquire(superuser(database), None, name) as lease,
+    ):
+        server.kill()
+        server.start()
+        wait_until(lambda: holder_of(database, name) is not None)
+        assert lease.held()
+
+
+def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "REACQUIRE_SECONDS", 0.1)
+    lost = threading.Event()
+    with start_server("postgres") as server:
+        endpoint = parse_endpoint(f"{server.url}postgres")
+        with Lease.acquire(endpoint, None, name, on_lost=lost.set) as lease:
+            server.kill()
+            assert lost.wait(DEADLINE_SECONDS)
+            assert not lease.held()
+
+
+def test_leases_of_different_databases_are_different(postgres_database: Database, name: str) -> None:
+    with (
+        fresh_database(postgres_database.server) as other,
+        Lease.acquire(superuser(postgres_database), None, name) as first,
+        Lease.acquire(superuser(other), None, name) as second,
+    ):
+        time.sleep(0.2)
+        assert first.held()
+        assert second.held()
