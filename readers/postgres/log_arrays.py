@@ -16,7 +16,7 @@ class Reason(IntEnum):
     DAMAGED = 4  # lengths that contradict each other
     GRAMMAR = 5  # a message that can't stand here
     ORDER = 6  # a transaction that ends elsewhere than it says, or before the one before it
-    UNMAPPED = 7  # rows of a relation that was not described; its id is in RELATION
+    UNMAPPED = 7  # rows of a relation that was not described, or is unfit; its id is in RELATION
     COLUMNS = 8  # rows with another number of columns than their relation; from here on RELATION is the slot
     FORM = 9  # a value that is not text
     IDENTITY = 10  # an update or delete whose old row can't be told from others
@@ -56,6 +56,10 @@ MESSAGE_END = 19
 RELATION = 20
 STATE_SIZE = 21
 
+# In `Tables.slot`, of relations without a slot.
+UNWANTED = -1  # not a table of the job
+UNFIT = -2  # one that has changed: its rows stop the loop
+
 # Columns of `Rows.transactions`.
 TX_FIELD_LSN = 0
 TX_FIELD_TIME = 1
@@ -66,7 +70,7 @@ TX_FIELDS = 3
 class Tables(NamedTuple):
     """The relations that the log described, as a hash table by id, and the columns of the wanted tables' rows, by slot.
 
-    `slot` -1: a table that nobody wants. `place[slot, i]`: the plane of the log's column i, -1: not wanted. `key`: of
+    `place[slot, i]`: the plane of the log's column i, -1: not wanted. `key`: of
     planes. `identified`: an old row has the table's key, or, where there is none, is whole.
     """
 

@@ -27,4 +27,5 @@ class LogSource(Protocol):
         another one."""
 
     def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
-        """The server's text of types, given by oid and modifier: format_type(), under a search_path of pg_catalog."""
+        """The server's text of types, given by oid and modifier: format_type(), under a search_path of pg_catalog.
+        The answer may have more than was asked for."""

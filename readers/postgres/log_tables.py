@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from readers.postgres.log_arrays import Tables
-from readers.postgres.log_messages import Relation
+from readers.kernel import Int32s
+from readers.postgres.log_arrays import UNFIT, UNWANTED, Tables
+from readers.postgres.log_messages import Identity, LoggedColumn, Relation
 from readers.postgres.log_walker import find_relation
 from state.errors import SchemaChangedError, TidemarkError
 from state.table import TableId, TableSchema
@@ -26,17 +27,25 @@ class KnownTables:
         self._type_names = type_names
         self._known_types: dict[tuple[int, int], str] = {}
         self._relations: dict[int, Relation] = {}
-        self._slot_of: dict[int, int] = {}
         self._unfit: dict[int, TidemarkError] = {}
-        self._forms: list[Relation] = []
-        self._write()
+        self._by_form: dict[tuple[TableId, Identity, tuple[LoggedColumn, ...]], int] = {}
+        empty = Tables(
+            np.full(_FIRST_PLACES, -1, np.int64),
+            np.empty(_FIRST_PLACES, np.int32),
+            np.zeros(0, np.int32),
+            np.zeros((0, 0), np.int32),
+            np.zeros(0, np.int32),
+            np.zeros(0, np.int32),
+            np.zeros((0, 0), np.int32),
+            np.zeros(0, np.uint8),
+        )
+        self.arrays = _with_slots(empty, max(1, len(wanted)), self.width)
 
     def forget(self) -> None:
         """A new connection: all relations are described again. Slots stay, rows may refer to them."""
         self._relations.clear()
-        self._slot_of.clear()
         self._unfit.clear()
-        self._write()
+        self.arrays.id[:] = -1
 
     def add(self, relation: Relation) -> None:
         """Takes in a relation. That it does not fit the job is raised when rows of it come, not before: it may be of a
@@ -44,15 +53,20 @@ class KnownTables:
         self._relations[relation.id] = relation
         self._unfit.pop(relation.id, None)
         schema = self.wanted.get(relation.table)
-        if schema is None:
-            self._slot_of[relation.id] = -1
-        else:
+        slot = UNWANTED
+        if schema is not None:
             try:
-                self._slot_of[relation.id] = self._slot(relation, schema)
+                slot = self._slot(relation, schema)
             except SchemaChangedError as error:
-                self._slot_of.pop(relation.id, None)
                 self._unfit[relation.id] = error
-        self._write()
+                slot = UNFIT
+        if 2 * len(self._relations) > len(self.arrays.id):
+            self._rehash()
+        place = int(find_relation(self.arrays, relation.id))
+        if place < 0:
+            place = -1 - place
+            self.arrays.id[place] = relation.id
+        self.arrays.slot[place] = slot
 
     def unfit(self, relation_id: int) -> TidemarkError | None:
         """Why rows of a relation that was described have no slot."""
@@ -64,13 +78,23 @@ class KnownTables:
         return relation.table if relation is not None and relation.table in self.wanted else None
 
     def _slot(self, relation: Relation, schema: TableSchema) -> int:
+        form = (relation.table, relation.identity, relation.columns)
+        if form in self._by_form:
+            return self._by_form[form]
         self._check(relation, schema)
-        for number, (form, known) in enumerate(zip(self._forms, self.slots, strict=True)):
-            if known is schema and form.columns == relation.columns and form.identity == relation.identity:
-                return number
-        self._forms.append(relation)
+        slot = self._by_form[form] = len(self.slots)
         self.slots.append(schema)
-        return len(self.slots) - 1
+        count, longest = len(self.arrays.column_count), max(len(relation.columns), self.arrays.place.shape[1])
+        if slot == count or longest > self.arrays.place.shape[1]:
+            self.arrays = _with_slots(self.arrays, 2 * count if slot == count else count, longest)
+        arrays = self.arrays
+        planes = {column.name: plane for plane, column in enumerate(schema.captured)}
+        arrays.column_count[slot], arrays.plane_count[slot] = len(relation.columns), len(planes)
+        arrays.place[slot, : len(relation.columns)] = [planes.get(column.name, -1) for column in relation.columns]
+        arrays.key_count[slot] = len(schema.key)
+        arrays.key[slot, : len(schema.key)] = [planes[name] for name in schema.key]
+        arrays.identified[slot] = _is_identified(relation, schema)
+        return slot
 
     def _check(self, relation: Relation, schema: TableSchema) -> None:
         """Raises SchemaChangedError."""
@@ -98,28 +122,31 @@ class KnownTables:
             self._known_types.update(self._type_names(unknown))
         return self._known_types
 
-    def _write(self) -> None:
-        places = _FIRST_PLACES
-        while places < 2 * len(self._relations):
-            places *= 2
-        ids, slots = np.full(places, -1, np.int64), np.full(places, -1, np.int32)
-        count = max(1, len(self.slots))
-        longest = max([len(form.columns) for form in self._forms], default=1)
-        column_count, plane_count = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        place = np.full((count, longest), -1, np.int32)
-        key_count, key = np.zeros(count, np.int32), np.zeros((count, self.width), np.int32)
-        identified = np.zeros(count, np.uint8)
-        for slot, (form, schema) in enumerate(zip(self._forms, self.slots, strict=True)):
-            planes = {column.name: plane for plane, column in enumerate(schema.captured)}
-            column_count[slot], plane_count[slot] = len(form.columns), len(planes)
-            place[slot, : len(form.columns)] = [planes.get(column.name, -1) for column in form.columns]
-            key_count[slot] = len(schema.key)
-            key[slot, : len(schema.key)] = [planes[name] for name in schema.key]
-            identified[slot] = _is_identified(form, schema)
-        self.arrays = Tables(ids, slots, column_count, place, plane_count, key_count, key, identified)
-        for relation, slot in self._slot_of.items():
-            found = -1 - int(find_relation(self.arrays, relation))
-            ids[found], slots[found] = relation, slot
+    def _rehash(self) -> None:
+        old = self.arrays
+        places = 2 * len(old.id)
+        self.arrays = new = old._replace(id=np.full(places, -1, np.int64), slot=np.empty(places, np.int32))
+        for i in np.flatnonzero(old.id != -1):
+            place = -1 - int(find_relation(new, int(old.id[i])))
+            new.id[place], new.slot[place] = old.id[i], old.slot[i]
+
+
+def _with_slots(arrays: Tables, count: int, longest: int) -> Tables:
+    """Room for `count` slots of up to `longest` columns, with what is there."""
+    return arrays._replace(
+        column_count=np.resize(arrays.column_count, count),
+        place=_enlarged(arrays.place, count, longest),
+        plane_count=np.resize(arrays.plane_count, count),
+        key_count=np.resize(arrays.key_count, count),
+        key=_enlarged(arrays.key, count, longest),
+        identified=np.resize(arrays.identified, count),
+    )
+
+
+def _enlarged(array: Int32s, rows: int, columns: int) -> Int32s:
+    larger = np.zeros((rows, columns), np.int32)
+    larger[: array.shape[0], : array.shape[1]] = array
+    return larger
 
 
 def _is_identified(relation: Relation, schema: TableSchema) -> bool:

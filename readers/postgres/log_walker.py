@@ -35,6 +35,7 @@ from readers.postgres.log_arrays import (
     TX_LSN,
     TX_TIME,
     TX_XID,
+    UNWANTED,
     WANTED,
     Reason,
     Rows,
@@ -164,7 +165,7 @@ def _change(buf: Bytes, at: Int, stop: Int, kind: Int, state: Int64s, tables: Ta
         return _UNMAPPED
     slot = np.int64(tables.slot[found])
     if slot < 0:
-        return _NEXT
+        return _NEXT if slot == UNWANTED else _UNMAPPED
     if state[ROW] + 2 > rows.slot.shape[0] or (state[TX_INDEX] < 0 and state[TX] >= rows.transactions.shape[0]):
         return _FULL
     if state[SEQ] > _GREATEST_SEQ:

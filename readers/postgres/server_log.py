@@ -37,12 +37,16 @@ class ServerLog:
         return LogStream(connection, query, lambda: check_place(connection, self.place.slot, start))
 
     def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+        """Those of all tables, so that it need not be asked for each."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
         with closing(connect(self.endpoint, self.tls)) as connection, connection.cursor() as cursor:
             try:
                 cursor.execute(
                     "SELECT t.oid, t.modifier, pg_catalog.format_type(t.oid::oid, t.modifier) "
-                    "FROM unnest(%s::bigint[], %s::integer[]) AS t(oid, modifier)",
+                    "FROM (SELECT * FROM unnest(%s::bigint[], %s::integer[]) UNION "
+                    "SELECT a.atttypid::bigint, a.atttypmod FROM pg_attribute AS a JOIN pg_class AS c "
+                    "ON c.oid = a.attrelid WHERE c.relkind IN ('r', 'p') AND c.oid >= 16384 AND a.attnum > 0 "
+                    "AND NOT a.attisdropped) AS t(oid, modifier)",
                     (oids, modifiers),
                 )
             except psycopg2.Error as exc:

@@ -89,6 +89,22 @@ def check_slot(connection: Connection, place: LogPlace, position: WalPosition) -
         )
 
 
+def require_slot(connection: Connection, place: LogPlace, position: WalPosition, *, seconds: float = 30.0) -> None:
+    """As `check_slot`, for the planner: who reads from the slot is waited for, then it is a SourceNotUsableError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            check_slot(connection, place, position)
+        except ConnectionLostError as exc:
+            if time.monotonic() > deadline:
+                raise SourceNotUsableError(
+                    f"The source's log can't be read: {exc}.", "Stop whoever reads from it: a slot belongs to one job."
+                ) from exc
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
 def check_place(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:
     """The same without asking who the server is, and whether the slot is being read. Its row of pg_replication_slots."""
     found = _find(connection, slot)
@@ -100,6 +116,20 @@ def check_place(connection: Connection, slot: str, position: WalPosition) -> dic
     _check_kind(found, slot)
     _check_place(found, slot, position)
     return found
+
+
+def slot_places(connection: Connection, slot: str) -> tuple[WalPosition, WalPosition]:
+    """From where to where the slot has the log. Raises LogPositionLostError, SourceNotUsableError."""
+    found = _find(connection, slot)
+    if found is None:
+        raise LogPositionLostError(f"The replication slot {slot} is gone.", f"{NEW_JOB} It makes a new slot.")
+    _check_kind(found, slot)
+    return WalPosition(int(found["confirmed"])), WalPosition(int(found["flushed"]))
+
+
+def log_end(connection: Connection) -> WalPosition:
+    """How far the log is flushed."""
+    return WalPosition(int(_one(connection, "SELECT (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")[0]))
 
 
 def advance_slot(connection: Connection, slot: str, position: WalPosition) -> None:
