@@ -10,7 +10,8 @@ from readers.mysql.columns import ColumnPlan
 from readers.mysql.result import stream_select
 from state.errors import SchemaChangedError, SourceNotUsableError
 from state.table import TableId, TableSchema
-from tests.support.all_types import create_all_types, differences, insert_edge_rows, reference_rows
+from tests.support.all_types import create_all_types, insert_edge_rows
+from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database, FindServer, fresh_database
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,10 @@ from readers.mysql.catalog import load_schema
 from readers.publish import publish
 from state.store import open_store
 from state.table import Column
-from tests.support.all_types import create_all_types, insert_edge_rows, reference_rows
+from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.change_parts import part
 from tests.support.mysql_snapshot import SourceTable
+from tests.support.reference_rows import reference_rows
 from tests.support.servers import Database
 from tests.support.sink_state import MIRRORS, make_case, sorted_rows
 

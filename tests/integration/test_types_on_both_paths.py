@@ -15,8 +15,9 @@ import pytest
 
 from readers.mysql.snapshot import ReadHooks
 from state.change_batch import ChangeType
-from tests.support.all_types import create_all_types, differences, insert_edge_rows, reference_rows
+from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.mysql_snapshot import SourceTable, once
+from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database, FindServer, fresh_database
 
 pytestmark = pytest.mark.integration

@@ -1,23 +1,15 @@
-"""One table with a column of every type that can be carried, rows of their edge values, and an independent reading of it.
+"""One table with a column of every type that can be carried, and rows of their edge values.
 
-    create_all_types(connection)        # CREATE TABLE all_types in the connection's database
-    insert_edge_rows(connection)        # each edge value at least once, and a row of nulls
-    reference_rows(connection, schema)  # the rows as canonical Python values, by the text protocol
-    differences(rows, expected)         # what of the rows is not the very same value
+    create_all_types(connection)  # CREATE TABLE all_types in the connection's database
+    insert_edge_rows(connection)  # each edge value at least once, and a row of nulls
 
 The columns depend on the server's flavour and version, which are asked of the connection.
 """
 
-import math
 import re
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
-from decimal import Decimal
 from typing import Any
-
-from state.table import Column, TableSchema
 
 MANY_LABELS = tuple(f"label {i}" for i in range(300))
 
@@ -68,41 +60,6 @@ def insert_edge_rows(connection: Any, table: str = "all_types", *, first_id: int
         cursor.execute(f"INSERT INTO {table} (id) VALUES ({first_id + count})")
     connection.commit()
     return count + 1
-
-
-def reference_rows(connection: Any, schema: TableSchema) -> list[dict[str, Any]]:
-    """The captured columns in order of id, zero dates as None: PyMySQL's text protocol, converted to utf8mb4 by the server,
-    read by simple means. Changes the connection's decoders and session."""
-    selected = [_reference_expression(column) for column in schema.captured]
-    connection.decoders = {}
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION time_zone = '+00:00', sql_mode = '', character_set_results = utf8mb4")
-        cursor.execute(f"SELECT {', '.join(selected)} FROM {schema.table.database}.{schema.table.name} ORDER BY id")
-        rows = cursor.fetchall()
-    readers = [_reference_reader(column) for column in schema.captured]
-    names = [column.name for column in schema.captured]
-    return [
-        {name: None if value is None else read(value) for name, read, value in zip(names, readers, row, strict=True)}
-        for row in rows
-    ]
-
-
-def differences(rows: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """(id, column, value, expected value) wherever a row has not the same value of the same Python type; the sign of zero
-    counts. Rows without a counterpart fail at once."""
-    assert [row["id"] for row in rows] == [row["id"] for row in expected]
-    return [
-        (row["id"], name, row[name], value)
-        for row, wanted in zip(rows, expected, strict=True)
-        for name, value in wanted.items()
-        if not _identical(row[name], value)
-    ]
-
-
-def _identical(value: Any, expected: Any) -> bool:
-    if isinstance(expected, float):
-        return isinstance(value, float) and value == expected and math.copysign(1, value) == math.copysign(1, expected)
-    return type(value) is type(expected) and value == expected
 
 
 def _cases_of(connection: Any) -> list[TypeCase]:
@@ -341,50 +298,3 @@ def _addresses(version: tuple[int, int, int]) -> Iterator[TypeCase]:
     )
     if version >= (10, 10, 0):
         yield TypeCase("inet4_any", "INET4", ("'0.0.0.0'", "'255.255.255.255'", "'10.32.0.32'", "'1.2.3.0'"))
-
-
-def _reference_expression(column: Column) -> str:
-    base = column.source_type.partition("(")[0].split()[0]
-    if base in {"float", "double"}:  # shown with six digits only, or as many as declared
-        return f"{column.name} * 1e0"
-    if base == "vector":
-        return f"HEX({column.name})"
-    return column.name
-
-
-def _reference_reader(column: Column) -> Callable[[Any], Any]:
-    base = column.source_type.partition("(")[0].split()[0]
-    match column.arrow_type:
-        case "int8" | "int16" | "int32" | "int64":
-            return (lambda value: int.from_bytes(value, "big")) if base == "bit" else int
-        case "float32" | "float64":
-            return float
-        case "date32":
-            return _reference_date
-        case "timestamp" | "timestamptz":
-            zone = timezone.utc if column.arrow_type == "timestamptz" else None
-            return lambda text: _reference_moment(text, zone)
-        case "list<float32>":
-            return lambda text: list(struct.unpack(f"<{len(text) // 8}f", bytes.fromhex(text)))
-        case "binary":
-            return bytes
-        case text if text.startswith("decimal"):
-            return (lambda value: Decimal(int.from_bytes(value, "big"))) if base == "bit" else Decimal
-        case _:
-            return _reference_text
-
-
-def _reference_text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _reference_date(text: str) -> date | None:
-    return None if text.startswith("0000") or "00" in text.split("-")[1:] else date.fromisoformat(text)
-
-
-def _reference_moment(text: str, zone: timezone | None) -> datetime | None:
-    if _reference_date(text[:10]) is None:
-        return None
-    return datetime.fromisoformat(text.partition(".")[0]).replace(
-        microsecond=int(text.partition(".")[2].ljust(6, "0") or 0), tzinfo=zone
-    )
