@@ -13,7 +13,9 @@ from readers.postgres.connect import connect
 from readers.postgres.preflight import Demands, Preflight, preflight
 from readers.postgres.server import read_server
 from readers.postgres.table_facts import read_tables
+from scripts.servers import start_server
 from state.table import TableId
+from tests.support.certificates import write_postgres_file
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, FindServer, fresh_database
 
@@ -270,6 +272,17 @@ def test_settings_that_forbid_a_slot(find_server: FindServer) -> None:
     server = find_server("postgres", wal_level="replica")
     with fresh_database(server) as database:
         assert "wal_level is replica" in refused(database, "CREATE TABLE public.t (id int PRIMARY KEY)").message
+
+
+def test_a_standby_is_refused() -> None:
+    with start_server("postgres", version="18") as server, fresh_database(server) as database:
+        database.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+        with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+            write_postgres_file(cursor, "standby.signal", "")
+        server.restart()
+        assert "The server is a standby (PostgreSQL 18" in refused(database).message
+        with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pg_promote()")
 
 
 def test_a_server_without_a_free_slot(find_server: FindServer) -> None:
