@@ -12,6 +12,7 @@ from state.log_range import LogRange
 from state.position import WalPosition
 from state.table import TableId
 from tests.support.postgres_log import Change, LoggedDatabase, changes_of, logged_postgres
+from tests.support.servers import fresh_database
 
 __all__ = ["logged_postgres"]
 
@@ -308,3 +309,15 @@ def test_names_that_need_quoting(logged_postgres: LoggedDatabase) -> None:
     changes = log.read(name)
     assert log.reader(name).schemas.keys() == {TableId("public", name)}
     assert rows(changes, "I d", "%s") == [(INSERT, 1, "a")]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "WIN1251", "EUC_JP"])
+def test_a_database_in_another_encoding(logged_postgres: LoggedDatabase, encoding: str) -> None:
+    word = {"LATIN1": "é", "WIN1251": "ж", "EUC_JP": "漢"}[encoding]
+    settings = f"TEMPLATE template0 ENCODING {encoding} LC_COLLATE 'C' LC_CTYPE 'C'"
+    with fresh_database(logged_postgres.database.server, settings) as database:
+        log = LoggedDatabase(database)
+        log.execute(f'CREATE TABLE "{word}" ("{word}_id" int PRIMARY KEY, v text)')
+        log.publish(word)
+        log.execute(f"INSERT INTO \"{word}\" VALUES (1, 'x{word}y')")
+        assert rows(log.read(word), f"{word}_id", "v") == [(INSERT, 1, f"x{word}y")]

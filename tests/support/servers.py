@@ -87,6 +87,11 @@ def postgres_server(find_server: FindServer) -> Server:
     return find_server("postgres")
 
 
+@pytest.fixture(scope="session")
+def postgres18_server(find_server: FindServer) -> Server:
+    return find_server("postgres", "18")
+
+
 @pytest.fixture(scope="session", params=[pytest.param(None, id="pg15"), pytest.param("18", id="pg18")])
 def postgres_source_server(request: pytest.FixtureRequest, find_server: FindServer) -> Server:
     return find_server("postgres", request.param)
@@ -102,6 +107,11 @@ class Database:
     @property
     def kind(self) -> str:
         return self.server.kind
+
+    @property
+    def schema(self) -> str:
+        """What stands before a table's name in the job file."""
+        return "public" if self.kind == "postgres" else self.name
 
     @property
     def url(self) -> str:
@@ -125,12 +135,13 @@ class Database:
 
 
 @contextlib.contextmanager
-def fresh_database(server: Server) -> Iterator[Database]:
-    """Made empty, utf8mb4 or UTF8; dropped at the end, with the sessions and replication slots that are still on it."""
+def fresh_database(server: Server, settings: str | None = None) -> Iterator[Database]:
+    """Made empty, utf8mb4 or UTF8 (or by other `settings`, that follow CREATE DATABASE and its name); dropped at the end,
+    with the sessions and replication slots that are still on it."""
     database = Database(server, f"t_{os.getpid()}_{secrets.token_hex(5)}")
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-        encoding = "" if server.kind == "postgres" else " CHARACTER SET utf8mb4"
-        cursor.execute(f"CREATE DATABASE {database.name}{encoding}")
+        usual = "" if server.kind == "postgres" else "CHARACTER SET utf8mb4"
+        cursor.execute(f"CREATE DATABASE {database.name} {usual if settings is None else settings}")
     try:
         yield database
     finally:
@@ -195,5 +206,19 @@ def postgres_source_database(postgres_source_server: Server) -> Iterator[Databas
 )
 def source_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """Once on every kind of server that a job reads without PostgreSQL."""
+    with fresh_database(request.getfixturevalue(request.param)) as database:
+        yield database
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("mysql_server", id="mysql-gtid", marks=pytest.mark.integration),
+        pytest.param("mysql_nogtid_server", id="mysql-nogtid", marks=pytest.mark.integration),
+        pytest.param("mariadb_server", id="mariadb", marks=pytest.mark.integration),
+        pytest.param("postgres18_server", id="pg18", marks=pytest.mark.integration),
+    ]
+)
+def any_source_database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Once on every kind of server that a job reads."""
     with fresh_database(request.getfixturevalue(request.param)) as database:
         yield database
