@@ -246,7 +246,7 @@ def _reading_error(text: str, place: str) -> TidemarkError | ConnectionLostError
     if "same server_uuid" in lower or "same server_id" in lower or "same server-id" in lower:
         return ServerIdTakenError(text)
     if "max_allowed_packet" in lower:
-        return SourceNotUsableError(
+        return DamagedLogError(
             f"The event at {place} is larger than the source may send: {text}.",
             "Raise replica_max_allowed_packet (MariaDB: slave_max_allowed_packet) and max_allowed_packet on the source.",
         )

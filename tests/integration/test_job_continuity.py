@@ -162,6 +162,7 @@ def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path:
     copy.write(3)
     copy.run()
     end = log_end(copy.database)
+    copy.database.execute("DO SLEEP(1.1)")  # files that were begun in one second look alike
     server.stop()
     shutil.rmtree(server.data_folder)
     shutil.copytree(tmp_path / "backup", server.data_folder)
