@@ -4,12 +4,13 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, log, memory, planning, snapshot
+from benchmarks import catch_up, log, memory, planning, postgres_log, snapshot
 from benchmarks.bench import Bench
 
 SUBJECTS = {
     "snapshot": snapshot.run,
     "log": log.run,
+    "postgres_log": postgres_log.run,
     "catch_up": catch_up.run,
     "memory": memory.run,
     "planning": planning.run,
