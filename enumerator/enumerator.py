@@ -34,6 +34,8 @@ TARGET_EPOCH_SECONDS = 10.0
 """A snapshot epoch's length: long against what an epoch costs (0.3 s), short against losing it to a crash."""
 
 MAX_SPLITS_PER_TASK = 128
+MAX_GROWTH = 8
+"""From one epoch to the next. Early epochs are small, for nothing is known yet; each costs as much as a large one."""
 MIN_BATCH_BYTES = 64 << 10
 
 
@@ -196,7 +198,8 @@ def _splits_per_task(now: int, seconds: float | None) -> int:
     if seconds is None:
         return now
     if seconds <= TARGET_EPOCH_SECONDS / 2:
-        return min(now * 2, MAX_SPLITS_PER_TASK)
+        growth = MAX_GROWTH if seconds * MAX_GROWTH <= TARGET_EPOCH_SECONDS else int(TARGET_EPOCH_SECONDS / seconds)
+        return min(now * growth, MAX_SPLITS_PER_TASK)
     return max(now // 2, 1) if seconds > TARGET_EPOCH_SECONDS * 2 else now
 
 
