@@ -17,15 +17,15 @@ INTERVAL_SECONDS = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Sampler(threading.Thread):
+class Sampler:
     """A context manager. `servers`: names of roles by the port that a server's command line has. With `memory` the
     proportional set size (PSS) is read too, which is not free: each page counts once, shared ones in parts."""
 
     def __init__(self, servers: Mapping[int, str] | None = None, *, memory: bool = False) -> None:
-        super().__init__(daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._servers = {f"--port={port}": name for port, name in (servers or {}).items()}
         self._memory = memory
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._roles: dict[int, str] = {}
         self._first_ticks: dict[int, int] = {}
         self._last_ticks: dict[int, int] = {}
@@ -36,19 +36,19 @@ class Sampler(threading.Thread):
     def __enter__(self) -> "Sampler":
         self._started = time.monotonic()
         self._sample(first=True)
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self.join()
+        self._ended.set()
+        self._thread.join()
         self._sample()
         self.seconds = time.monotonic() - self._started
 
-    def run(self) -> None:
-        while not self._stop.wait(INTERVAL_SECONDS):
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_SECONDS):
             self._sample()
 
     def cpu_seconds(self) -> Counter[str]:
@@ -63,7 +63,7 @@ class Sampler(threading.Thread):
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):  # it may end while we look
                 process = Path("/proc", str(pid))
-                if self._roles.get(pid) in {None, WORKERS, DRIVER}:  # a child may not have become its program yet
+                if self._roles.get(pid) in {None, WORKERS}:  # a child may not have become its program yet
                     self._roles[pid] = self._role(process)
                 fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
                 ticks = int(fields[11]) + int(fields[12])
