@@ -23,7 +23,7 @@ from jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
 from jobs.sources import find_source
 from readers.findings import raise_refusals
 from readers.publish import is_published
-from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
+from state.change_batch import CHANGE_TYPE_NAMES, ChangeBatch, PartEnd, batch_schema
 from state.errors import CheckpointError, JobFileError
 from state.table import TableSchema
 
@@ -31,14 +31,7 @@ _REQUIRED = ("url", "table", "checkpoint")
 _RENAMED = {"url": "source.url"}
 _NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path"})
 _FIXED = frozenset({"source.url", "source.tables", "source.exclude_tables"})
-_TYPED_META = tuple(
-    pa.field("_change_type", pa.string(), nullable=False)
-    if field.name == "_change_type"
-    else pa.field("_txn_id", pa.string())
-    if field.name == "_txn_id"
-    else field
-    for field in META_FIELDS
-)
+_TEXTS = frozenset({"_change_type", "_txn_id"})
 
 
 def job_of_options(options: Mapping[str, str]) -> JobFile:
@@ -136,7 +129,7 @@ def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, Direc
 
 def typed_schema(schema: TableSchema) -> pa.Schema:
     """The table's columns, then the changelog columns with their names as text."""
-    return pa.schema([*schema.arrow_schema(), *_TYPED_META])
+    return _typed(batch_schema(schema))
 
 
 def typed_batches(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[pa.RecordBatch]:
@@ -153,5 +146,8 @@ def typed_batches(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[pa.RecordB
             elif pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
             columns.append(column)
-        fields = [*list(rows.schema)[: -len(_TYPED_META)], *_TYPED_META]
-        yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        yield pa.RecordBatch.from_arrays(columns, schema=_typed(rows.schema))
+
+
+def _typed(batch: pa.Schema) -> pa.Schema:
+    return pa.schema(field.with_type(pa.string()) if field.name in _TEXTS else field for field in batch)

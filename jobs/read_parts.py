@@ -97,7 +97,7 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[ChangeBatch | Par
             published = read_published(store, task.epoch, split.id)
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
-                published = publish(store, task.epoch, read.report, read.rows, taken_at_us=read.taken_at_us)
+                published = publish(store, task.epoch, read, schemas[split.table])
             part = _Part(task, split_part(split.id))
             for rows in published.batches:
                 yield from part.add(split.table, rows)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from state.change_batch import META_FIELDS, ChangeType
+from readers.split_read import SplitRead
+from state.change_batch import ChangeType, batch_schema
 from state.codec import Codec
 from state.errors import CheckpointError
 from state.failpoints import failpoint
 from state.split import Report
 from state.store import CheckpointStore
+from state.table import TableSchema
 
 MAX_BATCH_BYTES = 8 << 20
 
@@ -47,17 +49,15 @@ def published_name(epoch: int, split_id: int) -> str:
     return f"published/e{epoch}-s{split_id}.arrow"
 
 
-def publish(store: CheckpointStore, epoch: int, report: Report, rows: pa.Table, *, taken_at_us: int) -> PublishedSplit:
-    """Makes `rows` (captured columns, exact at `report.high`) the split's content in this epoch, unless it has one;
-    gives the content that counts.
-
-    `taken_at_us` is when the high was taken, by the source's clock, microseconds since 1970.
-    """
-    if rows.num_rows != report.row_count:
-        raise ValueError(f"{rows.num_rows} rows, but {report.row_count} in the report")
-    batches = tuple(_change_batches(rows, report.high.version, taken_at_us))
+def publish(store: CheckpointStore, epoch: int, read: SplitRead, schema: TableSchema) -> PublishedSplit:
+    """Makes the rows (of the table's `schema`, exact at the report's high) the split's content in this epoch, unless it
+    has one; gives the content that counts."""
+    report = read.report
+    if read.rows.num_rows != report.row_count:
+        raise ValueError(f"{read.rows.num_rows} rows, but {report.row_count} in the report")
+    batches = tuple(_change_batches(read, batch_schema(schema)))
     name = published_name(epoch, report.split_id)
-    data = _write(report, batches, pa.schema([*rows.schema, *META_FIELDS]))
+    data = _write(report, batches, batch_schema(schema))
     failpoint("publish.before")
     created = store.create(name, data)
     failpoint("publish.after")
@@ -118,10 +118,8 @@ def forget_published(store: CheckpointStore, epoch: int) -> None:
             store.delete(name)
 
 
-def _change_batches(rows: pa.Table, version: int, taken_at_us: int) -> Iterator[pa.RecordBatch]:
-    if rows.nbytes <= MAX_BATCH_BYTES:
-        rows = rows.combine_chunks()
-    schema = pa.schema([*rows.schema.remove_metadata(), *META_FIELDS])
+def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
     no_transaction = pa.array([], pa.string())
     first = 0
     for batch in rows.to_batches():
@@ -129,14 +127,16 @@ def _change_batches(rows: pa.Table, version: int, taken_at_us: int) -> Iterator[
             count = piece.num_rows
             meta = [
                 pa.array(np.full(count, ChangeType.INSERT, np.int8)),
-                pa.array(np.full(count, version, np.int64)),
-                pa.array(np.full(count, taken_at_us, np.int64)).cast(pa.timestamp("us", tz="UTC")),
+                pa.array(np.full(count, read.report.high.version, np.int64)),
+                pa.array(np.full(count, read.taken_at_us, np.int64)).cast(pa.timestamp("us", tz="UTC")),
                 pa.array(np.arange(first, first + count, dtype=np.int32)),
                 pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), no_transaction),
                 pa.array(np.ones(count, np.bool_)),
             ]
             first += count
-            yield pa.RecordBatch.from_arrays([*piece.columns, *meta], schema=schema)
+            columns = [*piece.columns, *meta]
+            unchanged = [pa.nulls(count, field.type) for field in list(schema)[len(columns) :]]
+            yield pa.RecordBatch.from_arrays([*columns, *unchanged], schema=schema)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

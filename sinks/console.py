@@ -16,12 +16,13 @@ from sinks.json_lines import json_rows
 from sinks.parts import Part, parts_of
 from sinks.rows.fields import Frame, variable
 from sinks.sink import Finding, JobIdentity, PartResult, Schemas
-from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, ChangeBatch, PartEnd
+from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartEnd
 from state.table import TableSchema
 
 _MEMORY_BYTES = 8 << 20
 _ROWS_AT_ONCE = 16384
 _META = frozenset(field.name for field in META_FIELDS)
+_UNCHANGED = UNCHANGED_FIELD.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ class ConsoleWriter:
 
 
 def _lines(batch: ChangeBatch, start: int) -> memoryview:
-    """`shop.orders update_postimage {"id":1,…}` per row."""
+    """`shop.orders update_postimage {"id":1,…}` per row; in the end `_unchanged`, where a row has such columns."""
     rows = batch.rows.slice(start, _ROWS_AT_ONCE)
     kinds = variable(pc.take(pa.array(CHANGE_TYPE_NAMES), rows.column("_change_type")))
     columns = rows.select([name for name in rows.schema.names if name not in _META])
+    if columns.schema.names[-1] == _UNCHANGED and columns.column(_UNCHANGED).null_count == columns.num_rows:
+        columns = columns.drop_columns(_UNCHANGED)
     return json_rows(columns, lead=[(kinds, Frame(f"{batch.table} ".encode(), b" ", b""))]).data

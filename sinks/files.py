@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from sinks.files_part import FilesPart, Format
 from sinks.parts import Part, check_repeated_part, parts_of
 from sinks.sink import Finding, JobIdentity, PartResult, Schemas, raise_problems
-from state.change_batch import META_FIELDS, ChangeBatch, PartEnd
+from state.change_batch import ChangeBatch, PartEnd, meta_fields
 from state.errors import JobFileError, SinkError
 from state.table import TableId, TableSchema
 
@@ -88,7 +88,7 @@ class FilesSink:
         return findings
 
     def _check_table(self, root: Path, schema: TableSchema, job: JobIdentity | None) -> Iterator[Finding]:
-        taken = {field.name for field in META_FIELDS}.intersection(column.name for column in schema.captured)
+        taken = {field.name for field in meta_fields(schema)}.intersection(column.name for column in schema.captured)
         if taken:
             names = ", ".join(sorted(taken))
             yield Finding(

@@ -3,12 +3,12 @@
 Truths are true and false, integers are numbers; floats too, but for NaN and infinities, which are the strings "NaN",
 "Infinity" and "-Infinity". Decimals are strings ("12.30"), for most readers would take a number as a double; binary is
 base64; dates are "2024-02-29", timestamps "2024-02-29T12:00:00.000000", those with a zone in UTC and with a Z; vectors
-are arrays.
+and lists of names are arrays.
 """
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _AFTER_DATE = len(" 12:00:00.000000")
 
 
 def json_rows(batch: pa.RecordBatch, lead: Sequence[tuple[Fields, Frame]] = ()) -> Rows:
-    """Of canonical columns and META_FIELDS, at least one; each row ends with a newline. `lead` goes before."""
+    """Of canonical columns and `meta_fields`, at least one; each row ends with a newline. `lead` goes before."""
     columns: list[tuple[Fields, Frame]] = list(lead)
     last = batch.num_columns - 1
     for i, (field, array) in enumerate(zip(batch.schema, batch.columns, strict=True)):
@@ -60,7 +60,8 @@ def _json_fields(name: str, array: pa.Array) -> tuple[Fields, str, str]:
     if pa.types.is_timestamp(kind):
         return _timestamp_texts(array), '"', '"' if kind.tz is None else 'Z"'
     if pa.types.is_list(kind):
-        return variable(_list_texts(array)), "", ""
+        to_texts = _name_texts if pa.types.is_string(kind.value_type) else _float_texts
+        return variable(_list_texts(array, to_texts)), "", ""
     raise ValueError(f"column {name}: {kind} is no canonical type")
 
 
@@ -82,8 +83,16 @@ def _timestamp_texts(array: pa.Array) -> Fields:
     return Fields(fields.offsets, data, fields.valid)
 
 
-def _list_texts(array: pa.Array) -> pa.Array:
-    texts = pc.fill_null(_float_texts(array.flatten()), "null")
+def _name_texts(array: pa.Array) -> pa.Array:
+    """Of few distinct ones."""
+    names = array.dictionary_encode()
+    return pa.array([json.dumps(n, ensure_ascii=False) for n in names.dictionary.to_pylist()], pa.string()).take(
+        names.indices
+    )
+
+
+def _list_texts(array: pa.Array, to_texts: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    texts = pc.fill_null(to_texts(array.flatten()), "null")
     lengths = np.where(validity(array), pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), 0)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     joined = pc.binary_join_element_wise("[", pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ","), "]", "")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from state.change_batch import CHANGE_TYPE_NAMES
+from state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD
 from state.table import TableSchema
 
 _CHANGE_TYPES = pa.dictionary(pa.int8(), pa.string())
@@ -28,6 +28,7 @@ def file_schema(schema: TableSchema) -> pa.Schema:
             pa.field("_seq", pa.int32()),
             pa.field("_txn_id", _TEXT_BY_DICTIONARY),
             pa.field("_is_snapshot", pa.bool_()),
+            *([UNCHANGED_FIELD] if schema.toastable else []),
         ]
     )
 

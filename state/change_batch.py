@@ -40,6 +40,12 @@ META_FIELDS = (
 )
 """After a table's own columns. `_commit_version` never falls for a key; `_seq` orders within a transaction."""
 
+UNCHANGED_FIELD = pa.field("_unchanged", pa.list_(pa.string()))
+"""Names of the row's columns that are null here because the update did not touch them and the log does not repeat their
+values; null where there are none. In an UPDATE_POSTIMAGE the values are those that the key's row had before; in an INSERT
+(the second half of an update that changed the key) those of the row that the DELETE before it, with the `_seq` before
+its own, removed. Nothing else has such columns."""
+
 TRANSPORT = pa.schema(
     [
         pa.field("epoch", pa.int64(), nullable=False),
@@ -54,9 +60,14 @@ TRANSPORT = pa.schema(
 )
 
 
+def meta_fields(schema: TableSchema) -> tuple[pa.Field, ...]:
+    """META_FIELDS, and UNCHANGED_FIELD in a table with toastable columns."""
+    return (*META_FIELDS, UNCHANGED_FIELD) if schema.toastable else META_FIELDS
+
+
 def batch_schema(schema: TableSchema) -> pa.Schema:
-    """The Arrow schema of a table's change batches: its captured columns, then META_FIELDS."""
-    return pa.schema([*schema.arrow_schema(), *META_FIELDS])
+    """The Arrow schema of a table's change batches: its captured columns, then its `meta_fields`."""
+    return pa.schema([*schema.arrow_schema(), *meta_fields(schema)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Column:
     `arrow_type` is the canonical type's text, see `arrow_type_of`; "" for a column that is not captured and has none.
     `charset` and `collation` are the column's own (character types, ENUM, SET), else None.
     A column that is not `captured` still stands in the log's row images, and so stands here.
+    `toastable`: PostgreSQL's log may leave its value out of an update that did not touch it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Column:
     charset: str | None = None
     collation: str | None = None
     generated: bool = False
+    toastable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,11 @@ class TableSchema:
     @property
     def captured(self) -> tuple[Column, ...]:
         return tuple(c for c in self.columns if c.captured)
+
+    @property
+    def toastable(self) -> tuple[str, ...]:
+        """Names of the captured columns whose value the log may leave out; a key's never."""
+        return tuple(c.name for c in self.captured if c.toastable and c.name not in self.key)
 
     def column(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from conf.tables import TableGlob
 from readers.postgres.connect import Connection
 from readers.postgres.table_facts import TableFacts, UniqueIndex
-from readers.postgres.types import canonical_type
+from readers.postgres.types import canonical_type, is_toastable
 from state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
 from state.table import Column, TableId, TableSchema
 
@@ -90,17 +90,17 @@ def schema_of(
     columns = []
     for column in facts.columns:
         captured = column.name not in exclude_columns and not column.generated
+        arrow_type = canonical_type(facts.table, column.name, column.source_type, column.base) if captured else ""
         columns.append(
             Column(
                 name=column.name,
                 source_type=column.source_type,
-                arrow_type=canonical_type(facts.table, column.name, column.source_type, column.base)
-                if captured
-                else "",
+                arrow_type=arrow_type,
                 nullable=column.nullable,
                 captured=captured,
                 collation=column.collation,
                 generated=column.generated,
+                toastable=is_toastable(arrow_type),
             )
         )
     if not any(column.captured for column in columns):

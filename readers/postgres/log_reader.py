@@ -25,7 +25,7 @@ class LogReader:
 
     def read(self, log_range: LogRange, *, tables: Collection[TableId] | None = None) -> Iterator[LogBatch]:
         """The changes of `tables` (all, if None) whose transactions committed in [start, stop), in the log's order table
-        by table; `rows` have `log_rows.log_schema`.
+        by table; `rows` have `batch_schema`.
 
         When all is handed out `report` is there. Raises TidemarkError: LogPositionLostError, SchemaChangedError,
         UnknownLogEventError, DamagedLogError, SourceUnavailableError, ….

@@ -14,7 +14,7 @@ from readers.postgres.hex_bytes import copy_hex, measure_hex
 from readers.postgres.log_arrays import TX_FIELD_LSN, TX_FIELD_TIME, TX_FIELD_XID, TX_FIELDS, Rows, Value
 from readers.postgres.log_messages import damaged
 from readers.postgres.text_values import text_array
-from state.change_batch import batch_schema
+from state.change_batch import UNCHANGED_FIELD, batch_schema
 from state.errors import SourceNotUsableError
 from state.table import Column, TableId, TableSchema, arrow_type_of
 
@@ -22,23 +22,6 @@ PLANE_BYTES = 48 << 20
 GREATEST_ROWS = 1 << 17
 LEAST_ROWS = 16
 TRANSACTIONS = 1 << 17
-
-UNCHANGED_FIELD = pa.field("_unchanged", pa.list_(pa.string()))
-"""After META_FIELDS, of tables with columns that can be TOASTed: names of the columns whose value is null here because
-the update did not touch it and the log does not repeat it; null where there are none. On an INSERT (the second half of
-an update that changed the key) the values are those of the row that the DELETE before it removes."""
-
-_TOASTED = (pa.types.is_string, pa.types.is_binary, pa.types.is_decimal)
-
-
-def log_schema(schema: TableSchema) -> pa.Schema:
-    """Of the batches of the table: `batch_schema`, and UNCHANGED_FIELD where it can be needed."""
-    fields = batch_schema(schema)
-    return fields.append(UNCHANGED_FIELD) if can_be_unchanged(schema) else fields
-
-
-def can_be_unchanged(schema: TableSchema) -> bool:
-    return any(is_it(arrow_type_of(column.arrow_type)) for column in schema.captured for is_it in _TOASTED)
 
 
 def empty_rows(width: int, *, plane_bytes: int = PLANE_BYTES, transactions: int = TRANSACTIONS) -> Rows:
@@ -71,9 +54,10 @@ def batches(rows: Rows, count: int, buf: Bytes, slots: Sequence[TableSchema]) ->
             for i, column in enumerate(schema.captured)
         ]
         arrays += _meta(rows, chosen)
-        if can_be_unchanged(schema):
-            arrays.append(_unchanged(schema, rows.valid[: len(schema.captured), :count], chosen))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=log_schema(schema))
+        unchanged = _unchanged(schema, rows.valid[: len(schema.captured), :count], chosen)
+        if schema.toastable:
+            arrays.append(unchanged)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(schema))
         made.append(LogBatch(schema.table, schema.version, batch))
     return made
 
@@ -128,4 +112,6 @@ def _unchanged(schema: TableSchema, valid: Bytes, chosen: Int64s) -> pa.Array:
     offsets = np.zeros(len(chosen) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     names = pa.array([column.name for column in schema.captured]).take(pa.array(np.nonzero(marked.T)[1]))
+    if foreign := sorted(set(pc.unique(names).to_pylist()) - set(schema.toastable)):
+        raise damaged(f"{schema.table} has no value of {', '.join(foreign)}, which can't be TOASTed")
     return pa.ListArray.from_arrays(pa.array(offsets), names, mask=pa.array(counts == 0))

@@ -88,6 +88,11 @@ def canonical_type(table: TableId, column: str, source_type: str, base: BaseType
     return _PLAIN.get(base.name, "string")
 
 
+def is_toastable(arrow_type: str) -> bool:
+    """May values of the canonical type be stored outside of their row? Every type of variable length is one of these."""
+    return arrow_type in ("string", "binary") or arrow_type.startswith("decimal")
+
+
 def _numeric_type(modifier: int) -> str:
     """`numerictypmodin` of src/backend/utils/adt/numeric.c: the scale has 11 bits and, since 15, a sign."""
     if modifier == _NO_MODIFIER:

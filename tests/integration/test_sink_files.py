@@ -16,7 +16,7 @@ from sinks.files import FilesSink, table_folder_name
 from sinks.sink import JobIdentity
 from state.errors import JobFileError, SinkError
 from state.table import TableId
-from tests.support.change_parts import DELETE, INSERT, ITEMS, ORDERS, UPDATE, log_part, snapshot_part
+from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, ORDERS, UNCHANGED, UPDATE, log_part, snapshot_part
 from tests.support.every_type import EVERY_TYPE, every_value
 from tests.support.sink_state import FILE_SINKS, SinkCase, make_case
 
@@ -67,6 +67,29 @@ def test_names_say_epoch_and_part_and_columns_say_what_changed(files: SinkCase) 
         *("_change_type", "_commit_version", "_commit_timestamp", "_seq", "_txn_id", "_is_snapshot"),
     ]
     assert hidden(files) == []
+
+
+def test_values_that_the_log_left_out_are_null_and_named(files: SinkCase) -> None:
+    files.sink.prepare(files.job, [NOTES])
+    files.write(
+        snapshot_part(1, 1, NOTES, [(1, "en", 5, "text", b"\1", None)]),
+        log_part(
+            2,
+            (NOTES, [(UPDATE, (1, "en", 4, UNCHANGED, b"\2", UNCHANGED))]),
+            (NOTES, [(DELETE, (1, "en", None, None, None, None)), (INSERT, (2, "en", 4, UNCHANGED, UNCHANGED, 7))]),
+            (NOTES, [(UPDATE, (2, "en", 3, None, b"", 8))]),
+        ),
+    )
+    found = files.changes(NOTES)
+    assert [row["_unchanged"] for row in found] == [None, ["body", "size"], None, ["body", "scan"], None]
+    assert [(row["stars"], row["body"]) for row in found] == [
+        (5, "text"),
+        (4, None),
+        (None, None),
+        (4, None),
+        (3, None),
+    ]
+    assert list(found[0])[-2:] == ["_is_snapshot", "_unchanged"]
 
 
 class Failing:

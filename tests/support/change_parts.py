@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.change_batch import META_FIELDS, ChangeBatch, ChangeType, PartEnd
+from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd, batch_schema
 from state.table import Column, TableId, TableSchema, arrow_type_of
 
 COMMITTED_AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=datetime.timezone.utc)
@@ -15,6 +15,15 @@ INSERT, UPDATE, DELETE = ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeT
 
 Change = tuple[ChangeType, Sequence[Any]]
 """The kind, and the row's values in the order of the captured columns."""
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Any = _Unchanged()
+"""In a change: the value that the update did not touch and the log left out."""
 
 
 def column(name: str, source_type: str, arrow_type: str, *, key: bool = False, collation: str | None = None) -> Column:
@@ -50,7 +59,21 @@ ITEMS = TableSchema(
     ),
     ("order_id", "sku"),
 )
-SCHEMAS = {(schema.table, schema.version): schema for schema in (ORDERS, ITEMS)}
+NOTES = TableSchema(
+    TableId("public", "notes"),
+    1,
+    (
+        Column("id", "bigint", "int64", nullable=False),
+        Column("lang", "character varying(9)", "string", nullable=False, toastable=True),
+        Column("stars", "integer", "int32", nullable=True),
+        Column("body", "text", "string", nullable=True, toastable=True),
+        Column("scan", "bytea", "binary", nullable=True, toastable=True),
+        Column("size", "numeric(30,2)", "decimal(30,2)", nullable=True, toastable=True),
+    ),
+    ("lang", "id"),
+)
+"""Of a PostgreSQL source, whose log leaves values out."""
+SCHEMAS = {(schema.table, schema.version): schema for schema in (ORDERS, ITEMS, NOTES)}
 
 
 def array(values: Sequence[Any], arrow_type: str) -> pa.Array:
@@ -63,7 +86,8 @@ def array(values: Sequence[Any], arrow_type: str) -> pa.Array:
 
 def rows(schema: TableSchema, changes: Iterable[Change], *, version: int = 1, snapshot: bool = False) -> pa.RecordBatch:
     """One transaction, `version`, unless it is a snapshot."""
-    listed = list(changes)
+    given = list(changes)
+    listed = [(kind, [None if v is UNCHANGED else v for v in values]) for kind, values in given]
     columns = [
         array([values[i] for _, values in listed], captured.arrow_type) for i, captured in enumerate(schema.captured)
     ]
@@ -79,8 +103,13 @@ def rows(schema: TableSchema, changes: Iterable[Change], *, version: int = 1, sn
         ),
         pa.array([snapshot] * count, pa.bool_()),
     ]
-    fields = pa.schema([*schema.arrow_schema(), *META_FIELDS])
-    return pa.RecordBatch.from_arrays([*columns, *meta], schema=fields)
+    if schema.toastable:
+        meta.append(pa.array([_left_out(schema, values) for _, values in given], UNCHANGED_FIELD.type))
+    return pa.RecordBatch.from_arrays([*columns, *meta], schema=batch_schema(schema))
+
+
+def _left_out(schema: TableSchema, values: Sequence[Any]) -> list[str] | None:
+    return [c.name for c, value in zip(schema.captured, values, strict=True) if value is UNCHANGED] or None
 
 
 def part(epoch: int, name: str, batches: Sequence[tuple[TableSchema, pa.RecordBatch]]) -> list[ChangeBatch | PartEnd]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.direct import job_of_options
+from jobs.direct import job_of_options, typed_batches, typed_schema
 from state.errors import JobFileError
+from tests.support.change_parts import INSERT, NOTES, ORDERS, UNCHANGED, UPDATE, log_part
 
 GOOD = {"url": "mysql://cdc:pa55word@db/", "table": "shop.Order_Lines", "checkpoint": "/checkpoints/lines"}
 
@@ -61,3 +62,20 @@ def test_a_wrong_option_is_refused_with_its_name_and_without_secrets(name: str, 
         job_of_options({**GOOD, name: value})
     assert said in str(caught.value)
     assert "pa55word" not in str(caught.value)
+
+
+def test_rows_are_typed_as_announced() -> None:
+    whole = log_part(1, (ORDERS, [(INSERT, (1, "Ada", None, None, None))]))
+    (batch,) = typed_batches(whole)
+    assert batch.schema == typed_schema(ORDERS)
+    assert batch.schema.names[-6:] == [
+        "_change_type",
+        "_commit_version",
+        "_commit_timestamp",
+        "_seq",
+        "_txn_id",
+        "_is_snapshot",
+    ]
+    (batch,) = typed_batches(log_part(2, (NOTES, [(UPDATE, (1, "en", 2, UNCHANGED, None, None))])))
+    assert batch.schema == typed_schema(NOTES)
+    assert batch.to_pylist()[0]["_unchanged"] == ["body"]

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from readers import publish as publishing
 from readers.publish import publish, published_name, read_published
+from readers.split_read import SplitRead
 from state.change_batch import batch_schema
 from state.errors import CheckpointError
 from state.position import BinlogPosition
@@ -38,7 +40,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
     rows = some_rows(5)
-    published = publish(store, 3, report_of(rows), rows, taken_at_us=1_700_000_000_000_001)
+    published = publish(store, 3, SplitRead(report_of(rows), rows, 1_700_000_000_000_001), SCHEMA)
     found = read_published(store, 3, 7)
     assert found == published
     assert found is not None
@@ -56,7 +58,7 @@ def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
 
 def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
     rows = some_rows(4)
-    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     path = Path(store.root, published_name(1, 7))
     assert path == Path(store.root, "published", "e1-s7.arrow")
     with pa.ipc.open_file(path.read_bytes()) as reader:
@@ -69,7 +71,7 @@ def test_nothing_published_is_none(store: LocalStore) -> None:
 
 def test_a_split_without_rows_is_published_too(store: LocalStore) -> None:
     rows = some_rows(0)
-    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     found = read_published(store, 1, 7)
     assert found is not None
     assert (found.report.row_count, found.batches) == (0, ())
@@ -78,18 +80,18 @@ def test_a_split_without_rows_is_published_too(store: LocalStore) -> None:
 @pytest.mark.pitfall(74)
 def test_the_second_attempt_gets_what_the_first_one_published(store: LocalStore) -> None:
     first, second = some_rows(5), some_rows(6, "other")
-    publish(store, 3, report_of(first), first, taken_at_us=1)
-    found = publish(store, 3, report_of(second), second, taken_at_us=2)
+    publish(store, 3, SplitRead(report_of(first), first, 1), SCHEMA)
+    found = publish(store, 3, SplitRead(report_of(second), second, 2), SCHEMA)
     assert found.report.row_count == 5
     assert pa.Table.from_batches(found.batches).select(["id", "s"]) == first
-    other_epoch = publish(store, 4, report_of(second), second, taken_at_us=2)
+    other_epoch = publish(store, 4, SplitRead(report_of(second), second, 2), SCHEMA)
     assert other_epoch.report.row_count == 6
 
 
 def race(root: str, number: int, start: Any, answers: Any) -> None:
     rows = some_rows(number + 1, f"attempt {number} ")
     start.wait()
-    published = publish(LocalStore(root), 1, report_of(rows), rows, taken_at_us=number)
+    published = publish(LocalStore(root), 1, SplitRead(report_of(rows), rows, number), SCHEMA)
     answers.put((published.report.row_count, pa.Table.from_batches(published.batches).to_pylist()))
 
 
@@ -109,7 +111,7 @@ def test_racing_processes_all_emit_the_winners_rows(store: LocalStore) -> None:
 def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_BATCH_BYTES", 4096)
     rows = pa.table({"id": pa.array(range(100), pa.int32()), "s": pa.array(["y" * (i * 20) for i in range(100)])})
-    found = publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    found = publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     read = read_published(store, 1, 7)
     assert read == found
     assert len(found.batches) > 10
@@ -121,23 +123,23 @@ def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPa
 
 def test_many_small_chunks_become_one_batch(store: LocalStore) -> None:
     rows = pa.concat_tables([some_rows(3)] * 20)
-    assert len(publish(store, 1, report_of(rows), rows, taken_at_us=0).batches) == 1
+    assert len(publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA).batches) == 1
 
 
 def test_rows_that_look_like_a_checksum_do_no_harm(store: LocalStore) -> None:
     rows = some_rows(5, "tidemark-crc32=00000000 ")
-    published = publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    published = publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     assert read_published(store, 1, 7) == published
 
 
 def test_the_report_must_fit_the_rows(store: LocalStore) -> None:
     with pytest.raises(ValueError, match="6 in the report"):
-        publish(store, 1, report_of(some_rows(6)), some_rows(5), taken_at_us=0)
+        publish(store, 1, SplitRead(report_of(some_rows(6)), some_rows(5), 0), SCHEMA)
 
 
 def test_any_damaged_byte_is_noticed(store: LocalStore) -> None:
     rows = some_rows(20)
-    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     path = Path(store.root, published_name(1, 7))
     whole = path.read_bytes()
     for at in range(0, len(whole), 7):
@@ -149,7 +151,7 @@ def test_any_damaged_byte_is_noticed(store: LocalStore) -> None:
 @pytest.mark.parametrize("length", [0, 1, 8, 200, -1, -8, -300])
 def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore) -> None:
     rows = some_rows(20)
-    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     path = Path(store.root, published_name(1, 7))
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(CheckpointError, match="damaged"):
@@ -165,7 +167,7 @@ def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: py
 
     rows = some_rows(2)
     monkeypatch.setattr(publishing._REPORT, "encode", of_tomorrow)
-    publish(store, 1, report_of(rows), rows, taken_at_us=0)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     with pytest.raises(CheckpointError, match="version 999"):
         read_published(store, 1, 7)
 
@@ -174,4 +176,13 @@ def test_a_winner_that_is_gone_already_is_an_error(store: LocalStore, monkeypatc
     rows = some_rows(2)
     monkeypatch.setattr(LocalStore, "create", lambda self, name, data: False)
     with pytest.raises(CheckpointError, match="committed"):
-        publish(store, 1, report_of(rows), rows, taken_at_us=0)
+        publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
+
+
+def test_rows_of_a_table_whose_log_leaves_values_out_are_whole(store: LocalStore) -> None:
+    toastable = replace(SCHEMA, columns=(SCHEMA.columns[0], replace(SCHEMA.columns[1], toastable=True)))
+    rows = some_rows(3)
+    (batch,) = publish(store, 1, SplitRead(report_of(rows), rows, 0), toastable).batches
+    assert batch.schema == batch_schema(toastable)
+    assert batch.schema.names == [*batch_schema(SCHEMA).names, "_unchanged"]
+    assert batch.column("_unchanged").to_pylist() == [None] * 3

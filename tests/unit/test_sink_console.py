@@ -7,7 +7,18 @@ import pytest
 from sinks.console import ConsoleSink
 from sinks.sink import JobIdentity, PartResult
 from state.errors import SinkError
-from tests.support.change_parts import DELETE, INSERT, ITEMS, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
+from tests.support.change_parts import (
+    DELETE,
+    INSERT,
+    ITEMS,
+    NOTES,
+    ORDERS,
+    SCHEMAS,
+    UNCHANGED,
+    UPDATE,
+    log_part,
+    snapshot_part,
+)
 
 JOB = JobIdentity("uuid", "job")
 
@@ -38,3 +49,17 @@ def test_part_without_its_end_is_not_printed() -> None:
     with pytest.raises(SinkError):
         list(ConsoleSink(stream).writer(JOB).write(snapshot_part(1, 1, ITEMS, [(1, "pen", 2)])[:-1], SCHEMAS))
     assert stream.getvalue() == ""
+
+
+def test_values_that_the_log_left_out_are_named() -> None:
+    stream = io.StringIO()
+    items = [
+        *snapshot_part(1, 1, NOTES, [(1, "en", 5, "text", b"", None)]),
+        *log_part(2, (NOTES, [(UPDATE, (1, "en", 4, UNCHANGED, b"\1", UNCHANGED))])),
+    ]
+    list(ConsoleSink(stream).writer(JOB).write(items, SCHEMAS))
+    assert stream.getvalue().splitlines() == [
+        'public.notes insert {"id":1,"lang":"en","stars":5,"body":"text","scan":"","size":null}',
+        'public.notes update_postimage {"id":1,"lang":"en","stars":4,"body":null,"scan":"AQ==","size":null,'
+        '"_unchanged":["body","size"]}',
+    ]
