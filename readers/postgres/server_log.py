@@ -25,7 +25,7 @@ class ServerLog:
     def open(self, start: WalPosition, stop: WalPosition) -> LogStream:
         connection = connect(self.endpoint, self.tls)
         try:
-            check_slot(connection, self.place, start)
+            check_slot(connection, self.place, start, until=stop)
         except psycopg2.Error as exc:
             connection.close()
             raise meaning(exc, connection) from exc

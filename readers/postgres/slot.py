@@ -78,11 +78,15 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTL
         time.sleep(_POLL_SECONDS)
 
 
-def check_slot(connection: Connection, place: LogPlace, position: WalPosition) -> None:
-    """Does the slot still have the log from `position` on? Raises LogPositionLostError, SourceNotUsableError, or
-    ConnectionLostError where somebody reads it at the moment."""
+def check_slot(
+    connection: Connection, place: LogPlace, position: WalPosition, *, until: WalPosition | None = None
+) -> None:
+    """Does the slot still have the log from `position` on, and the log reach `until`? Raises LogPositionLostError,
+    SourceNotUsableError, or ConnectionLostError where somebody reads it at the moment."""
     require_identity(connection, place.identity)
     found = check_place(connection, place.slot, position)
+    if until is not None:
+        _check_end(WalPosition(int(found["flushed"])), until)
     if found["active"]:
         raise ConnectionLostError(
             f"the slot {place.slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
@@ -202,10 +206,14 @@ def _check_place(found: dict[str, Any], slot: str, position: WalPosition) -> Non
             "else read from it, or it was made anew.",
             f"{NEW_JOB} A slot belongs to one job.",
         )
+    _check_end(flushed, position)
+
+
+def _check_end(flushed: WalPosition, position: WalPosition) -> None:
     if flushed.lsn < position.lsn:
         raise LogPositionLostError(
-            f"The source's log ends at {flushed}, before {position}, which the job has read: the server was restored from "
-            "an older copy, or lost the end of its log.",
+            f"The source's log ends at {flushed}, before {position}, which it had reached: the server was restored from an "
+            "older copy, or lost the end of its log.",
             NEW_JOB,
         )
 

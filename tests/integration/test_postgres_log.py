@@ -297,6 +297,8 @@ def test_a_range_behind_the_end_of_the_log_is_refused(logged_postgres: LoggedDat
     log.publish("t")
     with pytest.raises(LogPositionLostError, match="now it ends at"):
         changes_of(log.reader("t"), LogRange(WalPosition(log.start.lsn + 1), log.start))
+    with pytest.raises(LogPositionLostError, match="which it had reached"):
+        changes_of(log.reader("t"), LogRange(log.start, WalPosition(log.end().lsn + (1 << 30))))
 
 
 def test_names_that_need_quoting(logged_postgres: LoggedDatabase) -> None:
