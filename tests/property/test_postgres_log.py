@@ -183,3 +183,28 @@ def test_damaged_bytes_are_refused_or_read_as_the_plain_decoder_reads_them(data:
             read(BytesLog(bytes(damaged)), 0, 1 << 62, options)
     else:
         assert read(BytesLog(bytes(damaged)), 0, 1 << 62, options) == expected
+
+
+def test_many_relations_of_many_forms() -> None:
+    """More than the hash table and the slots have room for at first."""
+    tables = [
+        table(f"t{i}", ("id", "bigint"), *((f"c{j}", "boolean") for j in range(i % 7)), key=("id",)) for i in range(300)
+    ]
+    messages = [pgoutput.begin(5, 0, 7)]
+    for i, schema in enumerate(tables):
+        messages += [
+            pgoutput.relation(i * 4096, schema, "d"),
+            pgoutput.insert(i * 4096, [b"%d" % i] + [b"t"] * (i % 7)),
+        ]
+    for i, _ in enumerate(tables):
+        messages.append(pgoutput.insert(i * 4096, [b"%d" % -i] + [None] * (i % 7)))
+    log = copy_rows([*messages, pgoutput.commit(5, 0)])
+    wanted = tables[::3]
+    reader = LogReader(BytesLog(log), {schema.table: schema for schema in wanted})
+    found = [
+        {"table": batch.table, **row}
+        for batch in reader.read(LogRange(WalPosition(0), WalPosition(6)))
+        for row in batch.rows.to_pylist()
+    ]
+    assert sorted(found, key=lambda row: row["_seq"]) == read_log(log, wanted, 0, 6)
+    assert len(found) == 200
