@@ -7,8 +7,12 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
+from readers.mysql.catalog import load_schema
+from state.table import TableId
+from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.history import assert_copied
 from tests.support.jobs import run_to_end, running, write_job
+from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
 
@@ -20,17 +24,26 @@ def _source(database: Database) -> dict[str, object]:
 
 
 def test_full_then_changes_in_later_runs(source_database: Database, tmp_path: Path) -> None:
+    """Among the tables is one with every type: half of its rows come by SELECT, half by log."""
     uids = Uids()
     create_tables(source_database, rows=6000, uids=uids)
+    connection = source_database.connect()
+    create_all_types(connection)
+    insert_edge_rows(connection)
     job = write_job(tmp_path, source=_source(source_database), sink={"type": "files", "path": str(tmp_path / "out")})
     with Writers(source_database, uids, count=3, seed=1, pause_seconds=0.01):
         run_to_end(job)
     run_to_end(job)
     assert assert_copied(tmp_path / "out", source_database) > 18000
+    insert_edge_rows(connection, first_id=1000)
     with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.01):
         run_to_end(job)
     run_to_end(job)
     assert_copied(tmp_path / "out", source_database)
+    schema = load_schema(connection, TableId(source_database.name, "all_types"))
+    typed = ds.dataset(tmp_path / "out" / str(schema.table), format="parquet").to_table().sort_by("id")
+    assert set(typed["_is_snapshot"].to_pylist()) == {True, False}
+    assert not differences(typed.to_pylist(), reference_rows(source_database.connect(), schema))
 
 
 def test_mode_full_is_the_state_of_one_moment(source_database: Database, tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from state.position import BinlogPosition
 from state.table import TableId, TableSchema
 
 SERVER_IDS = (900_001, 900_002, 900_003)
-FLAVOURS = {
-    "mysql-gtid": ("mysql", {}),
-    "mysql-nogtid": ("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
-    "mariadb": ("mariadb", {}),
+FLAVOURS: dict[str, tuple[str, str | None, dict[str, str]]] = {
+    "mysql-gtid": ("mysql", None, {}),
+    "mysql-nogtid": ("mysql", None, {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
+    "mariadb": ("mariadb", None, {}),
+    "mariadb-11.4": ("mariadb", "11.4", {}),  # the first whose events do not say where they end
 }
 
 Change = dict[str, Any]
@@ -122,8 +123,8 @@ def changes_of(reader: LogReader, part: LogRange, **reading: Any) -> Iterator[Ch
 @contextlib.contextmanager
 def logged_server(name: str, **options: Any) -> Iterator[LoggedServer]:
     """`name`: one of FLAVOURS."""
-    kind, settings = FLAVOURS[name]
-    with start_server(kind, {**settings, **options}) as server:
+    kind, version, settings = FLAVOURS[name]
+    with start_server(kind, {**settings, **options}, version) as server:
         yield LoggedServer(server, name)
 
 
