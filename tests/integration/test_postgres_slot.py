@@ -163,6 +163,7 @@ def test_advancing_frees_the_log_of_an_idle_table_and_never_goes_back(log: Logge
     assert [change["id"] for change in log.read("t")] == [1]
 
 
+@pytest.mark.pitfall(54)
 @pytest.mark.pitfall(55)
 def test_reading_consumes_nothing(log: LoggedDatabase) -> None:
     log.execute("INSERT INTO t VALUES (1)")

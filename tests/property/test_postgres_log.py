@@ -136,7 +136,7 @@ def bounds(draw: st.DrawFn, lsns: tuple[int, ...]) -> tuple[int, int]:
     return start, stop
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_log_is_read_as_the_plain_decoder_reads_it(data: st.DataObject) -> None:
     log = data.draw(logs())
@@ -146,7 +146,7 @@ def test_any_log_is_read_as_the_plain_decoder_reads_it(data: st.DataObject) -> N
     assert read(BytesLog(log.data, piece), start, stop, options) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_broken_connections_repeat_and_lose_nothing(data: st.DataObject) -> None:
     log = data.draw(logs())
@@ -157,7 +157,7 @@ def test_broken_connections_repeat_and_lose_nothing(data: st.DataObject) -> None
     assert source.opened == len(breaks) + 1
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_read_as_the_plain_decoder_reads_them(data: st.DataObject) -> None:
     log = data.draw(logs())
