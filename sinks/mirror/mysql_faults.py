@@ -38,7 +38,8 @@ _SSL_CONNECTION_ERROR = 2026
 _CONNECTION_LOST = frozenset({0, 1927, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
 
 _NO_RIGHT = (
-    "Give the account of sink.url the right: SELECT, INSERT, UPDATE, DELETE, CREATE and DROP on the target database."
+    "Give the account of sink.url the right: SELECT, INSERT, UPDATE, DELETE, CREATE and DROP on the target database; for "
+    "copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
 )
 _NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it anew."
 _READ_ONLY = "Name a server in sink.url that takes writes, not a replica."

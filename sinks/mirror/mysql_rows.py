@@ -4,6 +4,7 @@ Literals are chosen so that the server stores exactly the value: strings are esc
 an exponent (without one they would pass through DECIMAL), points in time are in the session's zone, which is UTC.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from decimal import Decimal
@@ -13,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.mirror.domains import Decimals, Domain, Duration, FormattedText
+from sinks.mirror.completion import Completion, ExtraColumns, check_taken
+from sinks.mirror.domains import Decimals, Domain, Duration, FormattedText, Text
 from sinks.mirror.mysql_types import MySqlDialect, full_name, quoted
+from sinks.mirror.net_effect import PartialRows
 from sinks.mirror.target import Place
 from sinks.rows.fields import Fields, Frame, Rows, variable, weave
 from sinks.rows.text import (
@@ -32,6 +35,7 @@ from state.table import TableSchema
 STATEMENT_BYTES = 1 << 18
 """Measured on MySQL 9: 7.7 µs of the server's time a row; with 1 MiB 10 µs, with 4 MiB 11 µs. MariaDB does not care."""
 ROWS_AT_ONCE = 16384
+_NUMBERS = itertools.count(1)
 _LONG_NUMBER = r"[0-9][0-9.]{15,}"
 KEYS_PER_DELETE = 1000
 """Well below where the optimizers of MySQL and MariaDB give up on a list of ranges and read the whole table."""
@@ -45,6 +49,8 @@ class Runner(Protocol):
     def send(self, sql: bytes) -> int:
         """The number of rows affected. Raises SinkError, also for a warning: it means that a value was changed."""
 
+    def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+
 
 class MySqlTableRows:
     """`sinks.mirror.target.TableRows` for one table."""
@@ -53,24 +59,26 @@ class MySqlTableRows:
         self._runner, self._place, self._schema = runner, place, schema
         self._parses_json = dialect.flavour == "mysql"
         self._domains = {column.name: dialect.domain(column) for column in schema.captured}
-        columns = ", ".join(quoted(column.name) for column in schema.captured)
-        self._insert = f"INSERT INTO {full_name(place)} ({columns}) VALUES ".encode()
+        extra = ExtraColumns.of(schema)
+        self._domains |= {origin: self._domains[name] for origin, name in zip(extra.origins, schema.key, strict=True)}
+        self._domains[extra.missing] = Text()
+        self._completion = Completion(self, schema, full_name(place), quoted, "STRAIGHT_JOIN")
         key = ", ".join(quoted(name) for name in schema.key)
         self._delete = f"DELETE FROM {full_name(place)} WHERE {_row(key, len(schema.key))} IN (".encode()
 
     def insert(self, rows: pa.RecordBatch) -> None:
-        limit = min(STATEMENT_BYTES, self._runner.max_statement_bytes - len(self._insert))
+        self.load(full_name(self._place), rows)
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None:
+        columns = ", ".join(quoted(name) for name in rows.schema.names)
+        insert = f"INSERT INTO {table} ({columns}) VALUES ".encode()
+        limit = min(STATEMENT_BYTES, self._runner.max_statement_bytes - len(insert))
         for start in range(0, rows.num_rows, ROWS_AT_ONCE):
             texts = self._sql_rows(rows.slice(start, ROWS_AT_ONCE), bare=False)
             for first, last, text in _cut(texts, limit, ROWS_AT_ONCE):
-                if len(text) > self._runner.max_statement_bytes - len(self._insert):
+                if len(text) > self._runner.max_statement_bytes - len(insert):
                     raise self._too_long(len(text))
-                affected = self._runner.send(b"".join((self._insert, text)))
-                if affected != last - first:
-                    raise SinkError(
-                        f"{self._place} took {affected} of {last - first} rows.",
-                        "Remove triggers and rules that keep rows from being inserted there.",
-                    )
+                check_taken(str(self._place), self._runner.send(b"".join((insert, text))), last - first)
 
     def delete(self, keys: pa.RecordBatch) -> None:
         limit = self._runner.max_statement_bytes - len(self._delete) - 1
@@ -80,6 +88,29 @@ class MySqlTableRows:
                 if len(text) > limit:
                     raise self._too_long(len(text))
                 self._runner.send(b"".join((self._delete, text, b")")))
+
+    def complete(self, partial: PartialRows) -> None:
+        self._completion.complete(partial)
+
+    def insert_completed(self) -> None:
+        self._completion.insert()
+
+    def create_temporary(self, columns: str) -> str:
+        """The outer join makes columns nullable; the key is for servers that ask for one (sql_require_primary_key)."""
+        number = next(_NUMBERS)
+        name = full_name(Place(self._place.schema, f"tidemark_{number}"))
+        self._runner.execute(
+            f"CREATE TEMPORARY TABLE {name} (tidemark_row_{number} BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB "
+            f"SELECT {columns} FROM (SELECT 1) one LEFT JOIN {full_name(self._place)} t ON FALSE WHERE FALSE",
+            doing="creating a temporary table",
+        )
+        return name
+
+    def drop_temporary(self, table: str) -> None:
+        self._runner.execute(f"DROP TEMPORARY TABLE {table}")
+
+    def run(self, sql: str) -> int:
+        return self._runner.execute(sql, doing=f"writing to {self._place}")
 
     def _sql_rows(self, batch: pa.RecordBatch, *, bare: bool) -> Rows:
         """`(1,'a',NULL),` per row; `bare`, as a list after IN wants one column: `1,`."""

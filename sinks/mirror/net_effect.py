@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.change_batch import ChangeType
+from sinks.mirror.unchanged import Lines
+from state.change_batch import UNCHANGED_FIELD, ChangeType
 from state.errors import SinkError
 from state.table import TableSchema
 
@@ -29,19 +30,59 @@ class NetEffect:
 
     touched: pa.RecordBatch
     rows: pa.RecordBatch
+    partial: "PartialRows | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRows:
+    """Rows that stay besides those of `NetEffect.rows`, some of whose values only the target has.
+
+    `missing[row, column]`: the value, null here, is that of the target's row with the key `origins[row]` (the key's
+    columns, in its order) as it was before these changes.
+    """
+
+    rows: pa.RecordBatch
+    origins: pa.RecordBatch
+    missing: npt.NDArray[np.bool_]
 
 
 def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
-    """Of changes in the order they happened (`batch_schema`). Raises SinkError for a null in a key."""
+    """Of changes in the order they happened: `batch_schema`, where UNCHANGED_FIELD may lack if it is null.
+
+    Raises SinkError for a null in a key, and for an unchanged value of a row that was not there.
+    """
     kinds = changes.column("_change_type").to_numpy()
     after = np.flatnonzero(kinds != ChangeType.UPDATE_PREIMAGE)
     keys = [_key_column(schema, changes, name) for name in schema.key]
-    last = _last_of_each(_codes(keys), after)
+    codes = _codes(keys)
+    last = _last_of_each(codes, after)
     last = last[_sort_order([key.take(pa.array(last)) for key in keys])]
     staying = last[kinds[last] != ChangeType.DELETE]
     names = [column.name for column in schema.captured]
-    touched = pa.RecordBatch.from_arrays([key.take(pa.array(last)) for key in keys], names=list(schema.key))
-    return NetEffect(touched, changes.select(names).take(pa.array(staying)))
+    touched = _taken(schema, keys, last)
+    if UNCHANGED_FIELD.name not in changes.schema.names:
+        return NetEffect(touched, changes.select(names).take(pa.array(staying)))
+    lines = Lines.of(schema, changes, codes, after)
+    sources = {name: lines.source(name, staying) for name in names}
+    rows = pa.RecordBatch.from_arrays(
+        [changes.column(name).take(pa.array(sources[name])) for name in names], schema=schema.arrow_schema()
+    )
+    missing = np.zeros((len(staying), len(names)), np.bool_)
+    origins = np.zeros(len(staying), np.int64)
+    for i, name in enumerate(names):
+        if name in lines.left_out:
+            missing[:, i] = lines.left_out[name][sources[name]]
+            # A line's beginning is the same for all that a row lacks.
+            origins = np.where(missing[:, i], lines.origin[sources[name]], origins)
+    partial = missing.any(axis=1)
+    if not partial.any():
+        return NetEffect(touched, rows)
+    incomplete = PartialRows(rows.filter(pa.array(partial)), _taken(schema, keys, origins[partial]), missing[partial])
+    return NetEffect(touched, rows.filter(pa.array(~partial)), incomplete)
+
+
+def _taken(schema: TableSchema, keys: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([key.take(pa.array(rows)) for key in keys], names=list(schema.key))
 
 
 def _key_column(schema: TableSchema, changes: pa.RecordBatch, name: str) -> pa.Array:

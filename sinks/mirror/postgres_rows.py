@@ -7,6 +7,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sinks.mirror.completion import Completion, ExtraColumns, check_taken
+from sinks.mirror.net_effect import PartialRows
 from sinks.mirror.postgres_types import full_name, quoted
 from sinks.mirror.target import Place, TargetTable
 from sinks.rows import postgres_binary as binary
@@ -18,7 +20,7 @@ from state.table import TableSchema
 ROWS_AT_ONCE = 16384
 _NULL_FIELD = b"\xff\xff\xff\xff"
 _JSONB_VERSION = b"\x01"
-_STAGE_NUMBERS = itertools.count(1)
+_NUMBERS = itertools.count(1)
 
 Encode = Callable[[pa.Array], Fields]
 
@@ -36,46 +38,56 @@ class PostgresTableRows:
     def __init__(self, runner: Runner, place: Place, schema: TableSchema, existing: TargetTable) -> None:
         self._runner, self._place, self._schema = runner, place, schema
         self._types = {column.name: column.type_name for column in existing.columns}
+        extra = ExtraColumns.of(schema)
+        self._types |= {origin: self._types[name] for origin, name in zip(extra.origins, schema.key, strict=True)}
+        self._types[extra.missing] = "bpchar"
+        self._completion = Completion(self, schema, full_name(place), quoted, "JOIN")
         self._stage: str | None = None
 
     def insert(self, rows: pa.RecordBatch) -> None:
-        self._copy(full_name(self._place), rows)
+        self.load(full_name(self._place), rows)
 
     def delete(self, keys: pa.RecordBatch) -> None:
         if self._stage is None:
-            self._stage = self._create_stage()
+            self._stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._schema.key))
         else:
             self._runner.execute(f"TRUNCATE {self._stage}")
-        self._copy(self._stage, keys)
+        self.load(self._stage, keys)
         condition = " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
         self._runner.execute(
             f"DELETE FROM {full_name(self._place)} t USING {self._stage} k WHERE {condition}",
             doing=f"deleting from {self._place}",
         )
 
-    def _create_stage(self) -> str:
-        """A table for keys that ends with the transaction; its columns are the target's own, so equality is the target's."""
-        name = f"pg_temp.{quoted(f'tidemark_keys_{next(_STAGE_NUMBERS)}')}"
-        columns = ", ".join(quoted(column) for column in self._schema.key)
+    def complete(self, partial: PartialRows) -> None:
+        self._completion.complete(partial)
+
+    def insert_completed(self) -> None:
+        self._completion.insert()
+
+    def create_temporary(self, columns: str) -> str:
+        """One that ends with the transaction; its columns are the target's own, so equality is the target's."""
+        name = quoted(f"tidemark_{next(_NUMBERS)}")
         self._runner.execute(
-            f"CREATE TEMPORARY TABLE {name.removeprefix('pg_temp.')} ON COMMIT DROP AS "
-            f"SELECT {columns} FROM {full_name(self._place)} WITH NO DATA",
+            f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS SELECT {columns} FROM {full_name(self._place)} t WITH NO DATA",
             doing="creating a temporary table",
         )
-        return name
+        return f"pg_temp.{name}"
 
-    def _copy(self, table: str, rows: pa.RecordBatch) -> None:
+    def drop_temporary(self, table: str) -> None:
+        self._runner.execute(f"DROP TABLE {table}")
+
+    def run(self, sql: str) -> int:
+        return self._runner.execute(sql, doing=f"writing to {self._place}")
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
         columns = ", ".join(quoted(name) for name in rows.schema.names)
         copied = self._runner.copy(
             f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
         )
-        if copied != rows.num_rows:
-            raise SinkError(
-                f"{self._place} took {copied} of {rows.num_rows} rows.",
-                "Remove triggers and rules that keep rows from being inserted there.",
-            )
+        check_taken(str(self._place), copied, rows.num_rows)
 
     def _pieces(self, rows: pa.RecordBatch) -> Iterator[bytes | memoryview]:
         yield binary.COPY_HEADER

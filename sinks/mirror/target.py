@@ -7,6 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 import pyarrow as pa
 
 from sinks.mirror.domains import Domain
+from sinks.mirror.net_effect import PartialRows
 from sinks.sink import JobIdentity
 from state.table import Column, TableSchema
 
@@ -101,6 +102,15 @@ class TableRows(Protocol):
 
     def delete(self, keys: pa.RecordBatch) -> None:
         """Removes the rows with these keys (the key's columns in the key's order), as far as they exist."""
+
+    def complete(self, partial: PartialRows) -> None:
+        """Fills in what is missing from the rows that the target has now, and keeps the rows for `insert_completed`.
+
+        Raises SinkError where the target lacks such a row.
+        """
+
+    def insert_completed(self) -> None:
+        """As `insert`."""
 
 
 class Session(Protocol):

@@ -23,7 +23,7 @@ from sinks.mirror.planning import place_of, table_findings
 from sinks.mirror.target import Session, TableRows
 from sinks.parts import Part, check_repeated_part, parts_of
 from sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
-from state.change_batch import LOG_PART, ChangeBatch, ChangeType, PartEnd
+from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd
 from state.errors import SinkError
 from state.table import TableId, TableSchema
 
@@ -31,7 +31,7 @@ CHUNK_BYTES = 32 << 20
 """Changes are gathered to this size before their net effect is written. A smaller part is kept until it is committed."""
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
-
+_UNCHANGED = UNCHANGED_FIELD.name
 
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
 """Changes by table and schema version, in their order within each; tables in the order of their first change."""
@@ -123,15 +123,22 @@ class MirrorWriter:
 
 def _apply(rows: TableRows, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
     names = [column.name for column in schema.captured]
-    table = pa.Table.from_batches([batch.select([*names, "_change_type"]) for batch in batches])
+    needed = [*names, "_change_type"]
+    if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
+        needed += ["_commit_version", "_seq", _UNCHANGED]
+    table = pa.Table.from_batches([batch.select(needed) for batch in batches])
     for changes in table.combine_chunks().to_batches():
         only_inserts = not np.any(changes.column("_change_type").to_numpy() != ChangeType.INSERT)
         if only_inserts and not is_log:
             rows.insert(changes.select(names))
             continue
         effect = net_effect(schema, changes)
+        if effect.partial is not None:
+            rows.complete(effect.partial)
         rows.delete(effect.touched)
         rows.insert(effect.rows)
+        if effect.partial is not None:
+            rows.insert_completed()
 
 
 def _gather(batches: Iterator[ChangeBatch]) -> Chunk:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from sinks.mirror import writer as mirror_writer
 from state.change_batch import ChangeBatch, PartEnd
-from tests.support.change_parts import DELETE, INSERT, ITEMS, SCHEMAS, UPDATE, Change, part, rows
-from tests.support.sink_state import SinkCase, any_sink  # noqa: F401  # a fixture
+from state.table import TableSchema
+from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, SCHEMAS, UPDATE, Change, part, rows
+from tests.support.note_changes import Notes, note_histories
+from tests.support.sink_state import SinkCase, any_sink, any_sink_of_postgres, sorted_rows  # noqa: F401  # fixtures
 
 KEYS = [(number, sku) for number in (1, 2) for sku in ("a", "A", "b ", "b")]
 EPOCHS = itertools.count(1)
@@ -66,8 +68,31 @@ def test_sink_ends_like_the_changes(
     streamed: bool,
     replays: int,
 ) -> None:
-    any_sink.sink.prepare(any_sink.job, [ITEMS])
-    any_sink.clear(ITEMS)
+    write(any_sink, ITEMS, epochs, streamed=streamed, replays=replays)
+    assert any_sink.rows(ITEMS) == applied(epochs)
+
+
+@pytest.mark.pitfall(61)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=note_histories(), cut=st.integers(1, 4), streamed=st.booleans(), replays=st.integers(1, 2))
+def test_sink_ends_like_changes_that_leave_values_out(
+    any_sink_of_postgres: SinkCase,  # noqa: F811
+    history: tuple[list[list[Change]], Notes],
+    cut: int,
+    streamed: bool,
+    replays: int,
+) -> None:
+    transactions, held = history
+    epochs = [transactions[:cut], transactions[cut:]]
+    write(any_sink_of_postgres, NOTES, epochs, streamed=streamed, replays=replays)
+    assert any_sink_of_postgres.rows(NOTES) == sorted_rows(NOTES, held.values())
+
+
+def write(
+    sink: SinkCase, schema: TableSchema, epochs: list[list[list[Change]]], *, streamed: bool, replays: int
+) -> None:
+    sink.sink.prepare(sink.job, [schema])
+    sink.clear(schema)
     before = mirror_writer.CHUNK_BYTES
     mirror_writer.CHUNK_BYTES = 1 if streamed else before
     try:
@@ -76,10 +101,9 @@ def test_sink_ends_like_the_changes(
             items: list[ChangeBatch | PartEnd] = part(
                 epoch,
                 "log",
-                [(ITEMS, rows(ITEMS, changes, version=100 * epoch + n)) for n, changes in enumerate(transactions)],
+                [(schema, rows(schema, changes, version=100 * epoch + n)) for n, changes in enumerate(transactions)],
             )
             for replay in range(replays):
-                assert [result.skipped for result in any_sink.write(items, schemas=SCHEMAS)] == [replay > 0]
+                assert [result.skipped for result in sink.write(items, schemas=SCHEMAS)] == [replay > 0]
     finally:
         mirror_writer.CHUNK_BYTES = before
-    assert any_sink.rows(ITEMS) == applied(epochs)

@@ -9,7 +9,8 @@ from sinks.mirror.net_effect import net_effect
 from state.change_batch import ChangeType
 from state.errors import SinkError
 from state.table import TableId, TableSchema
-from tests.support.change_parts import DELETE, INSERT, UPDATE, column, rows
+from tests.support.change_parts import DELETE, INSERT, NOTES, UNCHANGED, UPDATE, Change, column, rows
+from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
 
 KINDS = st.sampled_from([INSERT, UPDATE, DELETE, ChangeType.UPDATE_PREIMAGE])
 WIDE = TableSchema(
@@ -52,6 +53,72 @@ def test_deleting_the_touched_and_inserting_the_rest_is_the_same(
     assert sorted(keys) == sorted(touched) == keys
     kept = [tuple(row.values()) for row in effect.rows.to_pylist()]
     assert sorted(kept, key=repr) == sorted(expected.values(), key=repr)
+
+
+@given(st.data())
+def test_values_left_out_come_from_the_changes_before_or_from_the_target(data: st.DataObject) -> None:
+    held = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS)))}
+    target = dict(held)
+    changes = data.draw(note_changes(held, max_size=30))
+    effect = net_effect(NOTES, rows(NOTES, changes))
+    completed = []
+    if effect.partial is not None:
+        assert effect.partial.missing.any(axis=1).all()
+        partial, origins = (
+            [tuple(r.values()) for r in b.to_pylist()] for b in (effect.partial.rows, effect.partial.origins)
+        )
+        for row, origin, missing in zip(partial, origins, effect.partial.missing, strict=True):
+            completed.append(tuple(target[origin][i] if missing[i] else value for i, value in enumerate(row)))
+    for touched in effect.touched.to_pylist():
+        target.pop(tuple(touched.values()), None)
+    for row in completed + [tuple(r.values()) for r in effect.rows.to_pylist()]:
+        assert key_of(row) not in target
+        target[key_of(row)] = row
+    assert target == held
+
+
+def test_value_left_out_is_sought_up_a_long_line() -> None:
+    count = 20_000
+    changes: list[Change] = [(UPDATE, (1, "en", 0, "body", UNCHANGED, None))]
+    for number in range(1, count):
+        changes.append((DELETE, (number, "en", None, None, None, None)))
+        changes.append((INSERT, (number + 1, "en", number, UNCHANGED, UNCHANGED, None)))
+    effect = net_effect(NOTES, rows(NOTES, changes))
+    assert effect.rows.num_rows == 0
+    assert effect.partial is not None
+    assert effect.partial.rows.to_pylist() == [
+        {"id": count, "lang": "en", "stars": count - 1, "body": "body", "scan": None, "size": None}
+    ]
+    assert effect.partial.origins.to_pylist() == [{"lang": "en", "id": 1}]
+    assert effect.partial.missing.tolist() == [[False, False, False, False, True, False]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([(INSERT, (2, "en", 1, UNCHANGED, None, None))], id="insert alone"),
+        pytest.param(
+            [(UPDATE, (1, "en", 1, "b", None, None)), (INSERT, (2, "en", 1, UNCHANGED, None, None))],
+            id="insert after something else",
+        ),
+        pytest.param(
+            [(DELETE, (2, "en", 1, "b", None, None)), (UPDATE, (2, "en", 1, UNCHANGED, None, None))],
+            id="update of what is deleted",
+        ),
+    ],
+)
+def test_value_left_out_of_a_row_that_was_not_there_is_refused(changes: list[Change]) -> None:
+    with pytest.raises(SinkError, match="leaves body out of a change to the row lang='en', id=2") as caught:
+        net_effect(NOTES, rows(NOTES, changes))
+    assert "REPLICA IDENTITY FULL" in str(caught.value.remedy)
+
+
+def test_insert_takes_nothing_from_the_delete_of_another_transaction() -> None:
+    first = rows(NOTES, [(DELETE, (1, "en", None, None, None, None))], version=1)
+    second = rows(NOTES, [(INSERT, (2, "en", 1, UNCHANGED, None, None))], version=2)
+    (both,) = pa.Table.from_batches([first, second]).combine_chunks().to_batches()
+    with pytest.raises(SinkError, match="leaves body out"):
+        net_effect(NOTES, both)
 
 
 def test_many_key_columns_do_not_overflow() -> None:

@@ -149,14 +149,19 @@ def _jsonl_rows(path: Path) -> list[dict[str, Any]]:
 
 def _folded(schema: TableSchema, changes: list[dict[str, Any]]) -> list[list[Any]]:
     state: dict[Any, list[Any]] = {}
+    removed: list[Any] | None = None
     names = [column.name for column in schema.captured]
     for change in changes:
         values = [_from_json(change[c.name], c) for c in schema.captured]
         key = tuple(plain(values[names.index(name)], schema.column(name)) for name in schema.key)
         if change["_change_type"] == ChangeType.DELETE.name.lower():
-            state.pop(key, None)
-        else:
-            state[key] = values
+            removed = state.pop(key, None)
+            continue
+        before = removed if change["_change_type"] == ChangeType.INSERT.name.lower() else state.get(key)
+        for name in change.get("_unchanged") or ():
+            assert before is not None
+            values[names.index(name)] = before[names.index(name)]
+        state[key] = values
     return list(state.values())
 
 
@@ -227,3 +232,13 @@ def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
 @pytest.fixture(params=sink_params(MIRRORS))
 def mirror(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
+
+
+@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS))
+def any_sink_of_postgres(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request, source="postgresql")
+
+
+@pytest.fixture(params=sink_params(MIRRORS))
+def mirror_of_postgres(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request, source="postgresql")
