@@ -47,7 +47,7 @@ _SESSION = (
     f"wait_timeout = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}, net_write_timeout = {IDLE_SECONDS}, "
     "sql_safe_updates = 0, unique_checks = 1, "
 )
-_SESSION_MYSQL = "range_optimizer_max_mem_size = 0, sql_generate_invisible_primary_key = 0"
+_SESSION_MYSQL = "range_optimizer_max_mem_size = 0"
 _SESSION_MARIADB = "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0"
 
 

@@ -13,9 +13,21 @@ from sinks.mirror.target import Place
 from sinks.sink import Finding, JobIdentity
 from state.errors import SinkError
 from state.table import TableId, TableSchema
-from tests.support.change_parts import INSERT, ITEMS, ORDERS, SCHEMAS, column, log_part, snapshot_part
+from tests.support.change_parts import (
+    INSERT,
+    ITEMS,
+    NOTES,
+    ORDERS,
+    SCHEMAS,
+    UNCHANGED,
+    UPDATE,
+    column,
+    log_part,
+    snapshot_part,
+)
 from tests.support.every_type import EVERY_TYPE
-from tests.support.sink_state import SinkCase, make_case, mirror, target_name  # noqa: F401  # a fixture
+from tests.support.mysql_accounts import account
+from tests.support.sink_state import TEMPLATE, SinkCase, make_case, mirror, target_name  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.integration
 
@@ -257,6 +269,25 @@ def test_ledger_without_a_database_in_the_url(mysql_server: Any) -> None:
         with mysql_server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("DROP DATABASE IF EXISTS ledgerless")
             cursor.execute(f"DROP DATABASE IF EXISTS {OWN_DATABASE}")
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_an_account_with_the_documented_rights_suffices(kind: str, request: pytest.FixtureRequest) -> None:
+    case = make_case(kind, request, source="postgresql")
+    database, note = case.place, (1, "en", 0, "body", None, None)
+    update = log_part(2, (NOTES, [(UPDATE, (1, "en", 1, UNCHANGED, None, None))]))
+    rights = f"SELECT, INSERT, UPDATE, DELETE, CREATE ON {database.name}.*"
+    with account(database.server, rights) as login:
+        endpoint = dataclasses.replace(login, database=database.name)
+        case.sink = MirrorSink(endpoint, TEMPLATE, None, "postgresql")
+        case.sink.prepare(case.job, [NOTES])
+        case.write(snapshot_part(1, 1, NOTES, [note]))
+        with pytest.raises(SinkError, match="denied") as caught:
+            case.write(update)
+        assert "CREATE TEMPORARY TABLES" in str(caught.value.remedy)
+        database.execute(f"GRANT CREATE TEMPORARY TABLES ON {database.name}.* TO {login.user}")
+        case.write(update)
+    assert case.rows(NOTES) == [(1, "en", 1, *note[3:])]
 
 
 def test_missing_rights_in_postgres_are_found(request: pytest.FixtureRequest) -> None:
