@@ -80,6 +80,7 @@ def test_the_high_covers_what_the_split_contains_and_nothing_else(source: Logged
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.pitfall(3)
 def test_a_commit_that_is_logged_but_not_visible_yet_is_not_covered(find_server: FindServer, version: str) -> None:
     """It waits for a standby that never comes. Its commit lies before the high: an LSN would call it contained."""
     server = find_server("postgres", version, synchronous_standby_names="nobody", synchronous_commit="local")
