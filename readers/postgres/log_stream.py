@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg2
+import psycopg2.errors
 
-from conf.redaction import redact
 from readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_literal
 from readers.postgres.log_source import NEW_JOB, ConnectionLostError
 from readers.postgres.session import will_pass
@@ -61,8 +61,10 @@ class LogStream:
             self._chunk = memoryview(self._chunks.get())
             if not self._chunk:
                 self._thread.join()
-                if self._error is not None:
+                if isinstance(self._error, psycopg2.Error):
                     raise meaning(self._error, self._connection) from self._error
+                if self._error is not None:
+                    raise self._error
                 self._chunks.put(b"")
                 return 0
         size = min(len(self._chunk), len(into))
@@ -84,7 +86,8 @@ class LogStream:
     def _copy(self) -> None:
         try:
             with self._connection.cursor() as cursor, _buffered(_Hand(self)) as file:
-                cursor.execute(_WATCH_CLIENT)
+                with contextlib.suppress(psycopg2.errors.InvalidParameterValue):  # a server not on Linux
+                    cursor.execute(_WATCH_CLIENT)
                 cursor.copy_expert(self._sql, file)
             self._verify()
         except BaseException as exc:  # noqa: BLE001  it is raised where the stream is read
@@ -121,12 +124,7 @@ def _duplicate(connection: Connection) -> int:
     return socket.dup(connection.fileno())
 
 
-def meaning(error: BaseException, connection: Connection) -> Exception:
-    """ConnectionLostError, or a TidemarkError."""
-    if isinstance(error, TidemarkError | ConnectionLostError):
-        return error
-    if not isinstance(error, psycopg2.Error):
-        return ConnectionLostError(redact(str(error)))
+def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | ConnectionLostError:
     code, text = error_code(error), error_text(error)
     if code == _IN_USE or will_pass(error, connection):
         return ConnectionLostError(text)
