@@ -113,10 +113,14 @@ def test_value_left_out_of_a_row_that_was_not_there_is_refused(changes: list[Cha
     assert "REPLICA IDENTITY FULL" in str(caught.value.remedy)
 
 
-def test_insert_takes_nothing_from_the_delete_of_another_transaction() -> None:
-    first = rows(NOTES, [(DELETE, (1, "en", None, None, None, None))], version=1)
-    second = rows(NOTES, [(INSERT, (2, "en", 1, UNCHANGED, None, None))], version=2)
-    (both,) = pa.Table.from_batches([first, second]).combine_chunks().to_batches()
+@pytest.mark.parametrize(("version", "between"), [(2, 0), (1, 1)], ids=["another transaction", "another update"])
+def test_insert_takes_nothing_from_the_delete_of_something_else(version: int, between: int) -> None:
+    """As where the gap filter has left out the DELETE that belongs to it."""
+    gone = (DELETE, (1, "en", None, None, None, None))
+    moved = [*[gone] * (1 + between), (INSERT, (2, "en", 1, UNCHANGED, None, None))]
+    parts = [rows(NOTES, [gone], version=1), rows(NOTES, moved, version=version).slice(1 + between)]
+    (both,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    assert both.column("_seq").to_pylist() == [0, 1 + between]
     with pytest.raises(SinkError, match="leaves body out"):
         net_effect(NOTES, both)
 
