@@ -68,8 +68,7 @@ def run_command(
     if summary is not None:
         summary.write_text(json.dumps(finished.as_dict(), indent=2) + "\n")
     if finished.interrupted:
-        _last_line(_INTERRUPTED_TEXT)
-        raise typer.Exit(INTERRUPTED)
+        raise KeyboardInterrupt
 
 
 @app.command("validate", epilog="Example: tidemark validate shop.yaml --connect")
@@ -113,25 +112,14 @@ def checkpoints_command(
 ) -> None:
     """Lists the consistent cuts that the checkpoint holds."""
     if action == "rollback":
-        _fail(TidemarkError("checkpoints rollback is not supported yet.", "Use `checkpoints list`."), USAGE_ERROR)
+        raise JobFileError("checkpoints rollback is not supported yet.", "Use `checkpoints list`.")
     if action != "list":
-        _fail(TidemarkError(f"checkpoints has no action {action!r}.", "Use `checkpoints list`."), USAGE_ERROR)
+        raise JobFileError(f"checkpoints has no action {action!r}.", "Use `checkpoints list`.")
     inspect.checkpoints(_load(job_path, overrides))
 
 
 def _load(path: Path, overrides: list[str] | None) -> JobFile:
     return load_job_file(path, overrides or ())
-
-
-def _last_line(text: str) -> None:
-    """The last line on stderr names the cause and the remedy."""
-    sys.stdout.flush()
-    print(f"tidemark: {redact(text)}", file=sys.stderr, flush=True)
-
-
-def _fail(error: TidemarkError, exit_code: int) -> NoReturn:
-    _last_line(str(error))
-    raise typer.Exit(exit_code)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -141,20 +129,28 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         exit_code = app(args=arguments, standalone_mode=False)
     except TidemarkError as error:
-        _last_line(str(error))
-        sys.exit(error.exit_code)
+        _end(error.exit_code, str(error))
     except TyperException as error:  # usage
-        _last_line(f"{error.format_message()} Remedy: see tidemark --help.")
-        sys.exit(USAGE_ERROR)
+        _end(USAGE_ERROR, f"{error.format_message()} Remedy: see tidemark --help.")
     except (KeyboardInterrupt, typer.Abort):
-        _last_line(_INTERRUPTED_TEXT)
-        sys.exit(INTERRUPTED)
+        exit_code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 -- the process ends here
         if debugging():
             sys.excepthook(type(error), error, error.__traceback__)
-        _last_line(f"unexpected: {_described(error)}. Remedy: {_UNEXPECTED_REMEDY}")
-        sys.exit(UNEXPECTED)
-    sys.exit(exit_code if isinstance(exit_code, int) else 0)
+        _end(UNEXPECTED, f"unexpected: {_described(error)}. Remedy: {_UNEXPECTED_REMEDY}")
+    if exit_code == INTERRUPTED:  # also typer's answer to a KeyboardInterrupt
+        _end(INTERRUPTED, _INTERRUPTED_TEXT)
+    _end(exit_code if isinstance(exit_code, int) else 0)
+
+
+def _end(exit_code: int, last_line: str = "") -> NoReturn:
+    """Nothing may be said after the last line: signals that come now are not heard any more."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if last_line:
+        sys.stdout.flush()
+        print(f"tidemark: {redact(last_line)}", file=sys.stderr, flush=True)
+    sys.exit(exit_code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import CommandLine
+from tests.support.cli import INTERRUPTED, WAITING_FOR_LEASE, CommandLine
 from tests.support.jobs import SPARK, Process, run_to_end, running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
@@ -15,14 +15,12 @@ from tests.support.servers import Database
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 AT_ONCE_SECONDS = 30
-WAITING = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT GET_LOCK(%'"
 NUMBERS = "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 900) SELECT i, i % 7 FROM n"
 
 
 def assert_interrupted(process: Process) -> None:
     assert process.wait() == 130
-    last = process.error_text().splitlines()[-1]
-    assert last == "tidemark: interrupted; the state is safe. Remedy: start the same command again to go on."
+    assert process.error_text().splitlines()[-1] == INTERRUPTED
     assert "Traceback" not in process.error_text()
 
 
@@ -52,7 +50,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
             assert (second.code, "Another driver runs this job" in second.last_line) == (6, True)
             assert json.loads(tidemark("status", job, "--json").out)["phase"] == "stream"
             with running(job, "--standby") as standby:
-                standby.wait_until(lambda: bool(mysql_database.query(WAITING)))
+                standby.wait_until(lambda: bool(mysql_database.query(WAITING_FOR_LEASE)))
                 first.popen.send_signal(signal.SIGTERM)
                 assert_interrupted(first)
                 standby.wait_until(lambda: any(e["event"] == "resumed" for e in standby.events()))

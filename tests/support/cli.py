@@ -13,6 +13,9 @@ from jobs import cli
 from tests.support.jobs import write_job
 from tests.support.servers import Database
 
+INTERRUPTED = "tidemark: interrupted; the state is safe. Remedy: start the same command again to go on."
+WAITING_FOR_LEASE = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT GET_LOCK(%'"
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -35,7 +38,7 @@ def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     """Runs `tidemark ARGUMENTS`. Whatever fails must name cause and remedy in its last line, without a traceback."""
     undo: list[Callable[[], None]] = []
     monkeypatch.setattr(cli, "install_redaction", lambda: undo.append(install_redaction()))
-    previous = signal.getsignal(signal.SIGTERM)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()
@@ -51,7 +54,8 @@ def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     yield run
     for uninstall in undo:
         uninstall()
-    signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
