@@ -12,7 +12,17 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from enumerator.enumerator import LogRead, Observation, Outcome, Settings, SplitsRead, absorb, first_state, plan_epoch
+from enumerator.enumerator import (
+    LogRead,
+    Observation,
+    Outcome,
+    Settings,
+    SplitsRead,
+    absorb,
+    first_state,
+    in_mode,
+    plan_epoch,
+)
 from readers.gap_filter import GapFilter, merge_segments, write_segment
 from state import codec
 from state.gtid import GtidSet
@@ -101,8 +111,8 @@ the same, but decided by where the log ended."""
 
 @dataclass
 class Job:
-    """`filtered`: False leaves the gap filter out. `logged_epoch`: Spark's offset log; `marked_epoch`: the last
-    one that Spark surely has marked as committed."""
+    """`filtered`: False leaves the gap filter out. `mode`: the job file's, now. `logged_epoch`: Spark's offset log;
+    `marked_epoch`: the last one that Spark surely has marked as committed."""
 
     database: ModelDatabase
     settings: Settings
@@ -110,10 +120,12 @@ class Job:
     filtered: bool = True
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
+    mode: Mode = "full+incremental"
     logged_epoch: int = 0
     marked_epoch: int = 0
 
     def create(self, mode: Mode) -> None:
+        self.mode = mode
         tables = () if mode == "incremental" else TABLES
         self.store.create(
             "job",
@@ -165,10 +177,10 @@ class Driver:
         self.output: list[Entry] | None = None
         self.running: Plan | None = None
         if job.logged_epoch == 0:
-            self.state = first_state(job.job_state(), job.settings)
+            self.state = in_mode(first_state(job.job_state(), job.settings), job.mode)
         else:
             record = job.record(job.logged_epoch)
-            self.state = record.state
+            self.state = in_mode(record.state, job.mode)
             if job.marked_epoch < job.logged_epoch:
                 self.running = record.plan
 
@@ -190,7 +202,8 @@ class Driver:
             return
         record = job.record(epoch)
         job.logged_epoch = epoch
-        self.running, self.state, self.attempts, self.output = record.plan, record.state, {}, None
+        self.running, self.state = record.plan, in_mode(record.state, job.mode)
+        self.attempts, self.output = {}, None
 
     def _outcome(self, seconds: float | None) -> Outcome | None:
         if self.state.awaited is None:

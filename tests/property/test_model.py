@@ -182,6 +182,13 @@ class TidemarkModel(RuleBasedStateMachine):
     def crash(self, with_goal: bool) -> None:
         self.driver = Driver(self.job, self.database.log_end() if with_goal else None)
 
+    @precondition(lambda self: self.job.mode == "full")
+    @rule(with_goal=st.booleans())
+    def follow(self, with_goal: bool) -> None:
+        """The job is started again, in another mode than the one in which it was begun."""
+        self.job.mode = "full+incremental"
+        self.crash(with_goal)
+
     # --- what must hold
 
     @invariant()
