@@ -117,8 +117,7 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
             f"The checkpoint {job.checkpoint} belongs to job {state.job_name}, not to {job.job}.",
             "Give each job a checkpoint folder of its own.",
         )
-    checkpoint = Checkpoint.at(job.checkpoint)
-    now = standing(checkpoint, job, state, committed=checkpoint.committed_epoch())
+    now = standing(Checkpoint.at(job.checkpoint), job, state)
     _check_mode(job, now)
     if now.phase is Phase.DONE:
         read = []  # nothing is read any more

@@ -3,7 +3,7 @@
 from conf.model import JobFile
 from enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode
 from jobs.checkpoint import Checkpoint
-from readers.publish import read_report
+from readers.publish import is_published, read_report
 from state.errors import CheckpointError
 from state.job_state import JobState
 from state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
@@ -29,9 +29,19 @@ def read_outcome(checkpoint: Checkpoint, record: PlanRecord, *, seconds: float |
             return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split.id) for split in splits), seconds)
 
 
-def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed: int) -> EnumeratorState:
-    """The state after the last planned epoch, with what it brought if it is committed. Another process may be running
-    the job. Raises CheckpointError."""
+def was_read(checkpoint: Checkpoint, record: PlanRecord) -> bool:
+    """Is there all of what the epoch brings?"""
+    epoch = record.plan.epoch
+    match record.plan.work:
+        case LogWork():
+            return checkpoint.has_log_report(epoch)
+        case SnapshotWork(tasks):
+            return all(is_published(checkpoint.store, epoch, split.id) for task in tasks for split in task)
+
+
+def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed: int | None = None) -> EnumeratorState:
+    """The state after the last planned epoch, with what it brought if it is committed; where `committed` is not known,
+    if it was read. Another process may be running the job. Raises CheckpointError."""
     settings = settings_of(job)
     while True:
         epoch = max(checkpoint.plan_epochs(), default=0)
@@ -40,7 +50,8 @@ def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed
         try:
             record = checkpoint.plan(epoch)
             planned = in_mode(record.state, job.mode)
-            return absorb(planned, read_outcome(checkpoint, record), settings) if epoch <= committed else planned
+            done = was_read(checkpoint, record) if committed is None else epoch <= committed
+            return absorb(planned, read_outcome(checkpoint, record), settings) if done else planned
         except CheckpointError:
             if max(checkpoint.plan_epochs(), default=0) == epoch:  # else the running job has removed what it brought
                 raise

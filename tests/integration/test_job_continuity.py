@@ -12,6 +12,7 @@ import pytest
 
 from conf.load import load_job_file
 from jobs.checkpoint import Checkpoint
+from jobs.opening import hold_job
 from readers.mysql.connect import connect
 from readers.mysql.log_connection import ServerLog
 from readers.mysql.log_reader import LogReader
@@ -21,7 +22,7 @@ from scripts.servers import start_server
 from state.errors import LogPositionLostError
 from state.log_range import LogRange
 from state.position import binlog_position
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import write_job
 from tests.support.servers import Database, fresh_database
 
@@ -148,6 +149,9 @@ def test_a_copy_that_is_complete_needs_no_log(copy: Copy) -> None:
     copy.run("mode=full")
     copy.reset_log()
     assert copy.run("mode=full") == []
+    shutil.rmtree(copy.path.parent / "checkpoint/spark")  # as where the query is its user's own
+    with hold_job(load_job_file(copy.path, ["mode=full"]), Notes()):
+        pass
     copy.refused_as_another_log("mode=full+incremental")
 
 
