@@ -15,6 +15,13 @@ from conf.model import JobFile
 
 _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    # Rows pass the JVM as whole batches: code of the second compiler would never earn the time that it takes.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+"""Of a session that we start; the job file's win."""
 
 
 def debugging() -> bool:
@@ -33,7 +40,7 @@ def open_session(job: JobFile) -> SparkSession:
     if not submitted:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
-    defaults = {} if submitted else {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+    defaults = {} if submitted else DEFAULTS
     for name, value in (defaults | job.spark.conf_with_secrets()).items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
