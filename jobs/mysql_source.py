@@ -35,7 +35,7 @@ from readers.mysql.table_facts import read_tables
 from readers.statistics import TableStatistics
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.gtid import GtidSet
-from state.job_state import JobState
+from state.job_state import JobState, Membership
 from state.position import BinlogPosition, Position, binlog_position
 from state.table import TableId, TableSchema
 
@@ -187,7 +187,10 @@ class FoundMySql:
                 "Start the job over with an empty checkpoint and an empty target.",
             )
 
-    def server(self) -> MySqlServer:
+    def memberships(self) -> tuple[Membership, ...]:
+        return ()
+
+    def server(self, state: JobState) -> MySqlServer:
         return MySqlServer(self.job, self.info, self.watermarks())
 
 

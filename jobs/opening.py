@@ -91,21 +91,23 @@ def hold_job(job: JobFile, events: Events, *, standby: bool = False) -> Iterator
         else:
             _check_same_job(job, found, state, events)
             events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch())
-        yield Held(found.server(), state, lease)
+        yield Held(found.server(state), state, lease)
 
 
 def _first_state(job: JobFile, found: FoundSource) -> JobState:
     """Its start is durable before the first row is read: what is committed from here on comes by the log."""
     keys = tuple(SplitKey(schema.table, found.split_columns[schema.table]) for schema in found.schemas)
+    start = found.first_start()
     return JobState(
         job_uuid=str(uuid.uuid4()),
         job_name=job.job,
         mode=job.mode,
         server_identity=found.identity(),
-        start=found.first_start(),
+        start=start,
         prepared=(),
         created_at_us=time.time_ns() // 1000,
         schemas=found.schemas,
+        memberships=found.memberships(),
         split_keys=keys if job.has_snapshot else (),
     )
 

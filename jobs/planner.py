@@ -73,6 +73,7 @@ class Planner:
         observation = Observation(self._access.log_extent(), self._goal, outcome)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         self._absorbed = (committed, state)
+        self._access.committed(state.position)
         if plan is None:
             return committed
         failpoint("planner.before_plan")

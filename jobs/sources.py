@@ -15,8 +15,7 @@ from readers.gap_filter import Int64s, TableRoutes
 from readers.log_batch import LogBatch
 from readers.split_read import SplitRead
 from readers.statistics import TableStatistics
-from state.errors import JobFileError
-from state.job_state import JobState
+from state.job_state import JobState, Membership
 from state.log_range import LogRange, LogReport
 from state.position import Position
 from state.split import Split
@@ -119,28 +118,30 @@ class FoundSource(Protocol):
         """Raises LogPositionLostError unless this is the job's server, and its log still has `places`, to which the job
         has read it, and what comes after them."""
 
-    def server(self) -> SourceServer: ...
+    def memberships(self) -> tuple[Membership, ...]:
+        """PostgreSQL: how the tables stand in the publication, once `first_start` has been asked; else ()."""
+
+    def server(self, state: JobState) -> SourceServer: ...
 
 
 def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
     """Looks at the source, with a connection that lives while inside. Raises SourceNotUsableError where it can't even be
     looked at; findings say the rest."""
+    if job.source.url.kind == "postgresql":
+        from jobs.postgres_source import find_postgres
+
+        return find_postgres(job)
     from jobs.mysql_source import find_mysql
 
-    _require_supported(job)
     return find_mysql(job)
 
 
 def acquire_lease(job: JobFile, *, wait: bool) -> Lease:
     """Raises JobHeldError where another driver has it and `wait` is False."""
+    if job.source.url.kind == "postgresql":
+        from jobs.postgres_source import acquire_postgres_lease
+
+        return acquire_postgres_lease(job, wait=wait)
     from jobs.mysql_source import acquire_mysql_lease
 
-    _require_supported(job)
     return acquire_mysql_lease(job, wait=wait)
-
-
-def _require_supported(job: JobFile) -> None:
-    if job.source.url.kind == "postgresql":
-        raise JobFileError(
-            "source.url: postgresql:// as a source is not supported yet.", "Allowed are mysql:// and mariadb://."
-        )

@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from tests.support.servers import Database
+
 ROOT = Path(__file__).resolve().parents[2]
 SPARK = {
     "master": "local[2]",
@@ -23,6 +25,14 @@ SPARK = {
         "spark.sql.codegen.wholeStage": "false",
     },
 }
+
+
+def source_of(database: Database, **settings: Any) -> dict[str, Any]:
+    """A job file's section `source` for all tables of a database."""
+    section: dict[str, Any] = {"url": database.server.url, "tables": [f"{database.schema}.*"]}
+    if database.kind == "postgres":
+        section |= {"url": database.url, "slot": database.name, "publication": database.name}
+    return section | settings
 
 
 def write_job(folder: Path, **changes: Any) -> Path:

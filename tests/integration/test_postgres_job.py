@@ -1,0 +1,52 @@
+"""The whole job with PostgreSQL as its source, under concurrent writers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.history import assert_copied
+from tests.support.jobs import run_to_end, source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+@pytest.mark.pitfall(3)
+def test_files_full_then_changes_in_later_runs(postgres_source_database: Database, tmp_path: Path) -> None:
+    uids = Uids()
+    create_tables(postgres_source_database, rows=6000, uids=uids)
+    job = write_job(
+        tmp_path, source=source_of(postgres_source_database), sink={"type": "files", "path": str(tmp_path / "out")}
+    )
+    for seed in (1, 2):
+        with Writers(postgres_source_database, uids, count=3, seed=seed, pause_seconds=0.005):
+            run_to_end(job)
+    run_to_end(job)
+    assert assert_copied(tmp_path / "out", postgres_source_database) > 18000
+
+
+def test_mirror_keeps_values_that_the_log_does_not_repeat(
+    postgres_source_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    uids = Uids()
+    source = postgres_source_database
+    create_tables(source, rows=3000, uids=uids)
+    job = write_job(
+        tmp_path,
+        source=source_of(source),
+        sink={"type": "mirror", "url": mysql_database.url, "table": "{table}"},
+    )
+    with Writers(source, uids, count=2, seed=5, pause_seconds=0.01):
+        run_to_end(job)
+    source.execute("UPDATE customers SET version = version + 1 WHERE length(note) > 100")
+    run_to_end(job)
+    for table in KEYS:
+        rows = f"SELECT uid, version, note FROM {table} ORDER BY uid"
+        copied, wanted = mysql_database.query(rows), source.query(rows)
+        assert [row[:2] for row in copied] == [row[:2] for row in wanted]
+        assert [_text(row[2]) for row in copied] == [_text(row[2]) for row in wanted]
+
+
+def _text(value: object) -> object:
+    return bytes(value) if isinstance(value, memoryview | bytes) else value
