@@ -16,7 +16,7 @@ import pytest
 
 from scripts.servers import start_server
 from tests.support.history import assert_copied
-from tests.support.jobs import Process, running, start_tidemark, write_job
+from tests.support.jobs import Process, running, source_of, start_tidemark, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 
@@ -41,12 +41,16 @@ _BUSY_CONNECTIONS = (
     "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
     "AND (info LIKE %s OR command LIKE 'Binlog%%') LIMIT 1"
 )
+_TERMINATE_ONE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name = 'tidemark' "
+    "AND state = 'active' LIMIT 1"
+)
 
 
 def _files_job(folder: Path, database: Database) -> Path:
     return write_job(
         folder,
-        source={"url": database.server.url, "tables": [f"{database.name}.*"]},
+        source=source_of(database),
         sink={"type": "files", "path": str(folder / "out")},
     )
 
@@ -71,10 +75,10 @@ def _run_until_done(job: Path, environment: dict[str, str]) -> int:
     raise AssertionError(f"{MOST_RUNS} runs did not finish: {process.error_text()}")
 
 
-@pytest.fixture(params=["mysql_database", "mysql_nogtid_database", "mariadb_database"])
+@pytest.fixture(params=["mysql_database", "mysql_nogtid_database", "mariadb_database", "postgres18_database"])
 def chaos_source(request: pytest.FixtureRequest, chaos_rounds: int) -> Database:
-    """The short version kills on one server, `make chaos` on each."""
-    if chaos_rounds <= SHORT_ROUNDS and request.param != "mysql_database":
+    """The short version kills on two servers, `make chaos` on each."""
+    if chaos_rounds <= SHORT_ROUNDS and request.param not in {"mysql_database", "postgres18_database"}:
         pytest.skip("make chaos runs it")
     database: Database = request.getfixturevalue(request.param)
     return database
@@ -104,21 +108,21 @@ def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path) -> 
 @pytest.mark.pitfall(7)
 @pytest.mark.pitfall(48)
 @pytest.mark.usefixtures("long_version")
-def test_kill_at_random_times(mysql_database: Database, tmp_path: Path, chaos_rounds: int) -> None:
+def test_kill_at_random_times(chaos_source: Database, tmp_path: Path, chaos_rounds: int) -> None:
     """Everything at once dies: driver, JVM and workers. Printed seed repeats a round's times, not its interleaving."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     generator = random.Random(seed)
     uids = Uids()
-    create_tables(mysql_database, rows=4000, uids=uids)
-    job = _files_job(tmp_path, mysql_database)
-    with Writers(mysql_database, uids, count=2, seed=seed, pause_seconds=0.002):
+    create_tables(chaos_source, rows=4000, uids=uids)
+    job = _files_job(tmp_path, chaos_source)
+    with Writers(chaos_source, uids, count=2, seed=seed, pause_seconds=0.002):
         for _ in range(chaos_rounds):
             with running(job, "--set", "trigger=100ms") as process:
                 process.wait_until(lambda process=process: len(process.events()) >= 1)
                 _die_within(process, generator.uniform(0, 12))
     _run_until_done(job, {})
-    assert_copied(tmp_path / "out", mysql_database)
+    assert_copied(tmp_path / "out", chaos_source)
 
 
 def _die_within(process: Process, seconds: float) -> None:
@@ -132,25 +136,33 @@ def _die_within(process: Process, seconds: float) -> None:
 
 @pytest.mark.pitfall(28)
 @pytest.mark.usefixtures("long_version")
-def test_killed_database_connections(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_killed_database_connections(kind: str, tmp_path: Path) -> None:
     """Every connection of the job that works is killed on the server, again and again, until the job is done."""
     uids = Uids()
-    with start_server("mysql") as server, fresh_database(server) as database:
+    with start_server(kind) as server, fresh_database(server) as database:
         create_tables(database, rows=3000, uids=uids)
         job = _files_job(tmp_path, database)
         process = start_tidemark(job)
         try:
             with Writers(database, uids, count=1, seed=5, pause_seconds=0.02) as writers:
                 while process.popen.poll() is None:
-                    for (connection,) in database.query(_BUSY_CONNECTIONS, (f"%{database.name}%",)):
-                        with contextlib.suppress(pymysql.err.OperationalError):  # it has ended meanwhile
-                            database.execute(f"KILL {connection}")
+                    _kill_one_connection(database)
                     _pause(process, 0.5)
             assert writers.transactions
         finally:
             process.kill()
         _run_until_done(job, {})
         assert_copied(tmp_path / "out", database)
+
+
+def _kill_one_connection(database: Database) -> None:
+    if database.kind == "postgres":
+        database.query(_TERMINATE_ONE, (database.name,))
+        return
+    for (connection,) in database.query(_BUSY_CONNECTIONS, (f"%{database.name}%",)):
+        with contextlib.suppress(pymysql.err.OperationalError):  # it has ended meanwhile
+            database.execute(f"KILL {connection}")
 
 
 def _pause(process: Process, seconds: float) -> None:
@@ -160,29 +172,30 @@ def _pause(process: Process, seconds: float) -> None:
         return
 
 
-@pytest.mark.parametrize("target", ["mysql", "postgres"])
-def test_mirror_survives_kills(
-    target: str, mysql_database: Database, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if target == "mysql":
+@pytest.mark.parametrize(
+    ("origin", "target"),
+    [
+        ("mysql_database", "postgres_database"),
+        ("mysql_database", "mariadb_database"),
+        ("postgres18_database", "mysql_database"),
+    ],
+)
+def test_mirror_survives_kills(origin: str, target: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if target != "postgres_database":
         request.getfixturevalue("long_version")
-    copy: Database = request.getfixturevalue("mariadb_database" if target == "mysql" else "postgres_database")
+    source: Database = request.getfixturevalue(origin)
+    copy: Database = request.getfixturevalue(target)
     uids = Uids()
-    create_tables(mysql_database, rows=1500, uids=uids)
-    url = copy.url.replace("postgres://", "postgresql://")
-    job = write_job(
-        tmp_path,
-        source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.*"]},
-        sink={"type": "mirror", "url": url, "table": "{table}"},
-    )
+    create_tables(source, rows=1500, uids=uids)
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "mirror", "url": copy.url, "table": "{table}"})
     reached = ("planner.after_plan", "driver.epoch_written", "publish.after", "sink.before_commit", "sink.after_commit")
     with _armed(tmp_path, reached) as environment:
-        with Writers(mysql_database, uids, count=2, seed=21, pause_seconds=0.02):
+        with Writers(source, uids, count=2, seed=21, pause_seconds=0.02):
             _run_until_done(job, environment)
         _run_until_done(job, environment)
     for table in KEYS:
         rows = f"SELECT uid, version, note FROM {table}"
-        assert sorted(_plain(copy.query(rows))) == sorted(_plain(mysql_database.query(rows)))
+        assert sorted(_plain(copy.query(rows))) == sorted(_plain(source.query(rows)))
 
 
 def _plain(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:

@@ -192,6 +192,12 @@ def postgres_database(postgres_server: Server) -> Iterator[Database]:
 
 
 @pytest.fixture
+def postgres18_database(postgres18_server: Server) -> Iterator[Database]:
+    with fresh_database(postgres18_server) as database:
+        yield database
+
+
+@pytest.fixture
 def postgres_source_database(postgres_source_server: Server) -> Iterator[Database]:
     with fresh_database(postgres_source_server) as database:
         yield database
