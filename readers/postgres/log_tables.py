@@ -1,6 +1,7 @@
 """The relations that the log described: what the compiled loop knows of each, and how they fit the job's tables."""
 
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,9 @@ TypeNames = Callable[[Collection[tuple[int, int]]], Mapping[tuple[int, int], str
 _FIRST_PLACES = 64
 
 
+_Form: TypeAlias = tuple[TableId, Identity, tuple[LoggedColumn, ...]]
+
+
 class KnownTables:
     """`wanted`: the tables whose rows count. `arrays` go to the loop; they are replaced when relations come."""
 
@@ -28,7 +32,7 @@ class KnownTables:
         self._known_types: dict[tuple[int, int], str] = {}
         self._relations: dict[int, Relation] = {}
         self._unfit: dict[int, TidemarkError] = {}
-        self._by_form: dict[tuple[TableId, Identity, tuple[LoggedColumn, ...]], int] = {}
+        self._newest: dict[TableId, tuple[_Form, int]] = {}
         empty = Tables(
             np.full(_FIRST_PLACES, -1, np.int64),
             np.empty(_FIRST_PLACES, np.int32),
@@ -79,10 +83,12 @@ class KnownTables:
 
     def _slot(self, relation: Relation, schema: TableSchema) -> int:
         form = (relation.table, relation.identity, relation.columns)
-        if form in self._by_form:
-            return self._by_form[form]
+        newest = self._newest.get(relation.table)
+        if newest is not None and newest[0] == form:  # an older slot's rows are handed out before the newest one's
+            return newest[1]
         self._check(relation, schema)
-        slot = self._by_form[form] = len(self.slots)
+        slot = len(self.slots)
+        self._newest[relation.table] = (form, slot)
         self.slots.append(schema)
         count, longest = len(self.arrays.column_count), max(len(relation.columns), self.arrays.place.shape[1])
         if slot == count or longest > self.arrays.place.shape[1]:

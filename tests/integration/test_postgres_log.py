@@ -95,6 +95,17 @@ def test_identities(logged_postgres: LoggedDatabase) -> None:
     ]
 
 
+def test_order_stays_where_an_identity_changes_to_and_fro(logged_postgres: LoggedDatabase) -> None:
+    """Two forms of one table in one buffer."""
+    log = logged_postgres
+    log.execute("CREATE TABLE t (id int PRIMARY KEY, version int)")
+    log.publish("t")
+    log.execute("INSERT INTO t VALUES (1, 0)")
+    for version, identity in enumerate(("FULL", "DEFAULT", "FULL", "DEFAULT"), 1):
+        log.execute(f"ALTER TABLE t REPLICA IDENTITY {identity}", f"UPDATE t SET version = {version} WHERE id = 1")
+    assert [change["version"] for change in log.read("t")] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.pitfall(61)
 def test_unchanged_toast_is_marked_or_filled_from_the_old_row(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
