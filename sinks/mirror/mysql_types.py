@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sinks.mirror.domains import Domain, FormattedText, Labels, Text, canonical_domain, mysql_domain, parse_mysql_type
+from sinks.mirror.domains import Domain, FormattedText, Labels, Moments, Text, canonical_domain, mysql_domain, parse_mysql_type
 from sinks.mirror.target import Place, SourceKind, TargetColumn
 from state.table import Column, TableSchema, arrow_type_of
 
@@ -51,7 +51,10 @@ class MySqlDialect:
         return name.lower()
 
     def domain(self, column: Column) -> Domain:
-        return canonical_domain(column) if self.source_kind == "postgresql" else mysql_domain(column.source_type)
+        if self.source_kind != "postgresql":
+            return mysql_domain(column.source_type)
+        domain = canonical_domain(column)
+        return Moments(domain.digits, zoned=False) if isinstance(domain, Moments) else domain
 
     def create_table(self, place: Place, schema: TableSchema) -> str:
         lines = [
@@ -162,7 +165,7 @@ class MySqlDialect:
         if pa.types.is_date(kind):
             return "date"
         if pa.types.is_timestamp(kind):
-            return "datetime(6)" if kind.tz is None else "timestamp(6)"
+            return "datetime(6)"  # in UTC: a TIMESTAMP ends in 2038
         return "mediumblob"
 
     def _key_characters(self, column: Column) -> int:
