@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.bench import Bench
 from benchmarks.processes import JOB, Sampler
 from benchmarks.report import Cell, print_table
-from benchmarks.tidemark import orders_job, run_tidemark
+from benchmarks.tidemark import MASTER, orders_job, run_tidemark
 
 
 def run(bench: Bench) -> None:
@@ -27,14 +27,15 @@ def run(bench: Bench) -> None:
         ["", "all", *JOB],
         rows,
         "Proportional set size, sampled five times a second; the peaks of the roles need not fall together. local[2] with "
-        "spark.driver.memory 2g: the JVM is driver and executor, and takes of its heap what it is given.",
+        "Tidemark's own defaults: the JVM is driver and executor, and takes of its heap of 1 GiB what it is given.",
     )
 
 
 def _peaks(bench: Bench, table: str, row_count: int, **changes: Any) -> list[Cell]:
     """MiB: of the whole job, then of each role."""
     folder = bench.folder()
-    job = orders_job(folder, bench.server_url, table, {"type": "files", "path": str(folder / "out")}, **changes)
+    sink = {"type": "files", "path": str(folder / "out")}
+    job = orders_job(folder, bench.server_url, table, sink, spark={"master": MASTER}, **changes)
     with Sampler(memory=True) as sampler:
         run = run_tidemark(job)
     if run.rows + run.changes != row_count:

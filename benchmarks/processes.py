@@ -11,7 +11,7 @@ from types import TracebackType
 
 from scripts.server_supervisor import descendants
 
-JVM, DRIVER, PLANNER, WORKERS = "JVM", "Python driver", "planner", "Python workers"
+JVM, DRIVER, PLANNER, WORKERS, OTHER = "JVM", "Python driver", "planner", "Python workers", "other"
 JOB = (JVM, DRIVER, PLANNER, WORKERS)
 INTERVAL_SECONDS = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,7 +63,7 @@ class Sampler:
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):  # it may end while we look
                 process = Path("/proc", str(pid))
-                if self._roles.get(pid) in {None, WORKERS}:  # a child may not have become its program yet
+                if self._roles.get(pid) in {None, OTHER}:  # a child may not have become its program yet
                     self._roles[pid] = self._role(process)
                 fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
                 ticks = int(fields[11]) + int(fields[12])
@@ -82,13 +82,13 @@ class Sampler:
         line = " ".join(words)
         if "postgres" in line.split(":")[0]:
             return "PostgreSQL"
-        if "server_supervisor.py" in line:
-            return "supervisor"
         if words[0].endswith("java"):
             return JVM
         if "python_streaming_source_runner" in line:
             return PLANNER
-        return DRIVER if "jobs.cli" in words else WORKERS
+        if "pyspark.daemon" in words:
+            return WORKERS
+        return DRIVER if "jobs.cli" in words else OTHER
 
 
 def _pss_bytes(process: Path) -> int:
