@@ -7,7 +7,8 @@ from state.table import TableId
 # pg_table_size counts what is kept outside of the rows (TOAST), as compressed as it is.
 _STATISTICS = """
 SELECT sum(c.reltuples)::bigint, sum(pg_table_size(c.oid))::bigint, bool_or(c.reltuples < 0)
-FROM pg_partition_tree(to_regclass(%s)) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf
+FROM pg_class c, to_regclass(%s) AS t(oid)
+WHERE c.oid IN (SELECT relid FROM pg_partition_tree(t.oid) WHERE isleaf) OR (c.oid = t.oid AND c.relkind = 'r')
 """
 
 
