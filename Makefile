@@ -6,8 +6,9 @@ PY := .venv/bin/python
 WORKERS ?= 2
 N ?= 20
 ROWS ?= 5000000
+DIST ?= dist
 
-.PHONY: help setup servers check test test-again test-unit chaos pitfalls demo bench clean distclean
+.PHONY: help setup servers check test test-again test-unit chaos pitfalls demo bench dist clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -46,6 +47,14 @@ demo: setup servers ## a shop is copied, killed, resumed, followed, compared
 
 bench: setup servers ## speed and memory beside peers (ONLY="snapshot log", ROWS=5000000)
 	@$(PY) -m benchmarks $(ONLY) --rows $(ROWS)
+
+dist: setup ## dist/tidemark.zip for spark-submit --py-files, and the wheel
+	rm -rf $(DIST)
+	mkdir -p $(DIST)/source
+	cp -R pyproject.toml README.md LICENSE conf enumerator jobs readers sinks state $(DIST)/source
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) $(abspath $(DIST))/source
+	cp $(DIST)/tidemark-*.whl $(DIST)/tidemark.zip
+	rm -rf $(DIST)/source
 
 clean: ## remove what builds and tests leave behind
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,8 +1,10 @@
 """How the readers' loops are compiled, and where the machine code is kept between processes.
 
-numba caches a function under the time stamp of the file it stands in, and does not see that a function which it calls
+numba caches a function under the content of the file it stands in, and does not see that a function which it calls
 from another file has changed: an upgrade could go on running old code. So the cache's folder bears a fingerprint of all
 modules that hold kernels, of `readers` and of the function's own package: packages below do not call each other's.
+Where the modules stand plays no part: each Spark application has a zip of its own on every executor, and compiling
+takes a minute.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba.core.caching import _CacheLocator
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -36,14 +39,14 @@ def kernel(function: Function, *, makes_arrays: bool = False) -> Function:
     Unless it `makes_arrays` itself (else numba refuses to compile it), references to arrays, which all outlive the call,
     are not counted: each count is an atomic operation, and they took three quarters of the time of a loop over the log.
     """
-    before = _config.CACHE_DIR
-    _config.CACHE_DIR = _cache_folder(function.__module__.rpartition(".")[0])
+    before = _config.CACHE_LOCATOR_CLASSES
+    _config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelLocator.__name__}"
     try:
         return _compiled(function, nogil=True, cache=True, _nrt=makes_arrays)
     except RuntimeError:  # no folder of this user can be written to: compile in every process
         return _compiled(function, nogil=True, _nrt=makes_arrays)
     finally:
-        _config.CACHE_DIR = before
+        _config.CACHE_LOCATOR_CLASSES = before
 
 
 def inner_kernel(function: Function, *, makes_arrays: bool = False) -> Function:
@@ -55,6 +58,37 @@ def _compiled(function: Function, **options: bool) -> Function:
     compile_it: Any = numba.njit
     compiled: Function = compile_it(**options)(function)
     return compiled
+
+
+class KernelLocator(_CacheLocator):
+    """Tells numba where a kernel's machine code is kept; numba makes it, once a kernel, while it decorates."""
+
+    def __init__(self, function: Callable[..., Any], folder: str) -> None:
+        self._function = function
+        self._folder = folder
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], path: str) -> "KernelLocator | None":
+        """None where this user has no folder that can be written to."""
+        folder = _cache_folder(function.__module__.rpartition(".")[0])
+        if not folder:
+            return None
+        locator = cls(function, folder)
+        try:
+            locator.ensure_cache_path()  # type: ignore[no-untyped-call]
+        except OSError:
+            return None
+        return locator
+
+    def get_cache_path(self) -> str:
+        return self._folder
+
+    def get_source_stamp(self) -> bytes:
+        module = self._function.__globals__
+        return hashlib.sha256(module["__loader__"].get_data(module["__file__"])).digest()
+
+    def get_disambiguator(self) -> str:
+        return str(self._function.__code__.co_firstlineno)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """`spark-submit --py-files tidemark.zip jobs/sync.py JOB.yaml`: the same job as `tidemark run` is, with the same ends."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,15 +14,6 @@ from tests.support.workload import Uids, Writers, create_tables
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SPARK_SUBMIT = str(Path(sys.executable).with_name("spark-submit"))
-
-
-@pytest.fixture(scope="module")
-def our_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As docs/getting-started.md makes it."""
-    folder = tmp_path_factory.mktemp("zip")
-    for package in ("jobs", "enumerator", "readers", "sinks", "state", "conf"):
-        shutil.copytree(ROOT / package, folder / "content" / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return Path(shutil.make_archive(str(folder / "tidemark"), "zip", folder / "content"))
 
 
 def submit(job: Path, our_zip: Path, *arguments: str) -> Process:
