@@ -13,24 +13,25 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.mark.pitfall(3)
-def test_files_full_then_changes_in_later_runs(postgres_source_database: Database, tmp_path: Path) -> None:
+def test_files_full_then_changes_in_later_runs(postgres_database: Database, tmp_path: Path) -> None:
+    """On the oldest version that tests have; test_job_files.py takes the newest."""
     uids = Uids()
-    create_tables(postgres_source_database, rows=6000, uids=uids)
+    create_tables(postgres_database, rows=6000, uids=uids)
     job = write_job(
-        tmp_path, source=source_of(postgres_source_database), sink={"type": "files", "path": str(tmp_path / "out")}
+        tmp_path, source=source_of(postgres_database), sink={"type": "files", "path": str(tmp_path / "out")}
     )
     for seed in (1, 2):
-        with Writers(postgres_source_database, uids, count=3, seed=seed, pause_seconds=0.005):
+        with Writers(postgres_database, uids, count=3, seed=seed, pause_seconds=0.005):
             run_to_end(job)
     run_to_end(job)
-    assert assert_copied(tmp_path / "out", postgres_source_database) > 18000
+    assert assert_copied(tmp_path / "out", postgres_database) > 18000
 
 
 def test_mirror_keeps_values_that_the_log_does_not_repeat(
-    postgres_source_database: Database, mysql_database: Database, tmp_path: Path
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path
 ) -> None:
     uids = Uids()
-    source = postgres_source_database
+    source = postgres18_database
     create_tables(source, rows=3000, uids=uids)
     job = write_job(
         tmp_path,
