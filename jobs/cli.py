@@ -1,4 +1,4 @@
-"""The command line: `tidemark run | validate | plan | status | checkpoints`."""
+"""The command line: `tidemark run | validate | plan | status | checkpoints | drop`."""
 
 import json
 import signal
@@ -15,6 +15,7 @@ from conf.load import load_job_file
 from conf.model import JobFile
 from conf.redaction import install_redaction, redact
 from jobs import inspect, run
+from jobs.drop import drop
 from jobs.events import open_events
 from jobs.session import debugging
 from state.errors import JobFileError, TidemarkError
@@ -34,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Copies MySQL and MariaDB tables with Apache Spark and keeps the copies current.",
+    help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current.",
     epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
     "available · 5 sink failed · 6 another driver holds the job · 130 interrupted, state safe.",
 )
@@ -116,6 +117,16 @@ def checkpoints_command(
     if action != "list":
         raise JobFileError(f"checkpoints has no action {action!r}.", "Use `checkpoints list`.")
     inspect.checkpoints(_load(job_path, overrides))
+
+
+@app.command("drop", epilog="Examples: tidemark drop shop.yaml · tidemark drop shop.yaml --yes")
+def drop_command(
+    job_path: JobPath,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Drops the job's replication slot and publication in a PostgreSQL source, for good. Asks first."""
+    drop(_load(job_path, overrides), yes=yes)
 
 
 def _load(path: Path, overrides: list[str] | None) -> JobFile:

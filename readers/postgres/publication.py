@@ -122,6 +122,17 @@ def require_memberships(connection: Connection, name: str, known: Mapping[TableI
         )
 
 
+def publication_owner(connection: Connection, name: str) -> tuple[str, bool] | None:
+    """Its owner, and whether the role may act as that owner; None where there is no such publication."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
+            (name,),
+        )
+        row = cursor.fetchone()
+    return None if row is None else (str(row[0]), bool(row[1]))
+
+
 def drop_publication(connection: Connection, name: str) -> bool:
     """False where there is none. Raises SourceNotUsableError."""
     if _head(connection, name) is None:

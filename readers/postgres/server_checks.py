@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from readers.findings import Finding, refusal, warning
 from readers.postgres.connect import Connection, quote_identifier, quote_table
 from readers.postgres.server import ServerInfo
+from readers.postgres.slot import slot_exists
 from readers.postgres.table_facts import TableFacts
 from state.table import TableId, TableSchema
 
@@ -34,7 +35,7 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
                 "ALTER SYSTEM SET wal_level = logical, and restart the server.",
             )
         )
-    elif server.replication_slots >= server.max_replication_slots and not _slot_exists(connection, slot):
+    elif server.replication_slots >= server.max_replication_slots and not slot_exists(connection, slot):
         found.append(
             refusal(
                 f"All {server.max_replication_slots} replication slots of the server are taken "
@@ -149,12 +150,6 @@ def _worth_knowing(connection: Connection, server: ServerInfo) -> list[Finding]:
             )
         )
     return found
-
-
-def _slot_exists(connection: Connection, slot: str) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", (slot,))
-        return cursor.fetchone() is not None
 
 
 def _money_has_cents(connection: Connection) -> bool:

@@ -60,6 +60,7 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
             raise SourceNotUsableError(f"The slot {slot} vanished while it was made.", "Run the job again.")
     else:
         _check_kind(found, slot)
+        _check_kept(found, slot)
         wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
 
@@ -118,6 +119,7 @@ def check_place(connection: Connection, slot: str, position: WalPosition) -> dic
             f"{NEW_JOB} It makes a new slot.",
         )
     _check_kind(found, slot)
+    _check_kept(found, slot)
     _check_place(found, slot, position)
     return found
 
@@ -128,6 +130,7 @@ def slot_places(connection: Connection, slot: str) -> tuple[WalPosition, WalPosi
     if found is None:
         raise LogPositionLostError(f"The replication slot {slot} is gone.", f"{NEW_JOB} It makes a new slot.")
     _check_kind(found, slot)
+    _check_kept(found, slot)
     return WalPosition(int(found["confirmed"])), WalPosition(int(found["flushed"]))
 
 
@@ -150,10 +153,17 @@ def advance_slot(connection: Connection, slot: str, position: WalPosition) -> No
         raise _refused(exc) from exc
 
 
+def slot_exists(connection: Connection, slot: str) -> bool:
+    return _find(connection, slot) is not None
+
+
 def drop_slot(connection: Connection, slot: str) -> bool:
-    """False where there is none. Raises SourceNotUsableError, also for a slot that is in use."""
-    if _find(connection, slot) is None:
+    """False where there is none. Raises SourceNotUsableError, also for a slot that is in use, and for one of another kind
+    or database."""
+    found = _find(connection, slot)
+    if found is None:
         return False
+    _check_kind(found, slot)
     try:
         _one(connection, "SELECT pg_drop_replication_slot(%s)", slot)
     except psycopg2.Error as exc:
@@ -182,12 +192,17 @@ def _find(connection: Connection, slot: str) -> dict[str, Any] | None:
 
 
 def _check_kind(found: dict[str, Any], slot: str) -> None:
+    """Raises SourceNotUsableError."""
     if found["plugin"] != "pgoutput" or not found["here"] or found["temporary"] or found.get("two_phase"):
         raise SourceNotUsableError(
             f"The replication slot {slot} is not one that Tidemark can read: plugin {found['plugin']}, database "
             f"{found['database']}, temporary {found['temporary']}, two_phase {found.get('two_phase')}.",
             "Name another slot: source.slot. Tidemark makes it.",
         )
+
+
+def _check_kept(found: dict[str, Any], slot: str) -> None:
+    """Raises LogPositionLostError for a slot that the server gave up."""
     reason = found.get("invalidation_reason")
     if found["wal_status"] == "lost" or found.get("conflicting") or reason:
         raise LogPositionLostError(
