@@ -110,7 +110,7 @@ class _Run:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         self._stop_file.touch()
-        if self._signals > 1:
+        if self._signals > 2:
             raise KeyboardInterrupt
 
     def follow(self, session: SparkSession, context_path: Path) -> None:
@@ -118,6 +118,8 @@ class _Run:
         announced = False
         try:
             while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]  # takes fractions too
+                if self._signals > 1:  # not raised where it comes: py4j would show it, with its traceback
+                    raise KeyboardInterrupt
                 if self._signals and not announced:
                     announced = True
                     self._events.note("stopping", after_epoch=self._committed_epoch)
