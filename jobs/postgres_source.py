@@ -48,6 +48,7 @@ class PostgresServer:
 
     job: JobFile
     place: LogPlace
+    start: WalPosition
     memberships: tuple[Membership, ...]
 
     def planner_access(self, state: JobState) -> "PostgresAccess":
@@ -57,7 +58,7 @@ class PostgresServer:
         job, source = self.job, self.job.source
         conditions = {s.table: job.snapshot.condition(s.table.database, s.table.name) for s in schemas}
         where = {table: condition for table, condition in conditions.items() if condition is not None}
-        return SplitReader(SnapshotSource(source.url, source.tls, self.place.identity, where))
+        return SplitReader(SnapshotSource(source.url, source.tls, self.place.identity, self.start, where))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
         source, reconnect = self.job.source, self.job.log.reconnect
@@ -209,7 +210,7 @@ class FoundPostgres:
 
     def server(self, state: JobState) -> PostgresServer:
         place = LogPlace(self.info.identity, self.job.slot, self.job.publication)
-        return PostgresServer(self.job, place, state.memberships)
+        return PostgresServer(self.job, place, wal_position(state.start), state.memberships)
 
 
 @contextmanager

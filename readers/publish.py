@@ -121,13 +121,14 @@ def forget_published(store: CheckpointStore, epoch: int) -> None:
 def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
     no_transaction = pa.array([], pa.string())
+    version = read.report.high.version if read.commit_version is None else read.commit_version
     first = 0
     for batch in rows.to_batches():
         for piece in _cut(batch):
             count = piece.num_rows
             meta = [
                 pa.array(np.full(count, ChangeType.INSERT, np.int8)),
-                pa.array(np.full(count, read.report.high.version, np.int64)),
+                pa.array(np.full(count, version, np.int64)),
                 pa.array(np.full(count, read.taken_at_us, np.int64)).cast(pa.timestamp("us", tz="UTC")),
                 pa.array(np.arange(first, first + count, dtype=np.int32)),
                 pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), no_transaction),

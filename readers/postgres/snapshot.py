@@ -60,11 +60,12 @@ class ReadHooks:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where and how splits are read; travels to executors. `where` is snapshot.where."""
+    """Where and how splits are read; travels to executors. `start` is the job's, `where` snapshot.where."""
 
     endpoint: Endpoint
     tls: Tls | None
     identity: ServerIdentity
+    start: WalPosition
     where: Mapping[TableId, str] = field(default_factory=dict)
 
     def connect(self) -> Connection:
@@ -162,7 +163,8 @@ class SplitReader:
         hooks.after_select()
         high = WalPosition(lsn, snapshot)
         report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, replayed_changes=0)
-        return SplitRead(report, rows, taken_at_us)
+        before_the_log = self._source.start.lsn - 1  # what the snapshot lacks may have its commit before the high
+        return SplitRead(report, rows, taken_at_us, before_the_log)
 
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
         condition = range_condition(key.columns, split.range)

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,12 +18,10 @@ from state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
 )
-from state.position import wal_position
 from state.split import KeyRange
 from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres  # noqa: F401  a fixture
 from tests.support.postgres_roles import role
 from tests.support.postgres_snapshot import NO_ANCHOR, SnapshotTable, covered, rows_of
-from tests.support.servers import FindServer, fresh_database
 
 pytestmark = pytest.mark.integration
 
@@ -77,37 +74,6 @@ def test_the_high_covers_what_the_split_contains_and_nothing_else(source: Logged
     assert set(changes) == {transaction.xid for transaction in asked}
     assert changes[before.xid]["_commit_version"] < read.report.high.version
     assert (read.report.row_count, read.report.replayed_changes) == (1, 0)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.pitfall(3)
-def test_a_commit_that_is_logged_but_not_visible_yet_is_not_covered(find_server: FindServer, version: str) -> None:
-    """It waits for a standby that never comes. Its commit lies before the high: an LSN would call it contained."""
-    server = find_server("postgres", version, synchronous_standby_names="nobody", synchronous_commit="local")
-    with fresh_database(server) as database:
-        source = LoggedDatabase(database)
-        source.execute("CREATE TABLE public.t (id int PRIMARY KEY, note text)")
-        source.publish("t")
-        table = SnapshotTable(source)
-        waiting = Transaction(source, 7)
-        with waiting.connection.cursor() as cursor:
-            cursor.execute("SET LOCAL synchronous_commit = on")
-        committing = threading.Thread(target=waiting.commit)
-        committing.start()
-        pid = waiting.connection.get_backend_pid()
-        try:
-            waits = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"
-            while not source.query(waits):
-                time.sleep(0.01)
-            read = table.read()
-        finally:
-            source.query(f"SELECT pg_cancel_backend({pid})")
-            committing.join()
-        (change,) = source.read("t")
-    assert int(change["_txn_id"]) == waiting.xid
-    assert change["_commit_version"] < wal_position(read.report.high).lsn
-    assert rows_of(read.rows) == []
-    assert covered(read, [waiting.xid]) == [False]
 
 
 def test_splits_and_what_they_do_not_cover_make_the_table_under_load(source: LoggedDatabase) -> None:

@@ -35,7 +35,7 @@ class SnapshotTable:
         self.schema = self.source.schema(self.name)
         with self.source.connected() as connection:
             identity = read_identity(connection)
-        self.settings = SnapshotSource(parse_endpoint(self.source.database.url), None, identity)
+        self.settings = SnapshotSource(parse_endpoint(self.source.database.url), None, identity, NO_ANCHOR)
 
     def reader(self, hooks: ReadHooks | None = None, **settings: Any) -> SplitReader:
         return SplitReader(replace(self.settings, **settings), hooks=hooks)

@@ -1,0 +1,105 @@
+"""Commits that are in the log but not yet visible: they wait for a standby that never comes. Whoever decides by LSN takes
+them for contained in a SELECT that did not see them."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from readers.gap_filter import GapFilter, write_segment
+from readers.split_read import SplitRead
+from state.position import WalPosition, wal_position
+from state.split import Split
+from tests.support.epochs import run_epochs
+from tests.support.history import assert_copied, read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.postgres_log import VERSIONS, Change, LoggedDatabase
+from tests.support.postgres_snapshot import SnapshotTable, covered, rows_of
+from tests.support.servers import Database, FindServer, fresh_database
+from tests.support.workload import Uids, create_tables
+
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(3)]
+
+
+@pytest.fixture(params=VERSIONS)
+def database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterator[Database]:
+    """Whose transactions wait only where they ask for it."""
+    server = find_server("postgres", request.param, synchronous_standby_names="nobody", synchronous_commit="local")
+    with fresh_database(server) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def invisible(database: Database, *statements: str) -> Iterator[int]:
+    """While inside, the transaction is committed in the log, and nobody sees it. Its id."""
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        connection.autocommit = False
+        cursor.execute("SET LOCAL synchronous_commit = on")
+        for statement in statements:
+            cursor.execute(statement)
+        cursor.execute("SELECT pg_current_xact_id()::xid::text")
+        (xid,) = cursor.fetchone()
+        pid = connection.get_backend_pid()
+        committing = threading.Thread(target=connection.commit)
+        committing.start()
+        try:
+            while not database.query(f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"):
+                time.sleep(0.01)
+            yield int(xid)
+        finally:
+            database.query(f"SELECT pg_cancel_backend({pid})")
+            committing.join()
+
+
+def is_emitted(split: Split, read: SplitRead, high: WalPosition, change: Change) -> bool:
+    """Does the gap filter let the change through, if the split's high is this one?"""
+    segment = write_segment([split], [replace(read.report, high=high)])
+    routes = GapFilter.from_segments([segment], [split.table], "routes").routes[split.table]
+    versions, xids = (np.array([int(change[name])], np.int64) for name in ("_commit_version", "_txn_id"))
+    return bool(routes.keep(None, versions, xids)[0])
+
+
+def test_the_snapshot_tells_what_a_split_lacks_and_an_lsn_does_not(database: Database) -> None:
+    source = LoggedDatabase(database)
+    source.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
+    source.publish("t")
+    table = SnapshotTable(source)
+    source.execute("INSERT INTO t VALUES (1, 'seen')")
+    with invisible(database, "INSERT INTO t VALUES (7, 'late')") as xid:
+        read = table.read()
+    assert rows_of(read.rows) == [(1, "seen")]
+    seen, late = source.read("t")
+    assert int(late["_txn_id"]) == xid
+    assert covered(read, [int(seen["_txn_id"]), xid]) == [True, False]
+    high = wal_position(read.report.high)
+    assert late["_commit_version"] < high.lsn
+    assert [is_emitted(table.split(), read, high, change) for change in (seen, late)] == [False, True]
+    without_snapshot = WalPosition(high.lsn)
+    assert [is_emitted(table.split(), read, without_snapshot, change) for change in (seen, late)] == [False, False]
+
+
+def test_a_job_that_reads_while_commits_are_invisible_has_them_in_order(database: Database, tmp_path: Path) -> None:
+    create_tables(database, rows=60, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(database),
+        snapshot={"split_rows": 10, "parallelism": 1},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_epochs(job, at_most=1)  # a slot can't be made while a transaction is open
+    changes = [
+        *[f"UPDATE {table} SET version = version + 1" for table in ("orders", "customers", "order_lines")],
+        "DELETE FROM orders WHERE id > 55",
+        "INSERT INTO order_lines (order_id, line_no, uid, version) VALUES (1000, 1, 100000, 1)",
+    ]
+    with invisible(database, *changes) as xid:
+        run_epochs(job)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", database)
+    history = read_history(tmp_path / "out", database.schema, "orders").to_pylist()
+    assert {row["_change_type"] for row in history if row["_txn_id"] == str(xid)} == {"update_postimage", "delete"}
