@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.bench import Bench
-from benchmarks.processes import JOB, Sampler
+from benchmarks.processes import JOB, POSTGRES, Sampler
 from benchmarks.report import Cell, print_table, thousands
 from benchmarks.tidemark import orders_job, run_tidemark
 from scripts.server import Server
@@ -60,7 +60,7 @@ def _sink(target: Server | None, path: str) -> dict[str, Any]:
 
 
 def _cpu(seconds: Mapping[str, float]) -> list[Cell]:
-    target = seconds.get("target", 0.0) + seconds.get("PostgreSQL", 0.0)
+    target = seconds.get("target", 0.0) + seconds.get(POSTGRES, 0.0)
     return [seconds.get("source", 0.0), sum(seconds.get(role, 0.0) for role in JOB), target]
 
 

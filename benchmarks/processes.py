@@ -11,7 +11,8 @@ from types import TracebackType
 
 from scripts.server_supervisor import descendants
 
-JVM, DRIVER, PLANNER, WORKERS, OTHER = "JVM", "Python driver", "planner", "Python workers", "other"
+JVM, DRIVER, PLANNER, WORKERS = "JVM", "Python driver", "planner", "Python workers"
+POSTGRES, OTHER = "PostgreSQL", "other"
 JOB = (JVM, DRIVER, PLANNER, WORKERS)
 INTERVAL_SECONDS = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -82,6 +83,8 @@ class Sampler:
         line = " ".join(words)
         if "postgres" in line.split(":")[0]:
             return "PostgreSQL"
+        if words[0].startswith("postgres:") or words[0].endswith("/postgres"):
+            return POSTGRES
         if words[0].endswith("java"):
             return JVM
         if "python_streaming_source_runner" in line:
