@@ -42,6 +42,7 @@ def made(database: Database) -> tuple[bool, bool]:
     return bool(found[0]), bool(found[1])
 
 
+@pytest.mark.pitfall(59)
 def test_what_the_job_made_is_dropped_once(
     tidemark: CommandLine, job: Path, postgres_source_database: Database
 ) -> None:
@@ -53,6 +54,7 @@ def test_what_the_job_made_is_dropped_once(
     assert (again.code, "Nothing to drop" in again.out) == (0, True)
     ended = tidemark("run", job)
     assert (ended.code, "is gone" in ended.last_line) == (4, True)
+    assert made(postgres_source_database) == (False, False)
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n\n", True), ("\n", True), ("y\n", False)])

@@ -111,6 +111,7 @@ def insert(database: Database, rows: list[tuple[Any, ...]]) -> None:
         execute_values(cursor, "INSERT INTO public.t VALUES %s ON CONFLICT DO NOTHING", rows)
 
 
+@pytest.mark.pitfall(22)
 @pytest.mark.parametrize("key", KEYS)
 def test_bounds_of_every_type_tile_the_table_and_owners_agree(database: Database, key: str) -> None:
     sql_type, arrow_type, values = KEYS[key]
@@ -121,6 +122,7 @@ def test_bounds_of_every_type_tile_the_table_and_owners_agree(database: Database
         assert counts[:-1] == [2] * (len(counts) - 1)
 
 
+@pytest.mark.pitfall(14)
 @pytest.mark.parametrize("collation", ['"C"', '"C.utf8"', '"en-x-icu"', *(f'public."{name}"' for name in COLLATIONS)])
 @pytest.mark.parametrize("sql_type", ["text", "varchar(60)", "char(60)"])
 def test_bounds_of_every_collation_tile_the_table_and_owners_agree(
@@ -139,6 +141,7 @@ def test_bounds_of_every_collation_tile_the_table_and_owners_agree(
 CHARACTERS = st.sampled_from(LETTERS) | st.characters(exclude_characters="\0", exclude_categories=("Cs",))
 
 
+@pytest.mark.pitfall(18)
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example([("a", 1), ("A", 1), ("a", 2)], [("á", 1), ("A", 0)])
 @given(
@@ -162,6 +165,7 @@ def composite(database: Database) -> Iterator[KeyedTable]:
         yield table
 
 
+@pytest.mark.pitfall(15)
 def test_keys_that_are_equal_but_written_otherwise_and_repeated_keys_have_one_owner(database: Database) -> None:
     with keyed_table(database, [('text COLLATE public."ignore_case"', "string")]) as table:
         insert(database, [("a",), ("B",), ("c",)])

@@ -189,6 +189,7 @@ def test_generated_columns_are_left_out(logged_postgres: LoggedDatabase) -> None
     assert "twice" not in changes[0]
 
 
+@pytest.mark.pitfall(41)
 def test_a_truncate_of_a_captured_table_stops_the_reading(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     log.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
@@ -248,6 +249,7 @@ def test_what_precedes_the_range_need_not_fit(logged_postgres: LoggedDatabase) -
     assert rows(log.read("t"), "id", "v") == [(INSERT, 2, 3)]
 
 
+@pytest.mark.pitfall(10, 58)
 def test_ranges_tile_the_log_whatever_their_places(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     log.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -277,6 +279,7 @@ def test_infinite_moments_stop_the_reading(logged_postgres: LoggedDatabase, valu
         log.read("t")
 
 
+@pytest.mark.pitfall(83)
 def test_a_large_transaction_is_handed_out_in_parts(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     log.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
@@ -324,6 +327,7 @@ def test_names_that_need_quoting(logged_postgres: LoggedDatabase) -> None:
     assert rows(changes, "I d", "%s") == [(INSERT, 1, "a")]
 
 
+@pytest.mark.pitfall(38)
 @pytest.mark.parametrize("encoding", ["LATIN1", "WIN1251", "EUC_JP"])
 def test_a_database_in_another_encoding(logged_postgres: LoggedDatabase, encoding: str) -> None:
     word = {"LATIN1": "é", "WIN1251": "ж", "EUC_JP": "漢"}[encoding]

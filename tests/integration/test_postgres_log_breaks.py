@@ -38,6 +38,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[LoggedDatabase]:
         yield LoggedDatabase(database)
 
 
+@pytest.mark.pitfall(28)
 def test_ended_connections_are_made_anew(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     filled(log)
@@ -73,6 +74,7 @@ def test_a_restarted_server_goes_on(own_server: LoggedDatabase) -> None:
     assert reader.reconnects >= 1
 
 
+@pytest.mark.pitfall(28)
 def test_a_slot_that_stays_in_use_ends_the_attempts(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     log.execute("CREATE TABLE t (id int PRIMARY KEY)")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 from state.change_batch import batch_schema
 from state.log_range import LogRange
@@ -130,6 +131,7 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)  # tells NaN, -0 and scales
 
 
+@pytest.mark.pitfall(37)
 def test_every_type_is_what_the_server_has(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
     log.execute(*TYPES)

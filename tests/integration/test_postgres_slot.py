@@ -91,6 +91,7 @@ def test_a_slot_of_another_database_is_refused(log: LoggedDatabase) -> None:
             check_slot(connection, place, log.start)
 
 
+@pytest.mark.pitfall(45)
 def test_another_server_another_timeline_or_a_shorter_log_are_found(log: LoggedDatabase) -> None:
     place = log.place()
     others = [
@@ -105,7 +106,7 @@ def test_another_server_another_timeline_or_a_shorter_log_are_found(log: LoggedD
             check_slot(connection, place, WalPosition(log.end().lsn + (1 << 40)))
 
 
-@pytest.mark.pitfall(59)
+@pytest.mark.pitfall(59, 85)
 @pytest.mark.integration
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_invalidated_slot_stops_the_reading(version: str) -> None:

@@ -52,6 +52,7 @@ class Transaction:
         self.connection.close()
 
 
+@pytest.mark.pitfall(3, 10)
 def test_the_high_covers_what_the_split_contains_and_nothing_else(source: LoggedDatabase) -> None:
     source.publish("t")
     table = SnapshotTable(source)
@@ -76,6 +77,7 @@ def test_the_high_covers_what_the_split_contains_and_nothing_else(source: Logged
     assert (read.report.row_count, read.report.replayed_changes) == (1, 0)
 
 
+@pytest.mark.pitfall(3, 13)
 def test_splits_and_what_they_do_not_cover_make_the_table_under_load(source: LoggedDatabase) -> None:
     source.execute("INSERT INTO public.t SELECT i, '' FROM generate_series(1, 50) i")
     source.publish("t")
@@ -118,6 +120,7 @@ def test_splits_and_what_they_do_not_cover_make_the_table_under_load(source: Log
     assert len(changes) > 100
 
 
+@pytest.mark.pitfall(12)
 @pytest.mark.parametrize(
     "ddl",
     [
@@ -137,6 +140,7 @@ def test_another_shape_is_seen_in_the_splits_own_transaction(source: LoggedDatab
         table.read(ReadHooks(before_snapshot=lambda: source.execute(ddl)))
 
 
+@pytest.mark.pitfall(12)
 @pytest.mark.parametrize(
     "ddl", ["TRUNCATE public.t", "ALTER TABLE public.t ALTER COLUMN note TYPE text USING note || 'y'"]
 )
@@ -197,6 +201,7 @@ def test_splits_tile_the_table_on_one_connection(source: LoggedDatabase) -> None
     assert len(backends) == 1
 
 
+@pytest.mark.pitfall(24)
 def test_a_table_without_a_key_is_read_whole(source: LoggedDatabase) -> None:
     source.execute(
         "CREATE TABLE public.keyless (a int, b int)", "INSERT INTO public.keyless VALUES (1, 1), (1, 1), (2, 3)"
@@ -286,6 +291,7 @@ def test_a_reader_is_of_use_again_after_a_value_without_a_place(source: LoggedDa
         assert reader.read(table.split(), table.schema, NO_ANCHOR).rows.num_rows == 1
 
 
+@pytest.mark.pitfall(11, 45)
 def test_another_server_or_timeline_is_refused(source: LoggedDatabase) -> None:
     table = SnapshotTable(source)
     identity = table.settings.identity

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,7 @@ def covers(snapshot: str, xid: int) -> bool:
     return xid < int(xmin) or (xid < int(xmax) and str(xid) not in running.split(","))
 
 
+@pytest.mark.pitfall(3)
 @given(cuts=st.sets(st.integers(-50, 50), max_size=6), data=st.data())
 def test_a_change_is_kept_iff_its_splits_snapshot_does_not_contain_it(cuts: set[int], data: st.DataObject) -> None:
     ranks = sorted(integer_rank(cut, unsigned=False) for cut in cuts)

@@ -162,6 +162,7 @@ SAMPLE = stream(
 )
 
 
+@pytest.mark.pitfall(88)
 @example(len(SIGNATURE), 0x7F, len(SAMPLE))
 @example(0, 0, len(SIGNATURE) - 1)
 @given(st.integers(0, len(SAMPLE) - 1), st.integers(0, 255), st.integers(0, len(SAMPLE)))

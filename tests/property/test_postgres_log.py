@@ -136,6 +136,7 @@ def bounds(draw: st.DrawFn, lsns: tuple[int, ...]) -> tuple[int, int]:
     return start, stop
 
 
+@pytest.mark.pitfall(58)
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_log_is_read_as_the_plain_decoder_reads_it(data: st.DataObject) -> None:
@@ -146,6 +147,7 @@ def test_any_log_is_read_as_the_plain_decoder_reads_it(data: st.DataObject) -> N
     assert read(BytesLog(log.data, piece), start, stop, options) == expected
 
 
+@pytest.mark.pitfall(28)
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_broken_connections_repeat_and_lose_nothing(data: st.DataObject) -> None:
@@ -157,6 +159,7 @@ def test_broken_connections_repeat_and_lose_nothing(data: st.DataObject) -> None
     assert source.opened == len(breaks) + 1
 
 
+@pytest.mark.pitfall(88)
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_read_as_the_plain_decoder_reads_them(data: st.DataObject) -> None:

@@ -46,6 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(xmin, xmax, tuple(running), xid)
 
 
+@pytest.mark.pitfall(3)
 @example([Case(WRAP - 2, WRAP + 5, (WRAP - 1, WRAP + 4), xid) for xid in (WRAP - 3, WRAP - 1, WRAP + 3, WRAP + 4)])
 @example([Case(WRAP - 2, WRAP + 5, (), xid) for xid in (WRAP + 5 - (1 << 31), WRAP + 4, WRAP + 5, WRAP + (1 << 31))])
 @given(st.lists(cases(), max_size=12))

@@ -16,14 +16,13 @@ class Pitfall:
     reason: str | None = None
 
 
-POSTGRES = "later: PostgreSQL is not a source yet"
 RE_SNAPSHOT = "later: the log is read only after all splits, and nothing is read anew"
 
 CHAPTERS: dict[str, tuple[Pitfall, ...]] = {
     "A. Snapshot and watermarks": (
         Pitfall(1, "MySQL: a row lies before a file:pos low, but the SELECT after it does not see it yet"),
         Pitfall(2, "MariaDB: every published position runs ahead of what a SELECT sees"),
-        Pitfall(3, "PostgreSQL: a commit is in the WAL before it is visible", POSTGRES),
+        Pitfall(3, "PostgreSQL: a commit is in the WAL before it is visible"),
         Pitfall(4, "changes between low and high are not replayed over a split's rows"),
         Pitfall(5, "positions ordered by time or server id end a replay early"),
         Pitfall(6, "an idle server never shows a high, and the job hangs"),
@@ -80,22 +79,22 @@ CHAPTERS: dict[str, tuple[Pitfall, ...]] = {
         Pitfall(53, "changes that are never logged (filters, replicas that do not log)"),
     ),
     "D. PostgreSQL": (
-        Pitfall(54, "commits acknowledged that were never taken", POSTGRES),
-        Pitfall(55, "acknowledged before sink and checkpoint are durable", POSTGRES),
-        Pitfall(56, "a start below what was confirmed is moved forward silently", POSTGRES),
-        Pitfall(57, "a new slot with old progress", POSTGRES),
-        Pitfall(58, "several events share one LSN", POSTGRES),
-        Pitfall(59, "a slot is lost and made anew silently", POSTGRES),
-        Pitfall(60, "idle tables hold back the WAL", POSTGRES),
-        Pitfall(61, "unchanged TOAST values become NULL", POSTGRES),
-        Pitfall(62, "replica identity without the key", POSTGRES),
-        Pitfall(63, "streamed and two-phase sub-transactions", POSTGRES),
-        Pitfall(64, "a table joins a publication while transactions are open", POSTGRES),
-        Pitfall(65, "row filters, column lists, unlogged tables: silently a part", POSTGRES),
-        Pitfall(66, "partitions attached without events", POSTGRES),
-        Pitfall(67, "generated columns are absent", POSTGRES),
-        Pitfall(68, "NaN, infinity and dates BC", POSTGRES),
-        Pitfall(69, "a relation's description is outdated after DDL", POSTGRES),
+        Pitfall(54, "commits acknowledged that were never taken"),
+        Pitfall(55, "acknowledged before sink and checkpoint are durable"),
+        Pitfall(56, "a start below what was confirmed is moved forward silently"),
+        Pitfall(57, "a new slot with old progress"),
+        Pitfall(58, "several events share one LSN"),
+        Pitfall(59, "a slot is lost and made anew silently"),
+        Pitfall(60, "idle tables hold back the WAL"),
+        Pitfall(61, "unchanged TOAST values become NULL"),
+        Pitfall(62, "replica identity without the key"),
+        Pitfall(63, "streamed and two-phase sub-transactions"),
+        Pitfall(64, "a table joins a publication while transactions are open"),
+        Pitfall(65, "row filters, column lists, unlogged tables: silently a part"),
+        Pitfall(66, "partitions attached without events"),
+        Pitfall(67, "generated columns are absent"),
+        Pitfall(68, "NaN, infinity and dates BC"),
+        Pitfall(69, "a relation's description is outdated after DDL"),
     ),
     "E. Checkpoint and exactly-once": (
         Pitfall(70, "a split that spans checkpoints comes twice"),

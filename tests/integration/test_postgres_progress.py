@@ -1,0 +1,75 @@
+"""The job's slot follows its checkpoint: never ahead of what sink and checkpoint hold, and not far behind."""
+
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from jobs import postgres_source
+from jobs.checkpoint import Checkpoint
+from jobs.context import RunContext
+from jobs.opening import open_job
+from jobs.read_parts import read_part, tasks_of
+from state.plan import LogWork
+from state.position import wal_position
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def job(postgres_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of table `t`, which it has copied; its slot is moved on as often as it may be."""
+    monkeypatch.setattr(postgres_source, "ADVANCE_SECONDS", 0.0)
+    postgres_source_database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, uid int, version int)", "CREATE TABLE other (id int)"
+    )
+    source = source_of(postgres_source_database, tables=["public.t"])
+    path = write_job(tmp_path, source=source, sink={"type": "files", "path": str(tmp_path / "out")})
+    run_epochs(path)
+    return path
+
+
+def confirmed(database: Database) -> int:
+    ((lsn,),) = database.query(
+        "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s", (database.name,)
+    )
+    return int(lsn)
+
+
+@pytest.mark.pitfall(54, 55)
+def test_what_no_sink_has_taken_is_not_given_up(job: Path, postgres_source_database: Database, tmp_path: Path) -> None:
+    database, settings = postgres_source_database, load_job_file(job)
+    checkpoint = Checkpoint.at(settings.checkpoint)
+    database.execute("INSERT INTO t VALUES (1, 1, 1)")
+    with open_job(settings, Notes()) as opened:
+        context = RunContext(settings, opened.held.server, opened.held.state, stop_file=None)
+        for _ in range(2):  # a start that reads the epoch, and is killed before the sink has it
+            planner = context.planner()
+            planner.end_at_log_end()
+            epoch = planner.next_epoch(checkpoint.committed_epoch())
+            assert epoch == checkpoint.committed_epoch() + 1
+            (task,) = tasks_of(context, epoch)
+            assert sum(1 for _ in read_part(task)) == 2  # the row, and the part's end
+            work = checkpoint.plan(epoch).plan.work
+            assert isinstance(work, LogWork)
+            assert confirmed(database) <= wal_position(work.range.start).lsn
+    run_epochs(job)
+    assert read_history(tmp_path / "out", "public", "t").column("id").to_pylist() == [1]
+    run_epochs(job)
+    assert confirmed(database) > wal_position(work.range.start).lsn
+
+
+@pytest.mark.pitfall(60)
+def test_an_idle_table_does_not_hold_the_log_back(job: Path, postgres_source_database: Database) -> None:
+    database = postgres_source_database
+    for _ in range(2):
+        before = confirmed(database)
+        database.execute("INSERT INTO other SELECT generate_series(1, 20000)")
+        ((end,),) = database.query("SELECT pg_current_wal_flush_lsn() - '0/0'")
+        run_epochs(job)
+        assert end - before > 1_000_000
+        assert end - confirmed(database) < 100_000
