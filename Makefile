@@ -42,7 +42,7 @@ chaos: setup servers ## kills at random times, N rounds (N=20)
 pitfalls: setup ## which entries of the pitfalls list have a test
 	@$(PY) -m scripts.pitfalls
 
-demo: setup servers ## a shop is copied, killed, resumed, followed, compared
+demo: setup servers ## a shop is copied, killed, resumed, followed, compared (SOURCE=mysql)
 	@$(PY) -m scripts.demo
 
 bench: setup servers ## speed and memory beside peers (ONLY="snapshot log", ROWS=5000000)

@@ -1,8 +1,9 @@
 """`make demo`: a shop is copied, the job is killed half-way, goes on, follows the changes, catches up, and is checked.
 
-    ROWS=300000 SINK=mirror-postgres make demo
+    make demo SOURCE=mysql SINK=mirror-postgres ROWS=300000
 
-SINK is mirror-postgres, mirror-mysql, mirror-mariadb or files. All servers and files are private, and gone at the end.
+SOURCE is mysql, mariadb or postgres, SINK is mirror-postgres, mirror-mysql, mirror-mariadb or files. All servers and
+files are private, and gone at the end.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from pathlib import Path
 from jobs.checkpoint import Checkpoint
 from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_files
 from scripts.demo_job import JobFailedError, JobProcess
-from scripts.demo_shop import DATABASE, TABLES, load_shop
+from scripts.demo_shop import SHOPS, load_shop
+from scripts.demo_table import DATABASE
 from scripts.demo_writers import WRITERS, Writers
 from scripts.server import Server
 from scripts.server_packages import ServerUnavailableError
@@ -27,9 +29,10 @@ from scripts.servers import start_server
 from state.log_range import LogReport
 from state.phase import Phase
 
+SOURCES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files")
 SPLITS_WANTED = 60
-KILL_AT_SHARE = 0.35
+KILL_AT_SHARE = 0.3
 """Of all splits, that must be copied. Epochs grow, so that at the kill about half of them are."""
 KILL_WHEN_READ = 6
 """Splits of the running epoch that must be read: they are published, and whether the copy has them is open."""
@@ -44,7 +47,7 @@ trigger: 1s
 checkpoint: ./checkpoint
 source:
   url: ${{SHOP_URL}}
-  tables: ["{database}.*"]
+  tables: ["{schema}.*"]
 snapshot:
   split_rows: {split_rows}
   parallelism: 2
@@ -64,6 +67,9 @@ FILES = """\
 
 
 def main() -> int:
+    source = os.environ.get("SOURCE", "mysql")
+    if source not in SOURCES:
+        return _usage(f"SOURCE is {source!r}: it must be one of {', '.join(SOURCES)}")
     sink = os.environ.get("SINK", SINKS[0])
     if sink not in SINKS:
         return _usage(f"SINK is {sink!r}: it must be one of {', '.join(SINKS)}")
@@ -73,7 +79,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with contextlib.ExitStack() as stack:
-            return 0 if Demo(stack, sink, int(rows)).run() else 1
+            return 0 if Demo(stack, source, sink, int(rows)).run() else 1
     except (JobFailedError, ServerUnavailableError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
@@ -127,8 +133,9 @@ class Kill:
 class Demo:
     """`stack` ends servers, processes and folders, whatever happens."""
 
-    def __init__(self, stack: contextlib.ExitStack, sink: str, rows: int) -> None:
-        self._stack, self._sink, self._rows = stack, sink, rows
+    def __init__(self, stack: contextlib.ExitStack, source: str, sink: str, rows: int) -> None:
+        self._stack, self._source, self._sink, self._rows = stack, source, sink, rows
+        self._shop = SHOPS[source]
         self._folder = Path(tempfile.mkdtemp(prefix="tidemark-demo-"))
         stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._environment: dict[str, str] = {}
@@ -152,31 +159,33 @@ class Demo:
             job.wait(RUN_TIMEOUT_SECONDS)
         self._tally.update()
         self._say("Source and copy are compared, every column of every row")
-        comparisons = compare(source, rows_of_copy)
+        comparisons = compare(source, self._shop.tables, rows_of_copy)
         self._report(comparisons, kill, writers, seconds=time.monotonic() - started)
         return all(comparison.same for comparison in comparisons)
 
     def _set_up(self) -> tuple[Server, Rows]:
-        self._say("A shop: a private MySQL server, filled with rows")
-        source = self._stack.enter_context(start_server("mysql"))
+        name = SOURCES[self._source]
+        self._say(f"A shop: a private {name} server, filled with rows")
+        source = self._stack.enter_context(start_server(self._source))
         rows = load_shop(source, self._rows)
         rows_of_copy, sink, target = self._target()
-        self._environment["SHOP_URL"] = source.url
+        self._environment["SHOP_URL"] = f"{source.url}{DATABASE}"
         split_rows = max(100, rows // SPLITS_WANTED)
-        self._job_file.write_text(JOB_FILE.format(database=DATABASE, split_rows=split_rows, sink=sink))
-        print(f"   MySQL {source.version}: {rows:,} rows in {len(TABLES)} tables; the copy goes to {target}")
+        self._job_file.write_text(JOB_FILE.format(schema=self._shop.schema, split_rows=split_rows, sink=sink))
+        tables = len(self._shop.tables)
+        print(f"   {name} {source.version}: {rows:,} rows in {tables} tables; the copy goes to {target}")
         return source, rows_of_copy
 
     def _target(self) -> tuple[Rows, str, str]:
         """How to read the copy, the job file's sink, and what it is called."""
         if self._sink == "files":
-            return rows_in_files(self._folder / "copy"), FILES, "Parquet files"
+            return rows_in_files(self._folder / "copy", self._shop.schema), FILES, "Parquet files"
         kind = self._sink.removeprefix("mirror-")
         server = self._stack.enter_context(start_server(kind))
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE shop_copy")
         self._environment["COPY_URL"] = f"{server.url}shop_copy"
-        return rows_in_database(server, "shop_copy"), MIRROR, f"{kind} {server.version}"
+        return rows_in_database(server, "shop_copy"), MIRROR, f"{SOURCES[kind]} {server.version}"
 
     def _run_and_kill(self) -> Kill:
         self._say(f"{WRITERS} writers begin, and the job: tidemark run shop.yaml")

@@ -1,7 +1,7 @@
 """Source and copy, row by row: every column of every row, as values."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import psycopg2.extras
 import pyarrow.dataset as ds
 
-from scripts.demo_shop import DATABASE, TABLES, ShopTable
+from scripts.demo_table import DATABASE, ShopTable
 from scripts.server import Server
 
 Row = tuple[Any, ...]
@@ -36,10 +36,10 @@ class Comparison:
         return not (self.missing or self.surplus or self.repeated) and self.source_rows == self.copy_rows
 
 
-def compare(source: Server, rows_of_copy: Rows) -> list[Comparison]:
+def compare(source: Server, tables: Iterable[ShopTable], rows_of_copy: Rows) -> list[Comparison]:
     """Neither side may change meanwhile."""
     rows_of_source = rows_in_database(source, DATABASE)
-    return [_compare_table(table, _columns(source, table), rows_of_source, rows_of_copy) for table in TABLES]
+    return [_compare_table(table, _columns(source, table), rows_of_source, rows_of_copy) for table in tables]
 
 
 def rows_in_database(server: Server, database: str) -> Rows:
@@ -50,7 +50,8 @@ def rows_in_database(server: Server, database: str) -> Rows:
         listed = ", ".join(f"{quote}{column}{quote}" for column in columns)
         with contextlib.closing(server.connect(database)) as connection, connection.cursor() as cursor:
             if server.kind == "postgres":
-                psycopg2.extras.register_default_json(connection, loads=str)  # the text itself, not what it means
+                for register in (psycopg2.extras.register_default_json, psycopg2.extras.register_default_jsonb):
+                    register(connection, loads=str)  # the text itself, not what it means
             cursor.execute("SET TIME ZONE 'UTC'" if server.kind == "postgres" else "SET time_zone = '+00:00'")
             cursor.execute(f"SELECT {listed} FROM {table.name}")
             for row in cursor.fetchall():
@@ -59,22 +60,31 @@ def rows_in_database(server: Server, database: str) -> Rows:
     return rows
 
 
-def rows_in_files(folder: Path) -> Rows:
-    """What the files sink's changes add up to: per key the last one, unless that is a delete."""
+def rows_in_files(folder: Path, schema: str) -> Rows:
+    """What the files sink's changes add up to: per key the last one, unless that is a delete. What PostgreSQL's log left
+    out is in the row that the change replaced."""
 
     def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
-        changes = ds.dataset(folder / f"{DATABASE}.{table.name}", format="parquet", exclude_invalid_files=False)
-        names = ["_change_type", "_commit_version", "_seq", *columns]
+        changes = ds.dataset(folder / f"{schema}.{table.name}", format="parquet", exclude_invalid_files=False)
+        marked = "_unchanged" in changes.schema.names
+        names = ["_change_type", "_commit_version", "_seq", *columns, *(["_unchanged"] if marked else [])]
         found = changes.to_table(columns=names).sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
         places = [columns.index(column) for column in table.key]
         last: dict[Row, Row] = {}
+        replaced: Row = ()
         for change, _version, _seq, *values in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            left_out = (values.pop() if marked else None) or ()
             row = tuple(map(_plain, values))
             key = tuple(row[place] for place in places)
             if change == "delete":
-                last.pop(key, None)
-            else:
-                last[key] = row
+                replaced = last.pop(key, ())
+                continue
+            before = last[key] if change == "update_postimage" and left_out else replaced
+            last[key] = (
+                tuple(before[i] if column in left_out else row[i] for i, column in enumerate(columns))
+                if left_out
+                else row
+            )
         yield from last.values()
 
     return rows
@@ -82,8 +92,8 @@ def rows_in_files(folder: Path) -> Rows:
 
 def _columns(source: Server, table: ShopTable) -> tuple[str, ...]:
     with contextlib.closing(source.connect(DATABASE)) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SHOW COLUMNS FROM {table.name}")
-        return tuple(row[0] for row in cursor.fetchall())
+        cursor.execute(f"SELECT * FROM {table.name} LIMIT 0")
+        return tuple(column[0] for column in cursor.description)
 
 
 def _compare_table(table: ShopTable, columns: tuple[str, ...], rows_of_source: Rows, rows_of_copy: Rows) -> Comparison:

@@ -1,26 +1,17 @@
-"""The shop that the demo copies: six tables with different keys, filled by the server itself."""
+"""The shop that the demo copies: six tables with different keys, filled by the server itself. PostgreSQL's stands in
+demo_shop_postgres.py."""
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from scripts.demo_shop_postgres import BEFORE as POSTGRES_BEFORE
+from scripts.demo_shop_postgres import TABLES as POSTGRES_TABLES
+from scripts.demo_table import DATABASE, ShopTable
 from scripts.server import Server
 
-DATABASE = "shop"
-
-
-@dataclass(frozen=True, slots=True)
-class ShopTable:
-    """`share` is of all rows, in thousandths. `select` makes row number `i` (1, 2, …) of the sequence `n`."""
-
-    name: str
-    key: tuple[str, ...]
-    share: int
-    columns: str
-    select: str
-
-
-TABLES = (
+MYSQL_TABLES = (
     ShopTable(
         "customers",  # an even integer key
         ("id",),
@@ -79,17 +70,53 @@ TABLES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """`schema` is what stands before a table's name in the job file. `before`: statements that precede the tables.
+    `sequence`: the numbers from 1 to `{count}`, as `n (i)`; what follows INSERT INTO, with the table's `{select}`."""
+
+    schema: str
+    tables: tuple[ShopTable, ...]
+    before: tuple[str, ...]
+    sequence: str
+
+
+_RECURSION = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT {select} FROM n"
+_LIKE_0900 = "utf8mb4_uca1400_nopad_ai_ci"
+"""MariaDB's collation that is next to MySQL's utf8mb4_0900_ai_ci."""
+
+SHOPS: Mapping[str, Shop] = {
+    "mysql": Shop(
+        DATABASE, MYSQL_TABLES, ("SET time_zone = '+00:00', cte_max_recursion_depth = 4294967295",), _RECURSION
+    ),
+    "mariadb": Shop(
+        DATABASE,
+        tuple(replace(t, columns=t.columns.replace("utf8mb4_0900_ai_ci", _LIKE_0900)) for t in MYSQL_TABLES),
+        ("SET time_zone = '+00:00', max_recursive_iterations = 4294967295",),
+        _RECURSION,
+    ),
+    "postgres": Shop(
+        "public", POSTGRES_TABLES, POSTGRES_BEFORE, "SELECT {select} FROM generate_series(1, {count}) AS n (i)"
+    ),
+}
+
+
 def load_shop(server: Server, row_count: int) -> int:
     """Makes the database with about `row_count` rows; returns how many there are."""
+    shop = SHOPS[server.kind]
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4")
-        cursor.execute(f"USE {DATABASE}")
-        cursor.execute("SET time_zone = '+00:00', cte_max_recursion_depth = 4294967295")
-        return sum(_load_table(cursor, table, row_count * table.share // 1000) for table in TABLES)
+        cursor.execute(f"CREATE DATABASE {DATABASE}" + ("" if server.kind == "postgres" else " CHARACTER SET utf8mb4"))
+    with contextlib.closing(server.connect(DATABASE)) as connection, connection.cursor() as cursor:
+        for statement in shop.before:
+            cursor.execute(statement)
+        return sum(_load_table(cursor, shop, table, row_count * table.share // 1000) for table in shop.tables)
 
 
-def _load_table(cursor: Any, table: ShopTable, row_count: int) -> int:
+def _load_table(cursor: Any, shop: Shop, table: ShopTable, row_count: int) -> int:
     cursor.execute(f"CREATE TABLE {table.name} ({table.columns})")
-    sequence = f"WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {max(row_count, 1)})"
-    cursor.execute(f"INSERT INTO {table.name} {sequence} SELECT {table.select} FROM n")
-    return int(cursor.rowcount)
+    rows = shop.sequence.format(count=max(row_count, 1), select=table.select)
+    cursor.execute(f"INSERT INTO {table.name} {rows}")
+    count = int(cursor.rowcount)
+    for statement in table.after:
+        cursor.execute(statement)
+    return count

@@ -1,31 +1,39 @@
-"""The shop's customers and clerks: they write all the while that the job copies.
-
-Every kind of change that is hard for a copy happens many times: transactions over several tables, keys that change,
-rows that are deleted and come back, savepoints and rollbacks, one statement that changes many rows.
-"""
+"""The shop's customers and clerks: they write all the while that the job copies."""
 
 import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import psycopg2
 import pymysql
+from psycopg2 import errorcodes
 from pymysql.constants import ER
 
-from scripts.demo_shop import DATABASE
+from scripts.demo_table import DATABASE
+from scripts.demo_transactions import MYSQL, Business
+from scripts.demo_transactions_postgres import POSTGRES
 from scripts.server import Server
 
 WRITERS = 3
 TRANSACTIONS_PER_SECOND = 60
 """Of each writer, at most."""
+ROLLED_BACK_SHARE = 0.05
+"""Of all transactions, by intention."""
+
+BUSINESS: Mapping[str, Business] = {"mysql": MYSQL, "mariadb": MYSQL, "postgres": POSTGRES}
 
 # What two writers that meet do to each other; the transaction is rolled back and another one follows.
-COLLISIONS = {ER.DUP_ENTRY, ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT}
-
-Transaction = Callable[[Any, random.Random, int], None]
-"""(cursor, chance, how many rows were loaded)."""
+COLLISIONS = {
+    ER.DUP_ENTRY,
+    ER.LOCK_DEADLOCK,
+    ER.LOCK_WAIT_TIMEOUT,
+    errorcodes.UNIQUE_VIOLATION,
+    errorcodes.DEADLOCK_DETECTED,
+    errorcodes.LOCK_NOT_AVAILABLE,
+}
 
 
 class Writers:
@@ -36,6 +44,7 @@ class Writers:
 
     def __init__(self, server: Server, row_count: int) -> None:
         self._server, self._row_count = server, row_count
+        self._business = BUSINESS[server.kind]
         self._ending = threading.Event()
         self._counts = [[0, 0] for _ in range(WRITERS)]
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="writer")
@@ -67,143 +76,28 @@ class Writers:
             writer.result()
 
     def _write(self, index: int) -> None:
-        with contextlib.closing(self._server.connect(DATABASE, autocommit=False)) as connection:
-            self._write_on(connection, index)
+        with contextlib.closing(self._server.connect(DATABASE)) as connection, connection.cursor() as cursor:
+            cursor.execute(self._business.session)
+            if self._server.kind == "postgres":
+                connection.autocommit = False
+            else:
+                connection.autocommit(False)
+            self._write_on(connection, cursor, index)
 
-    def _write_on(self, connection: Any, index: int) -> None:
+    def _write_on(self, connection: Any, cursor: Any, index: int) -> None:
         chance = random.Random(index)
-        kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
-        with connection.cursor() as cursor:
-            cursor.execute("SET time_zone = '+00:00', innodb_lock_wait_timeout = 2")
-            while not self._ending.wait(chance.uniform(0, 2 / TRANSACTIONS_PER_SECOND)):
-                kind = chance.choices(kinds, weights)[0]
-                try:
-                    kind(cursor, chance, self._row_count)
-                except pymysql.MySQLError as error:
-                    if error.args[0] not in COLLISIONS:
-                        raise
-                    kind = _think_again
-                if kind is _think_again:
-                    connection.rollback()
-                else:
-                    connection.commit()
-                self._counts[index][kind is _think_again] += 1
-
-
-def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
-    """One transaction over four tables."""
-    customer = chance.randint(1, rows // 10)
-    cursor.execute(
-        "INSERT INTO orders (customer_id, status, total, placed_at, note) VALUES (%s, 'new', 0, NOW(6), %s)",
-        (customer, chance.choice([None, "", "bitte läuten", "お願いします"])),
-    )
-    order = cursor.lastrowid
-    lines = [(order, i, f"sku-{chance.randrange(10000)}", chance.randint(1, 9), chance.randrange(10000) / 100)
-             for i in range(chance.randint(1, 5))]  # fmt: skip
-    cursor.executemany("INSERT INTO order_items VALUES (%s, %s, %s, %s, %s)", lines)
-    cursor.execute(
-        "UPDATE orders SET total = (SELECT SUM(quantity * unit_price) FROM order_items WHERE order_id = %s) "
-        "WHERE id = %s",
-        (order, order),
-    )
-    cursor.execute("UPDATE customers SET points = points + 1 WHERE id = %s", (customer,))
-    cursor.execute(
-        "INSERT INTO events VALUES (%s, 'buy', JSON_OBJECT('order', %s), NOW(3), NULL)", (chance.randbytes(16), order)
-    )
-
-
-def _ship(cursor: Any, chance: random.Random, rows: int) -> None:
-    cursor.execute(
-        "UPDATE orders SET status = 'sent', changed_at = NOW(3) WHERE id >= %s ORDER BY id LIMIT 3",
-        (_order(chance, rows),),
-    )
-
-
-def _cancel(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Deletes in two tables."""
-    order = _order(chance, rows)
-    cursor.execute("DELETE FROM order_items WHERE order_id = %s", (order,))
-    cursor.execute("DELETE FROM orders WHERE id = %s", (order,))
-
-
-def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
-    """The key changes: sometimes only in case, which this collation takes for the same key."""
-    rename = chance.choice(["UPPER(sku)", "LOWER(sku)", "CONCAT('new-', sku)", "TRIM(LEADING 'new-' FROM sku)"])
-    cursor.execute(
-        f"UPDATE products SET sku = {rename}, attributes = JSON_SET(attributes, '$.seen', NOW(3)) "
-        "WHERE title = %s AND CHAR_LENGTH(sku) < 34",
-        (f"No. {chance.randint(1, rows // 25)}",),
-    )
-
-
-def _move_customer(cursor: Any, chance: random.Random, rows: int) -> None:
-    """The key changes, and the row goes to another split."""
-    cursor.execute(
-        "UPDATE customers SET id = %s WHERE id = %s", (chance.randint(1, rows // 8), chance.randint(1, rows // 8))
-    )
-
-
-def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Keys that shift by one: every new key but the last was another row's old one."""
-    cursor.execute(
-        "UPDATE order_items SET line_no = line_no + 1 WHERE order_id = %s ORDER BY line_no DESC",
-        (_order(chance, rows),),
-    )
-
-
-def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key that goes and comes back in one transaction."""
-    cursor.execute(
-        "SELECT event_id FROM events WHERE event_id >= %s ORDER BY event_id LIMIT 1", (chance.randbytes(16),)
-    )
-    if (found := cursor.fetchone()) is not None:
-        cursor.execute("DELETE FROM events WHERE event_id = %s", found)
-        cursor.execute("INSERT INTO events VALUES (%s, 'again', NULL, NOW(3), %s)", (*found, chance.randbytes(9)))
-
-
-def _reprice(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key of a day and a number changes both, and a savepoint takes something back."""
-    weight = chance.randrange(max(1, rows // 30000)) / 8
-    day = chance.randrange(900)
-    cursor.execute("SAVEPOINT before_reprice")
-    cursor.execute("DELETE FROM tariffs WHERE valid_from = '2015-01-01' + INTERVAL %s DAY", (day,))
-    cursor.execute("ROLLBACK TO SAVEPOINT before_reprice")
-    cursor.execute(
-        "UPDATE tariffs SET valid_from = valid_from + INTERVAL 900 DAY, weight_kg = weight_kg + 0.001, "
-        "price = price * 1.01 WHERE valid_from = '2015-01-01' + INTERVAL %s DAY AND weight_kg = %s",
-        (day, weight),
-    )
-
-
-def _stock_taking(cursor: Any, chance: random.Random, rows: int) -> None:
-    """One statement, several hundred rows."""
-    cursor.execute(
-        "UPDATE order_items SET quantity = quantity + 1 WHERE order_id BETWEEN %s AND %s + 300",
-        (order := _order(chance, rows), order),
-    )
-
-
-def _think_again(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Writes, and is rolled back."""
-    _buy(cursor, chance, rows)
-    _cancel(cursor, chance, rows)
-
-
-def _order(chance: random.Random, rows: int) -> int:
-    """The id of an order as they were loaded: even numbers low, odd ones high."""
-    number = chance.randint(1, rows * 3 // 10)
-    return number * 3 + (0 if number % 2 == 0 else 4_000_000_000)
-
-
-_WEIGHTS: dict[Transaction, int] = {
-    _buy: 40,
-    _ship: 20,
-    _cancel: 8,
-    _rename_product: 6,
-    _move_customer: 5,
-    _renumber_lines: 5,
-    _replace_event: 5,
-    _reprice: 5,
-    _stock_taking: 1,
-    _think_again: 5,
-}
+        kinds, weights = list(self._business.weights), list(self._business.weights.values())
+        while not self._ending.wait(chance.uniform(0, 2 / TRANSACTIONS_PER_SECOND)):
+            (kind,) = chance.choices(kinds, weights)
+            try:
+                kind(cursor, chance, self._row_count)
+                wanted = chance.random() >= ROLLED_BACK_SHARE
+            except (pymysql.MySQLError, psycopg2.Error) as error:
+                if (error.pgcode if isinstance(error, psycopg2.Error) else error.args[0]) not in COLLISIONS:
+                    raise
+                wanted = False
+            if wanted:
+                connection.commit()
+            else:
+                connection.rollback()
+            self._counts[index][not wanted] += 1

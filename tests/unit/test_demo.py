@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts import demo_job
+from scripts import demo, demo_job
 from scripts.demo_compare import rows_in_files
 from scripts.demo_job import JobFailedError, JobProcess, in_short
-from scripts.demo_shop import TABLES
+from scripts.demo_shop import SHOPS
+from scripts.demo_table import ShopTable
+from scripts.demo_writers import BUSINESS
 
-TARIFFS = next(table for table in TABLES if table.name == "tariffs")
+TARIFFS = next(table for table in SHOPS["mysql"].tables if table.name == "tariffs")
 
 FAMILY = """\
 #!{python}
@@ -98,5 +100,50 @@ def test_what_the_files_add_up_to_is_the_last_state_of_each_key(tmp_path: Path) 
     pq.write_table(
         pa.Table.from_pylist([row("insert", 10, 0, 1, 5), row("insert", 10, 1, 2, 7)]), folder / "e1.parquet"
     )
-    found = rows_in_files(tmp_path)(TARIFFS, ("valid_from", "weight_kg", "price"))
+    found = rows_in_files(tmp_path, "shop")(TARIFFS, ("valid_from", "weight_kg", "price"))
     assert set(found) == {(date(2024, 1, 1), 1, 9), (date(2024, 1, 3), 1, 8)}
+
+
+def test_values_that_a_change_left_out_are_those_of_the_row_that_it_replaced(tmp_path: Path) -> None:
+    notes = ShopTable("notes", ("id",), 0, "", "")
+    changes = [
+        ("insert", 1, 7, "long", None),
+        ("insert", 2, 8, "other", None),
+        ("update_postimage", 3, 7, None, ["note"]),
+        ("delete", 4, 7, None, None),
+        ("insert", 5, 9, None, ["note"]),
+        ("update_postimage", 6, 8, None, None),
+    ]
+    names = ["_change_type", "_seq", "id", "note", "_unchanged"]
+    rows = [{"_commit_version": 1, **dict(zip(names, change, strict=True))} for change in changes]
+    kinds = pa.schema([*((name, pa.int64()) for name in ("_commit_version", "_seq", "id")),
+                       *((name, pa.string()) for name in ("_change_type", "note")),
+                       ("_unchanged", pa.list_(pa.string()))])  # fmt: skip
+    folder = tmp_path / "public.notes"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, kinds), folder / "e1.parquet")
+    found = rows_in_files(tmp_path, "public")(notes, ("id", "note"))
+    assert set(found) == {(8, None), (9, "long")}
+
+
+def test_the_shops_of_all_sources_have_the_same_tables_and_keys() -> None:
+    described = {
+        kind: [(table.name, len(table.key), table.share) for table in shop.tables] for kind, shop in SHOPS.items()
+    }
+    assert set(described) == set(BUSINESS) == {"mysql", "mariadb", "postgres"}
+    assert described["postgres"] == described["mariadb"] == described["mysql"]
+    assert sum(share for _, _, share in described["mysql"]) == 1000
+
+
+def test_writers_do_the_same_in_all_sources() -> None:
+    done = [{kind.__name__: weight for kind, weight in business.weights.items()} for business in BUSINESS.values()]
+    assert done[0] == done[1] == done[2]
+
+
+@pytest.mark.parametrize(("name", "value"), [("SOURCE", "oracle"), ("SINK", "tape"), ("ROWS", "10")])
+def test_wrong_settings_are_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert demo.main() == 2
+    assert capsys.readouterr().err.startswith(f"{name} is {value!r}: it must be ")

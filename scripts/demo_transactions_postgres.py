@@ -1,0 +1,104 @@
+"""What the shop's customers and clerks do in PostgreSQL: the same as in demo_transactions.py."""
+
+import random
+import uuid
+from typing import Any
+
+from scripts.demo_transactions import Business, cancel, move_customer, some_order, stock_taking
+
+
+def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
+    """One transaction over four tables."""
+    customer = chance.randint(1, rows // 10)
+    cursor.execute(
+        "INSERT INTO orders (customer_id, status, total, placed_at, note) VALUES (%s, 'new', 0, clock_timestamp(), %s) "
+        "RETURNING id",
+        (customer, chance.choice([None, "", "bitte läuten", "お願いします", chance.randbytes(1500).hex()])),
+    )
+    (order,) = cursor.fetchone()
+    lines = [(order, i, f"sku-{chance.randrange(10000)}", chance.randint(1, 9), chance.randrange(10000) / 100)
+             for i in range(chance.randint(1, 5))]  # fmt: skip
+    cursor.executemany("INSERT INTO order_items VALUES (%s, %s, %s, %s, %s)", lines)
+    cursor.execute(
+        "UPDATE orders SET total = (SELECT sum(quantity * unit_price) FROM order_items WHERE order_id = %s) "
+        "WHERE id = %s",
+        (order, order),
+    )
+    cursor.execute("UPDATE customers SET points = points + 1 WHERE id = %s", (customer,))
+    cursor.execute(
+        "INSERT INTO events VALUES (%s, 'buy', jsonb_build_object('order', %s), clock_timestamp(), NULL)",
+        (_event_id(chance), order),
+    )
+
+
+def _ship(cursor: Any, chance: random.Random, rows: int) -> None:
+    cursor.execute(
+        "UPDATE orders SET status = 'sent', changed_at = clock_timestamp() "
+        "WHERE id IN (SELECT id FROM orders WHERE id >= %s ORDER BY id LIMIT 3)",
+        (some_order(chance, rows),),
+    )
+
+
+def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
+    """The key changes: sometimes only in case, which this collation takes for the same key."""
+    rename = chance.choice(["upper(sku)", "lower(sku)", "'new-' || sku", "ltrim(sku, 'new-')"])
+    cursor.execute(
+        f"UPDATE products SET sku = {rename}, "
+        "attributes = jsonb_set(attributes, '{seen}', to_jsonb(clock_timestamp())) "
+        "WHERE title = %s AND char_length(sku) < 34",
+        (f"No. {chance.randint(1, rows // 25)}",),
+    )
+
+
+def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
+    """Keys that shift by one: every new key but the last was another row's old one."""
+    order = some_order(chance, rows)
+    cursor.execute("SELECT line_no FROM order_items WHERE order_id = %s ORDER BY line_no DESC FOR UPDATE", (order,))
+    cursor.executemany(
+        "UPDATE order_items SET line_no = line_no + 1 WHERE order_id = %s AND line_no = %s",
+        [(order, line_no) for (line_no,) in cursor.fetchall()],
+    )
+
+
+def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
+    """A key that goes and comes back in one transaction."""
+    cursor.execute("SELECT event_id FROM events WHERE event_id >= %s ORDER BY event_id LIMIT 1", (_event_id(chance),))
+    if (found := cursor.fetchone()) is not None:
+        cursor.execute("DELETE FROM events WHERE event_id = %s", found)
+        cursor.execute(
+            "INSERT INTO events VALUES (%s, 'again', NULL, clock_timestamp(), %s)", (*found, chance.randbytes(9))
+        )
+
+
+def _reprice(cursor: Any, chance: random.Random, rows: int) -> None:
+    """A key of a day and a number changes both, and a savepoint takes something back."""
+    weight = chance.randrange(max(1, rows // 30000)) / 8
+    day = chance.randrange(900)
+    cursor.execute("SAVEPOINT before_reprice")
+    cursor.execute("DELETE FROM tariffs WHERE valid_from = date '2015-01-01' + %s", (day,))
+    cursor.execute("ROLLBACK TO SAVEPOINT before_reprice")
+    cursor.execute(
+        "UPDATE tariffs SET valid_from = valid_from + 900, weight_kg = weight_kg + 0.001, price = price * 1.01 "
+        "WHERE valid_from = date '2015-01-01' + %s AND weight_kg = %s",
+        (day, weight),
+    )
+
+
+def _event_id(chance: random.Random) -> str:
+    return str(uuid.UUID(bytes=chance.randbytes(16)))
+
+
+POSTGRES = Business(
+    "SET TIME ZONE 'UTC'; SET lock_timeout = '2s'",
+    {
+        _buy: 42,
+        _ship: 21,
+        cancel: 8,
+        _rename_product: 6,
+        move_customer: 6,
+        _renumber_lines: 5,
+        _replace_event: 5,
+        _reprice: 5,
+        stock_taking: 1,
+    },
+)
