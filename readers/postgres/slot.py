@@ -61,7 +61,7 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
     else:
         _check_kind(found, slot)
         _check_kept(found, slot)
-        wait_for_open_transactions(connection)
+    wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
 
 

@@ -48,12 +48,26 @@ def invisible(database: Database, *statements: str) -> Iterator[int]:
         committing = threading.Thread(target=connection.commit)
         committing.start()
         try:
-            while not database.query(f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'"):
-                time.sleep(0.01)
+            wait_for(database, f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'")
             yield int(xid)
         finally:
             database.query(f"SELECT pg_cancel_backend({pid})")
             committing.join()
+
+
+@contextlib.contextmanager
+def open_transaction(database: Database) -> Iterator[int]:
+    """Its id."""
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        connection.autocommit = False
+        cursor.execute("SELECT pg_current_xact_id()::xid::text")
+        yield int(cursor.fetchone()[0])
+
+
+def wait_for(database: Database, query: str) -> None:
+    """Until it has a row."""
+    while not database.query(query):
+        time.sleep(0.01)
 
 
 def is_emitted(split: Split, read: SplitRead, high: WalPosition, change: Change) -> bool:
@@ -103,3 +117,28 @@ def test_a_job_that_reads_while_commits_are_invisible_has_them_in_order(database
     assert_copied(tmp_path / "out", database)
     history = read_history(tmp_path / "out", database.schema, "orders").to_pylist()
     assert {row["_change_type"] for row in history if row["_txn_id"] == str(xid)} == {"update_postimage", "delete"}
+
+
+def test_a_slot_is_made_only_when_all_that_is_logged_before_it_is_visible(database: Database) -> None:
+    """The server makes it in three steps, and waits after the first and the second for what is open then; what is logged
+    before the third is not given out by the slot, visible or not."""
+    source = LoggedDatabase(database)
+    source.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    waited_for = "SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND transactionid = '{}'"
+    making = threading.Thread(target=source.publish, args=("t",))
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        xid = first.enter_context(open_transaction(database))
+        making.start()
+        wait_for(database, waited_for.format(xid))
+        xid = second.enter_context(open_transaction(database))
+        first.close()
+        wait_for(database, waited_for.format(xid))
+        with invisible(database, "INSERT INTO t VALUES (7)"):
+            second.close()
+            made = f"SELECT FROM pg_replication_slots WHERE slot_name = '{source.name}' AND confirmed_flush_lsn IS NOT NULL"
+            wait_for(database, made)
+            making.join(timeout=1)
+            assert making.is_alive()
+        making.join(timeout=20)
+    assert source.query("SELECT id FROM t") == [(7,)]
+    assert source.read("t") == [], "it is before the start"
