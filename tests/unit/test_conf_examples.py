@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf.load import load_job_file
 from conf.redaction import forget_secrets
@@ -36,10 +37,11 @@ def test_every_example_is_a_valid_job_file(path: Path, tmp_path: Path) -> None:
     assert job.warnings() == []
 
 
-def test_the_examples_cover_all_sinks() -> None:
-    assert len(list(EXAMPLES.glob("*.yaml"))) == 4
-    sinks = {load_job_file(path, ("source.url=mysql://u@h",), ENVIRON).sink.type for path in EXAMPLES.glob("*.yaml")}
-    assert sinks == {"mirror", "files", "console"}
+def test_the_examples_cover_all_sinks_and_sources() -> None:
+    assert len(list(EXAMPLES.glob("*.yaml"))) == 5
+    written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in EXAMPLES.glob("*.yaml")]
+    assert {job["sink"]["type"] for job in written} == {"mirror", "files", "console"}
+    assert {job["source"]["url"].partition("://")[0] for job in written} == {"mysql", "mariadb", "postgresql"}
 
 
 def test_the_reference_is_up_to_date() -> None:
