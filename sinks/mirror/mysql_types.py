@@ -7,7 +7,16 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sinks.mirror.domains import Domain, FormattedText, Labels, Moments, Text, canonical_domain, mysql_domain, parse_mysql_type
+from sinks.mirror.domains import (
+    Domain,
+    FormattedText,
+    Labels,
+    Moments,
+    Text,
+    canonical_domain,
+    mysql_domain,
+    parse_mysql_type,
+)
 from sinks.mirror.target import Place, SourceKind, TargetColumn
 from state.table import Column, TableSchema, arrow_type_of
 
