@@ -19,7 +19,7 @@ from scripts.server import Server
 from scripts.servers import start_server
 from state.gtid import GtidSet
 from state.log_range import LogRange, PreparedXa
-from state.position import BinlogPosition
+from state.position import BinlogPosition, binlog_position
 from state.table import TableId, TableSchema
 
 SERVER_IDS = (900_001, 900_002, 900_003)
@@ -109,7 +109,7 @@ class LoggedServer:
         """What was logged since the last `read`, in the log's order."""
         reader = self.reader(*tables, options=options)
         changes = list(changes_of(reader, self.range(), skip=skip))
-        self.start, self.prepared = reader.report.end, reader.report.prepared
+        self.start, self.prepared = binlog_position(reader.report.end), reader.report.prepared
         return changes
 
 
