@@ -11,6 +11,7 @@ Every part is written once and never changed. What is missing or damaged is an e
 """
 
 import json
+import socket
 from dataclasses import dataclass
 
 from state.codec import JOB, LOG_REPORT, PLAN
@@ -18,10 +19,15 @@ from state.errors import CheckpointError
 from state.job_state import JobState
 from state.log_range import LogReport
 from state.plan import PlanRecord
-from state.store import CheckpointStore, open_store
+from state.store import CheckpointStore, open_store, require_create_if_absent
 
 KEPT_PLANS = 100
 """Plans of committed epochs that stay, for `tidemark checkpoints list`."""
+
+
+NOT_SHARED_REMEDY = (
+    "Put `checkpoint` on storage that the driver and all executors have under the same path, and may write to."
+)
 
 
 def epoch_name(epoch: int) -> str:
@@ -54,8 +60,17 @@ class Checkpoint:
             return None
         return JOB.decode(data, "job")
 
+    def require_job(self, job_uuid: str) -> None:
+        """Raises CheckpointError where this process does not find the job there: an executor without that storage."""
+        state = self.job_state()
+        if state is None or state.job_uuid != job_uuid:
+            holds = "is empty" if state is None else f"holds job {state.job_uuid}, not {job_uuid}"
+            raise CheckpointError(f"On {socket.gethostname()} the checkpoint {self.url} {holds}.", NOT_SHARED_REMEDY)
+
     def create_job_state(self, state: JobState) -> JobState:
-        """Writes it, and returns what is there: another driver may have been first."""
+        """Writes it, and returns what is there: another driver may have been first. Raises CheckpointError where the
+        storage can't decide who was."""
+        require_create_if_absent(self.store)
         self.store.create("job", JOB.encode(state))
         written = self.job_state()
         if written is None:

@@ -96,11 +96,30 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store behind a job file's `checkpoint`: a path or `file://` URL. Raises JobFileError for another scheme."""
+    """The store behind a job file's `checkpoint`. Raises JobFileError for storage where `create` can't be atomic."""
     parts = urlsplit(url)
-    if parts.scheme in {"", "file"}:
-        return LocalStore(os.path.abspath(unquote(parts.path) if parts.scheme else url))
+    match parts.scheme:
+        case "" | "file":
+            return LocalStore(os.path.abspath(unquote(parts.path) if parts.scheme else url))
+        case "s3" | "s3a":
+            from state.object_store import S3Store  # most jobs need no fsspec
+
+            return S3Store(url)
     raise JobFileError(
-        f"checkpoint: {parts.scheme}:// is not supported yet.",
-        "Give a path on a filesystem that the driver and all executors share.",
+        f"checkpoint: {parts.scheme}:// can't hold it: Tidemark knows no way to create a file there only where none is, "
+        "in one step that other executors can't cut in on.",
+        "Give a path on a filesystem that the driver and all executors share, or s3a://bucket/folder.",
     )
+
+
+def require_create_if_absent(store: CheckpointStore) -> None:
+    """Tries it: some servers of S3's protocol do not know conditional puts, and overwrite. Raises CheckpointError."""
+    name = f"probe-{uuid.uuid4()}"
+    try:
+        if not store.create(name, b"first") or store.create(name, b"second") or store.read(name) != b"first":
+            raise CheckpointError(
+                "The checkpoint's storage writes over a file that it was asked to create only where none is.",
+                "Put `checkpoint` on storage with conditional puts (If-None-Match), or on a POSIX filesystem.",
+            )
+    finally:
+        store.delete(name)

@@ -1,0 +1,124 @@
+"""What every checkpoint store must do: create a file once, whole, for whoever asks first."""
+
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.checkpoint import Checkpoint
+from state.errors import CheckpointError, JobFileError
+from state.store import CheckpointStore, open_store, require_create_if_absent
+from tests.support.s3 import Application, s3_server
+
+RACERS = 12
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointStore]:
+    if request.param == "local":
+        yield open_store(str(tmp_path / "checkpoint"))
+        return
+    with s3_server() as bucket:
+        yield open_store(f"{bucket}/jobs/shop")
+
+
+def test_the_first_creates_and_the_content_stays(store: CheckpointStore) -> None:
+    assert store.read("plans/e1") is None
+    assert store.create("plans/e1", b"first")
+    assert not store.create("plans/e1", b"second")
+    assert store.read("plans/e1") == b"first"
+
+
+def test_one_of_many_that_race_wins(store: CheckpointStore) -> None:
+    start = threading.Barrier(RACERS)
+
+    def race(number: int) -> bool:
+        start.wait()
+        return store.create("plans/e1", str(number).encode())
+
+    for _ in range(3):
+        with ThreadPoolExecutor(RACERS) as pool:
+            won = list(pool.map(race, range(RACERS)))
+        assert won.count(True) == 1
+        assert store.read("plans/e1") == str(won.index(True)).encode()
+        store.delete("plans/e1")
+
+
+def test_a_list_holds_what_is_directly_inside(store: CheckpointStore) -> None:
+    assert store.list("plans") == []
+    for name in ("plans/e2", "plans/e1", "plans/deeper/e9", "plans/.hidden", "plans2/e3", "job"):
+        store.create(name, b"x")
+    assert store.list("plans") == ["plans/deeper", "plans/e1", "plans/e2"]
+
+
+def test_what_is_deleted_is_gone_and_can_be_created_again(store: CheckpointStore) -> None:
+    store.create("published/a", b"x")
+    store.delete("published/a")
+    store.delete("published/a")
+    assert store.read("published/a") is None
+    assert store.list("published") == []
+    assert store.create("published/a", b"y")
+
+
+def test_a_large_file_comes_back_whole_in_another_process(store: CheckpointStore) -> None:
+    """Above the size from which s3fs would upload in parts."""
+    data = b"0123456789abcdef" * (7 << 20)
+    copy: CheckpointStore = pickle.loads(pickle.dumps(store))
+    assert copy.create("published/large", data)
+    assert not store.create("published/large", b"")
+    assert store.read("published/large") == data
+
+
+def test_the_probe_leaves_nothing(store: CheckpointStore) -> None:
+    require_create_if_absent(store)
+    store.create("folder/x", b"x")
+    assert store.list("folder") == ["folder/x"]
+    assert Checkpoint("", store).job_state() is None
+
+
+def test_a_put_whose_answer_is_lost_is_known_as_its_own() -> None:
+    lost = []
+
+    def loses_answers(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            if environ["REQUEST_METHOD"] != "PUT" or environ["PATH_INFO"].count("/") < 2 or lost:
+                return server(environ, start_response)
+            lost.append(environ["PATH_INFO"])
+            b"".join(server(environ, lambda *_: None))
+            start_response("503 Slow Down", [])
+            return [b""]
+
+        return answer
+
+    with s3_server(loses_answers) as bucket:
+        store = open_store(f"{bucket}/job")
+        assert store.create("plans/e1", b"mine")
+        assert not store.create("plans/e1", b"mine")
+    assert len(lost) == 1
+
+
+def test_a_server_that_overwrites_is_refused() -> None:
+    def overwrites(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            return server(environ, start_response)
+
+        return answer
+
+    with s3_server(overwrites) as bucket, pytest.raises(CheckpointError, match="writes over a file"):
+        require_create_if_absent(open_store(f"{bucket}/job"))
+
+
+def test_a_missing_bucket_is_no_empty_checkpoint() -> None:
+    with s3_server(), pytest.raises(CheckpointError, match="can't be reached or used"):
+        open_store("s3://elsewhere/job").create("job", b"x")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "abfss", "hdfs", "memory", "dbfs"])
+def test_storage_without_an_atomic_create_is_refused(scheme: str) -> None:
+    with pytest.raises(JobFileError, match=f"{scheme}://.*only where none is"):
+        open_store(f"{scheme}://bucket/job")
