@@ -7,11 +7,9 @@ read where the job's planner runs.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-import pyarrow as pa
 
 from conf.load import load_job_options
 from conf.model import JobFile
@@ -23,7 +21,6 @@ from jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
 from jobs.sources import find_source
 from readers.findings import raise_refusals
 from readers.publish import is_published
-from state.change_batch import CHANGE_TYPE_NAMES, ChangeBatch, PartEnd, batch_schema
 from state.errors import CheckpointError, JobFileError
 from state.table import TableSchema
 
@@ -31,7 +28,6 @@ _REQUIRED = ("url", "table", "checkpoint")
 _RENAMED = {"url": "source.url"}
 _NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path"})
 _FIXED = frozenset({"source.url", "source.tables", "source.exclude_tables"})
-_TEXTS = frozenset({"_change_type", "_txn_id"})
 
 
 def job_of_options(options: Mapping[str, str]) -> JobFile:
@@ -125,29 +121,3 @@ def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, Direc
         _the_table(job, held.state.schemas)
         context = RunContext(job, held.server, held.state, stop_file=None)
         yield context, DirectPlanner(context, held)
-
-
-def typed_schema(schema: TableSchema) -> pa.Schema:
-    """The table's columns, then the changelog columns with their names as text."""
-    return _typed(batch_schema(schema))
-
-
-def typed_batches(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[pa.RecordBatch]:
-    """Rows as Spark gets them."""
-    names = pa.array(CHANGE_TYPE_NAMES)
-    for item in items:
-        if isinstance(item, PartEnd):
-            continue
-        rows = item.rows
-        columns = []
-        for field, column in zip(rows.schema, rows.columns, strict=True):
-            if field.name == "_change_type":
-                column = names.take(column)
-            elif pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            columns.append(column)
-        yield pa.RecordBatch.from_arrays(columns, schema=_typed(rows.schema))
-
-
-def _typed(batch: pa.Schema) -> pa.Schema:
-    return pa.schema(field.with_type(pa.string()) if field.name in _TEXTS else field for field in batch)

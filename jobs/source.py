@@ -85,8 +85,8 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [PartPartition(task) for task in tasks_of(self._opened()[0], end["epoch"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from jobs.direct import typed_batches
         from jobs.read_parts import read_part
+        from state.typed_rows import typed_batches
 
         assert isinstance(partition, PartPartition)
         items = read_part(partition.task)
@@ -105,7 +105,8 @@ class TidemarkDataSource(DataSource):
     def schema(self) -> StructType:
         if "run" in self.options:
             return from_arrow_schema(TRANSPORT)
-        from jobs.direct import table_schema, typed_schema
+        from jobs.direct import table_schema
+        from state.typed_rows import typed_schema
 
         return from_arrow_schema(typed_schema(table_schema(self.options)))
 

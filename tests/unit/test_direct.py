@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.direct import job_of_options, typed_batches, typed_schema
+from jobs.direct import job_of_options
 from state.errors import JobFileError
+from state.typed_rows import typed_batches, typed_schema
 from tests.support.change_parts import INSERT, NOTES, ORDERS, UNCHANGED, UPDATE, log_part
 
 GOOD = {"url": "mysql://cdc:pa55word@db/", "table": "shop.Order_Lines", "checkpoint": "/checkpoints/lines"}
