@@ -7,8 +7,6 @@ import contextlib
 import random
 import secrets
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pymysql
@@ -17,6 +15,7 @@ import pytest
 from scripts.servers import start_server
 from tests.support.history import assert_copied
 from tests.support.jobs import Process, running, source_of, start_tidemark, write_job
+from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 
@@ -35,7 +34,6 @@ FAILPOINTS = (
     "sink.before_commit",
     "sink.after_commit",
 )
-MOST_RUNS = 30
 SHORT_ROUNDS = 2
 _BUSY_CONNECTIONS = (
     "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
@@ -53,26 +51,6 @@ def _files_job(folder: Path, database: Database) -> Path:
         source=source_of(database),
         sink={"type": "files", "path": str(folder / "out")},
     )
-
-
-@contextmanager
-def _armed(folder: Path, failpoints: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    armed = folder / "failpoints"
-    armed.mkdir()
-    for name in failpoints:
-        (armed / name).write_text("kill")
-    yield {"TIDEMARK_FAILPOINTS": str(armed)}
-    left = sorted(path.name for path in armed.iterdir() if not path.name.startswith("."))
-    assert not left, f"these failpoints were never reached: {left}"
-
-
-def _run_until_done(job: Path, environment: dict[str, str]) -> int:
-    """Starts the job again and again until a run ends by itself with 0; how many runs it took."""
-    for count in range(1, MOST_RUNS + 1):
-        with running(job, environment=environment) as process:
-            if process.wait() == 0:
-                return count
-    raise AssertionError(f"{MOST_RUNS} runs did not finish: {process.error_text()}")
 
 
 @pytest.fixture(params=["mysql_database", "mysql_nogtid_database", "mariadb_database", "postgres18_database"])
@@ -98,10 +76,10 @@ def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path) -> 
     uids = Uids()
     create_tables(chaos_source, rows=1500, uids=uids)
     job = _files_job(tmp_path, chaos_source)
-    with _armed(tmp_path, FAILPOINTS) as environment:
+    with armed(tmp_path, FAILPOINTS) as environment:
         with Writers(chaos_source, uids, count=2, seed=11, pause_seconds=0.02):
-            _run_until_done(job, environment)
-        _run_until_done(job, environment)
+            run_until_done(job, environment)
+        run_until_done(job, environment)
     assert_copied(tmp_path / "out", chaos_source)
 
 
@@ -121,7 +99,7 @@ def test_kill_at_random_times(chaos_source: Database, tmp_path: Path, chaos_roun
             with running(job, "--set", "trigger=100ms") as process:
                 process.wait_until(lambda process=process: len(process.events()) >= 1)
                 _die_within(process, generator.uniform(0, 12))
-    _run_until_done(job, {})
+    run_until_done(job, {})
     assert_copied(tmp_path / "out", chaos_source)
 
 
@@ -152,7 +130,7 @@ def test_killed_database_connections(kind: str, tmp_path: Path) -> None:
             assert writers.transactions
         finally:
             process.kill()
-        _run_until_done(job, {})
+        run_until_done(job, {})
         assert_copied(tmp_path / "out", database)
 
 
@@ -189,10 +167,10 @@ def test_mirror_survives_kills(origin: str, target: str, tmp_path: Path, request
     create_tables(source, rows=1500, uids=uids)
     job = write_job(tmp_path, source=source_of(source), sink={"type": "mirror", "url": copy.url, "table": "{table}"})
     reached = ("planner.after_plan", "driver.epoch_written", "publish.after", "sink.before_commit", "sink.after_commit")
-    with _armed(tmp_path, reached) as environment:
+    with armed(tmp_path, reached) as environment:
         with Writers(source, uids, count=2, seed=21, pause_seconds=0.02):
-            _run_until_done(job, environment)
-        _run_until_done(job, environment)
+            run_until_done(job, environment)
+        run_until_done(job, environment)
     for table in KEYS:
         rows = f"SELECT uid, version, note FROM {table}"
         assert sorted(_plain(copy.query(rows))) == sorted(_plain(source.query(rows)))
