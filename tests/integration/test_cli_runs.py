@@ -48,7 +48,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
             first.wait_until(lambda: any(e.get("phase") == "stream" for e in first.events()))
             second = tidemark("run", job)
             assert (second.code, "Another driver runs this job" in second.last_line) == (6, True)
-            assert json.loads(tidemark("status", job, "--json").out)["phase"] == "stream"
+            first.wait_until(lambda: json.loads(tidemark("status", job, "--json").out)["phase"] == "stream")
             with running(job, "--standby") as standby:
                 standby.wait_until(lambda: bool(mysql_database.query(WAITING_FOR_LEASE)))
                 first.popen.send_signal(signal.SIGTERM)

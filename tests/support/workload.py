@@ -228,7 +228,11 @@ class Writers:
             "customers": ("code = %s", (_code(generator, generator.randrange(10**9)),)),
             "order_lines": ("order_id = %s", (generator.randrange(-(10**5), 10**6),)),
         }[table]
-        cursor.execute(f"UPDATE {table} SET version = version + 1, {change} WHERE {self._where(table)}", (*new, *key))
+        # PostgreSQL's log leaves long notes out, and a key that moves while its table is first read loses them: docs/sinks.md.
+        short = " AND (note IS NULL OR length(note) < 1000)" if table == "customers" else ""
+        cursor.execute(
+            f"UPDATE {table} SET version = version + 1, {change} WHERE {self._where(table)}{short}", (*new, *key)
+        )
 
     def _delete(self, cursor: Any, generator: random.Random) -> None:
         table = generator.choice(list(TABLES))
