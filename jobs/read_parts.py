@@ -79,6 +79,7 @@ def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tupl
 def read_part(task: PartTask) -> Iterator[ChangeBatch | PartEnd]:
     """The task's parts, each closed by its PartEnd. Raises TidemarkError, without secrets in its text."""
     try:
+        Checkpoint.at(task.job.checkpoint).require_job(task.job_uuid)
         match task.work:
             case SplitsTask():
                 yield from _read_splits(task, task.work)

@@ -25,6 +25,7 @@ from conf.quantities import Once
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext, save_context
 from jobs.events import Events
+from jobs.executors import require_shared_checkpoint
 from jobs.opening import Opened, open_job
 from jobs.progress import read_progress
 from jobs.session import open_session, stop_quietly
@@ -66,6 +67,7 @@ def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
         run = _Run(job, opened, events, stop_file)
         session = open_session(job)
         try:
+            require_shared_checkpoint(session.sparkContext, context.checkpoint, held.state.job_uuid)
             with run.signals():
                 run.follow(session, folder / "run")
         finally:

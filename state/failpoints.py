@@ -2,7 +2,8 @@
 
 Without TIDEMARK_FAILPOINTS in the environment a failpoint does nothing. With it, the variable names a folder: a file
 there that is named like the failpoint arms it. The first process to arrive takes the file away, so it fires once, in
-whatever process, and does what the file says: `kill` (SIGKILL to itself), `kill PID`, or `raise`.
+whatever process, and does what the file says: `kill` (SIGKILL to itself), `kill PID`, `kill above TEXT` (its nearest
+ancestor with TEXT in its command line, and itself; a process without one leaves the failpoint to others), or `raise`.
 """
 
 import contextlib
@@ -35,7 +36,24 @@ def failpoint(name: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
             time.sleep(1)  # the killed process takes this one with it, or this one goes on: both are wanted
+        case ["kill", "above", text]:
+            above = _ancestor(text)
+            if above is None:
+                fired.rename(armed)
+            else:
+                os.kill(above, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
         case ["raise"]:
             raise FailpointError(name)
         case other:
-            raise ValueError(f"failpoint {name}: {other!r} is none of: kill, kill PID, raise")
+            raise ValueError(f"failpoint {name}: {other!r} is none of: kill, kill PID, kill above TEXT, raise")
+
+
+def _ancestor(text: str) -> int | None:
+    pid = os.getppid()
+    with contextlib.suppress(FileNotFoundError):  # it is just ending
+        while pid > 1:
+            if text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None

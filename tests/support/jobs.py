@@ -91,7 +91,9 @@ class Process:
         return self.err.read_text()[-4000:]
 
 
-def start_process(folder: Path, *argv: str, environment: dict[str, str] | None = None) -> Process:
+def start_process(
+    folder: Path, *argv: str, environment: dict[str, str] | None = None, working_folder: Path = ROOT
+) -> Process:
     """In a session of its own, with its output in `folder`."""
     number = len(list(folder.glob("out-*")))
     out, err = folder / f"out-{number}", folder / f"err-{number}"
@@ -102,7 +104,7 @@ def start_process(folder: Path, *argv: str, environment: dict[str, str] | None =
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            cwd=ROOT,
+            cwd=working_folder,
             start_new_session=True,
             env={**os.environ, **bytecode, **(environment or {})},
         )

@@ -1,0 +1,100 @@
+"""`spark-submit` on a standalone cluster of two workers, whose Python has nothing of ours: copied whole through kills, the
+job's secrets read on the driver alone, and a checkpoint that is not shared found before anything is read."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import DAEMON, EXECUTOR, WORKER, Cluster
+from tests.support.history import assert_copied
+from tests.support.jobs import run_to_end, write_job
+from tests.support.servers import Database
+from tests.support.workload import Uids, Writers, create_tables
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder; names of failpoints there kill on the executors, never on the driver."""
+    return tmp_path_factory.mktemp("failpoints")
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, bare_python: Path, our_zip: Path, failpoints: Path
+) -> Iterator[Cluster]:
+    environment = {"TIDEMARK_FAILPOINTS": str(failpoints)}
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), bare_python, our_zip, environment)
+    with cluster.running(2):
+        yield cluster
+
+
+def test_an_unshared_checkpoint_is_found_at_the_start(
+    cluster: Cluster, mysql_database: Database, tmp_path: Path
+) -> None:
+    """Each process has a working folder of its own."""
+    create_tables(mysql_database, rows=10, uids=Uids())
+    job = _job(tmp_path, mysql_database, checkpoint="/proc/self/cwd/checkpoint")
+    (tmp_path / "driver").mkdir()
+    submitted = cluster.submit(job, folder=tmp_path / "driver")
+    assert submitted.wait() == 1, submitted.error_text()
+    last_line = submitted.out.read_text().splitlines()[-1]
+    assert "Executors don't share the checkpoint /proc/self/cwd/checkpoint." in last_line
+    assert "is empty" in last_line
+    assert "Remedy: Put `checkpoint` on storage that" in last_line
+    assert {path.name for path in (tmp_path / "driver" / "checkpoint").iterdir()} == {"job"}  # nothing was planned
+
+
+@pytest.mark.pitfall(74)
+def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_database: Database, tmp_path: Path) -> None:
+    """While splits are read, then while the log is: a Python daemon, an executor, a whole worker."""
+    uids = Uids()
+    create_tables(mysql_database, rows=800, uids=uids)
+    job = _job(tmp_path, mysql_database)
+    private = tmp_path / "private"
+    private.mkdir()
+    split_kills = {"snapshot.after_select": DAEMON, "publish.after": EXECUTOR, "sink.before_commit": WORKER}
+    for name, victim in split_kills.items():
+        _arm_kill(failpoints / name, victim)
+    with Writers(mysql_database, uids, count=2, seed=3, pause_seconds=0.05):
+        summary = tmp_path / "summary.json"
+        submitted = cluster.submit(job, "--summary", str(summary), environment={"TMPDIR": str(private)})
+        submitted.wait_until((tmp_path / "checkpoint" / "spark" / "offsets" / "0").exists)
+        (context,) = private.glob("tidemark-*/run")
+        context.unlink()  # the planner has read it, and executors never do
+        submitted.wait_until(lambda: _killed_workers(cluster) == 1)
+        cluster.add_worker()
+        for victim in (DAEMON, EXECUTOR, WORKER):  # of one task, whose next attempt comes by there again
+            _arm_kill(failpoints / "log.before_report", victim)
+            submitted.wait_until(lambda: not (failpoints / "log.before_report").exists())
+        assert submitted.wait() == 0, submitted.error_text()
+    assert [path.name for path in failpoints.iterdir() if not path.name.startswith(".")] == []
+    assert _killed_workers(cluster) == 2
+    assert json.loads(summary.read_text())["rows"] >= 2400
+    run_to_end(job)  # what was written last; without a cluster it goes on from the same checkpoint
+    assert assert_copied(tmp_path / "out", mysql_database) > 2400
+    assert not list((tmp_path / "checkpoint").glob("seen-*"))
+
+
+def _killed_workers(cluster: Cluster) -> int:
+    return [worker.poll() for worker in cluster.workers].count(-signal.SIGKILL)
+
+
+def _arm_kill(name: Path, victim: str) -> None:
+    """At once, for somebody may be waiting for it."""
+    new = name.with_name(f".{name.name}.new")
+    new.write_text(f"kill above {victim}")
+    new.rename(name)
+
+
+def _job(folder: Path, database: Database, **settings: str) -> Path:
+    return write_job(
+        folder,
+        source={"url": database.server.url, "tables": [f"{database.name}.*"]},
+        sink={"type": "files", "path": str(folder / "out")},
+        **settings,
+    )
