@@ -135,7 +135,7 @@ class JobFile(Section):
     source: Source = Field(description="Where the data comes from.")
     snapshot: Snapshot = Field(Snapshot(), description="How the rows that exist are read.")
     log: Log = Field(Log(), description="How the log is followed.")
-    sink: Annotated[CheckedSink, Written("a section with type: mirror | files | console")] = Field(
+    sink: Annotated[CheckedSink, Written("a section with type: mirror | files | delta | console")] = Field(
         description="Where the data goes."
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")

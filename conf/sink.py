@@ -2,18 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from conf.endpoint import Endpoint, parse_endpoint
 from conf.problems import did_you_mean
-from conf.section import Section, Text, Written, not_supported_yet, refuse
-from conf.source import Tls
+from conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
+from conf.source import NameOfTable, Tls
 from conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
 
-SINK_TYPES = ("mirror", "files", "console")
-LATER_SINK_TYPES = ("delta", "iceberg", "kafka")
+SINK_TYPES = ("mirror", "files", "delta", "console")
+LATER_SINK_TYPES = ("iceberg", "kafka")
 
 _URI_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/]*@")
 
@@ -108,6 +108,28 @@ class FilesSink(_Sink):
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
 
 
+class DeltaSink(_Sink):
+    """Writes Delta Lake tables, under `<path>/<database>.<table>/`."""
+
+    type: Literal["delta"] = Field(description="`delta`.")
+    path: StoragePath = Field(
+        description="Folder that the tables go to; driver and executors share it.", examples=["./lake"]
+    )
+    style: Literal["mirror", "changelog"] = Field(
+        "mirror",
+        description="`mirror`: each table is kept identical to its source. `changelog`: every change is appended, with "
+        "the changelog columns.",
+    )
+    partition_by: Annotated[Mapping[NameOfTable, ColumnNames], Written("a mapping from tables to lists of columns")] = (
+        Field(
+            {},
+            description="Per table: the columns that its copy is partitioned by, when it is created.",
+            examples=[{"shop.orders": ["country"]}],
+        )
+    )
+    refused_keys: ClassVar[Mapping[str, str]] = {"catalog": not_supported_yet("writing tables of a catalog")}
+
+
 class ConsoleSink(_Sink):
     """Prints changes; for a first look."""
 
@@ -135,11 +157,16 @@ def _check_type(value: Any) -> Any:
 
 def keys_of_sink(kind: object) -> list[str]:
     """The keys of a sink type, of any sink if there is no such type; `type` first."""
-    models: dict[object, type[Section]] = {"mirror": MirrorSink, "files": FilesSink, "console": ConsoleSink}
+    models: dict[object, type[Section]] = {
+        "mirror": MirrorSink,
+        "files": FilesSink,
+        "delta": DeltaSink,
+        "console": ConsoleSink,
+    }
     chosen = [models[kind]] if kind in SINK_TYPES else list(models.values())
     keys = dict.fromkeys(key for model in chosen for key in model.model_fields)
     return sorted(keys, key=lambda key: (key != "type", key == "on_schema_change"))
 
 
-Sink = Annotated[MirrorSink | FilesSink | ConsoleSink, Field(discriminator="type")]
+Sink = Annotated[MirrorSink | FilesSink | DeltaSink | ConsoleSink, Field(discriminator="type")]
 CheckedSink = Annotated[Sink, BeforeValidator(_check_type)]

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from conf.model import JobFile
 from conf.sink import ConsoleSink as ConsoleSettings
+from conf.sink import DeltaSink as DeltaSettings
 from conf.sink import FilesSink as FilesSettings
 from conf.sink import MirrorSink as MirrorSettings
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
+from jobs.session import open_session
 from jobs.sources import FoundSource, Lease, SourceServer, acquire_lease, find_source
 from jobs.standing import standing
 from jobs.write_parts import Writing
 from readers.findings import raise_refusals
 from sinks.console import ConsoleSink
+from sinks.delta.sink import DeltaSink
 from sinks.files import FilesSink
 from sinks.mirror.sink import MirrorSink
-from sinks.sink import JobIdentity, Sink
+from sinks.sink import EpochSink, JobIdentity, PartSink
 from state.errors import CheckpointError, JobHeldError
 from state.job_state import JobState, SplitKey
 from state.phase import Phase
@@ -55,12 +58,14 @@ class Opened:
     writing: Writing
 
 
-def make_sink(job: JobFile) -> Sink:
+def make_sink(job: JobFile) -> PartSink | EpochSink:
     match job.sink:
         case MirrorSettings() as settings:
             return MirrorSink.of(settings, job.source.url.kind)
         case FilesSettings(path=path, format=file_format):
             return FilesSink.of(path, file_format)
+        case DeltaSettings() as settings:
+            return DeltaSink.of(settings, lambda: open_session(job))
         case ConsoleSettings():
             return ConsoleSink()
 

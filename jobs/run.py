@@ -17,7 +17,6 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from conf.model import JobFile
@@ -30,7 +29,6 @@ from jobs.opening import Opened, open_job
 from jobs.progress import read_progress
 from jobs.session import open_session, stop_quietly
 from jobs.source import TidemarkDataSource
-from jobs.write_parts import RESULT, PartWriting
 from state.errors import from_text
 from state.failpoints import failpoint
 
@@ -153,10 +151,11 @@ class _Run:
 
     def _write_epoch(self, batch: DataFrame, batch_id: int) -> None:
         """Spark calls this in a thread of the driver, once an epoch; the rows stay on the executors."""
-        results = batch.mapInArrow(PartWriting(self._opened.writing), from_arrow_schema(RESULT)).collect()
+        writing = self._opened.writing
+        written = list(writing.write(batch))
         failpoint("driver.epoch_written")
         with self._lock:
-            for epoch, _part, rows, is_snapshot, _skipped in results:
+            for epoch, rows, is_snapshot in written:
                 self._committed_epoch = max(self._committed_epoch, epoch)
                 if is_snapshot:
                     self.finished.rows += rows
@@ -164,7 +163,6 @@ class _Run:
                     self.finished.changes += rows
             self.finished.epochs += 1
         # Spark commits one batch late; what lies before this epoch is committed for certain.
-        writing = self._opened.writing
         writing.sink.committed_before(writing.job, self._committed_epoch)
 
     def _is_idle(self, query: StreamingQuery) -> bool:

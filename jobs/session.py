@@ -8,10 +8,14 @@ from pathlib import Path
 from urllib.request import url2pathname
 
 from pyspark import SparkContext, SparkFiles
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import jobs
 from conf.model import JobFile
+from conf.sink import DeltaSink as DeltaSettings
+from sinks.delta.settings import delta_settings, how_to_have_delta
+from state.errors import SinkError
 
 _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
@@ -41,9 +45,20 @@ def open_session(job: JobFile) -> SparkSession:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     defaults = {} if submitted else DEFAULTS
-    for name, value in (defaults | job.spark.conf_with_secrets()).items():
+    settings = defaults | job.spark.conf_with_secrets()
+    if isinstance(job.sink, DeltaSettings):
+        settings |= delta_settings(settings, submitted=submitted)
+    for name, value in settings.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED" and "spark.jars.packages" in settings:
+            packages = settings["spark.jars.packages"]
+            raise SinkError(
+                f"Spark did not start; perhaps {packages} can't be downloaded.", how_to_have_delta()
+            ) from error
+        raise
     session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
     # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")

@@ -1,12 +1,14 @@
-"""The executors' side of the sinks: from the transport's rows to parts that are durable."""
+"""From the transport's rows to parts that are durable: by the sink's writer on executors, or by the sink on the driver."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.redaction import redact_exception
-from sinks.sink import JobIdentity, Schemas, Sink
+from sinks.sink import EpochSink, JobIdentity, PartSink, Schemas
 from state.change_batch import LOG_PART, ChangeBatch, PartEnd, from_transport
 from state.failpoints import failpoint
 
@@ -16,37 +18,47 @@ RESULT = pa.schema(
         pa.field("part", pa.string(), nullable=False),
         pa.field("row_count", pa.int64(), nullable=False),
         pa.field("is_snapshot", pa.bool_(), nullable=False),
-        pa.field("skipped", pa.bool_(), nullable=False),
     ]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What every task needs to write; pickled with each."""
+    """What every epoch needs to be written."""
 
-    sink: Sink
+    sink: PartSink | EpochSink
     job: JobIdentity
     schemas: Schemas
+
+    def write(self, batch: DataFrame) -> Iterator[tuple[int, int, bool]]:
+        """Writes an epoch, rows of TRANSPORT: (epoch, row count, is it a split) of each part, all durable."""
+        if isinstance(self.sink, EpochSink):
+            for end in self.sink.write_epoch(batch, self.job, self.schemas):
+                yield end.epoch, end.row_count, end.part != LOG_PART
+            return
+        written = batch.mapInArrow(PartWriting(self.sink, self.job, self.schemas), from_arrow_schema(RESULT)).collect()
+        for row in written:
+            yield row["epoch"], row["row_count"], row["is_snapshot"]
 
 
 @dataclass(frozen=True, slots=True)
 class PartWriting:
-    """The function given to mapInArrow: TRANSPORT batches of one partition in, RESULT rows out."""
+    """The function given to mapInArrow: TRANSPORT batches of one partition in, RESULT rows out. Pickled with each task."""
 
-    writing: Writing
+    sink: PartSink
+    job: JobIdentity
+    schemas: Schemas
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        writer = self.writing.sink.writer(self.writing.job)
+        writer = self.sink.writer(self.job)
         try:
-            for result in writer.write(_items(batches), self.writing.schemas):
+            for result in writer.write(_items(batches), self.schemas):
                 failpoint("sink.after_commit")
                 row = {
                     "epoch": result.epoch,
                     "part": result.part,
                     "row_count": result.row_count,
                     "is_snapshot": result.part != LOG_PART,
-                    "skipped": result.skipped,
                 }
                 yield pa.RecordBatch.from_pylist([row], schema=RESULT)
         except BaseException as error:

@@ -18,7 +18,7 @@ from conf.explain import keys_in_order
 from conf.model import JobFile, Spark
 from conf.reading import Log, Reconnect, Snapshot
 from conf.section import Section, form_of
-from conf.sink import LATER_SINK_TYPES, ConsoleSink, FilesSink, MirrorSink
+from conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
 from conf.source import Source, TableColumns, Tls
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +37,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("log.reconnect", Reconnect),
     ("sink: type mirror", MirrorSink),
     ("sink: type files", FilesSink),
+    ("sink: type delta", DeltaSink),
     ("sink: type console", ConsoleSink),
     ("spark", Spark),
 )

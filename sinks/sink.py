@@ -1,4 +1,5 @@
-"""What every sink offers: a driver's side that checks and prepares, and a writer that runs on executors.
+"""What every sink offers: a driver's side that checks and prepares, and a way to write. A PartSink's writer runs on executors
+and writes part by part; an EpochSink has Spark write, and gets an epoch at a time on the driver, its rows staying on executors.
 
 A part (a split, or an epoch's log) takes effect whole and once: its rows and the ledger's entry for
 (job uuid, epoch, part) become durable together, and a part that the ledger holds is read to its end and left out.
@@ -7,11 +8,14 @@ Two attempts at one part may run at the same time; one takes effect.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from state.change_batch import ChangeBatch, PartEnd
 from state.errors import SinkError
 from state.table import TableId, TableSchema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Schemas: TypeAlias = Mapping[tuple[TableId, int], TableSchema]
 """By table and schema version."""
@@ -62,7 +66,7 @@ class PartWriter(Protocol):
 
 
 class Sink(Protocol):
-    """Pickles, secrets included, for `writer` is called on executors. Holds no connection between calls."""
+    """The driver's side. Holds no connection between calls."""
 
     def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
         """What the job would create, and what does not fit. Writes nothing. `job` is None before a first start.
@@ -76,10 +80,23 @@ class Sink(Protocol):
         Called by the one driver that holds the job's lease, before the first epoch of a start.
         """
 
-    def writer(self, job: JobIdentity) -> PartWriter: ...
-
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Epochs before `epoch` are committed and will not be written again: the ledger may forget them."""
+
+
+class PartSink(Sink, Protocol):
+    """Pickles, secrets included, for `writer` is called on executors."""
+
+    def writer(self, job: JobIdentity) -> PartWriter: ...
+
+
+@runtime_checkable
+class EpochSink(Sink, Protocol):
+    """Stays on the driver. The ledger's entries are those of its target's own transactions."""
+
+    def write_epoch(self, batch: "DataFrame", job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
+        """Writes a whole epoch, rows of TRANSPORT, and returns the ends of its parts once all are durable; what an earlier
+        attempt made durable is left out. `batch` may be read again, at a price. Raises SinkError."""
 
 
 def raise_problems(findings: Sequence[Finding]) -> None:

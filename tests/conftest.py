@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.servers", "tests.support.cli", "tests.support.dist"]
+pytest_plugins = ["tests.support.servers", "tests.support.cli", "tests.support.dist", "tests.support.delta"]
 
 # Spark's workers must be this Python with these packages, and the driver must be reachable without a name service.
 os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -23,21 +23,25 @@ import pytest
 
 from conf.endpoint import parse_endpoint
 from conf.tables import parse_table_template
+from sinks.delta.sink import DeltaSink
 from sinks.files import FilesSink, table_folder_name
 from sinks.mirror import mysql_types, postgres_types
 from sinks.mirror.planning import place_of
 from sinks.mirror.sink import MirrorSink
 from sinks.mirror.target import SourceKind
-from sinks.sink import JobIdentity, PartResult, Sink
+from sinks.sink import EpochSink, JobIdentity, PartResult, PartSink
 from state.change_batch import ChangeBatch, ChangeType, PartEnd
 from state.table import Column, TableSchema, arrow_type_of
 from tests.support.change_parts import SCHEMAS
+from tests.support.delta import rows_of_delta, write_epochs
 from tests.support.servers import Database
 
 Row = tuple[Any, ...]
 TEMPLATE = parse_table_template("{schema}_{table}")
 FILE_SINKS = ("parquet", "jsonl")
 MIRRORS = ("mysql", "mariadb", "postgres")
+DELTA = "delta"
+"""Of the style mirror; tests/support/delta.py has its session."""
 
 
 def plain(value: Any, column: Column) -> Any:
@@ -94,18 +98,22 @@ class SinkCase:
     """A sink of one kind, for one job, with what a test needs to look into it."""
 
     kind: str
-    sink: Sink
+    sink: PartSink | EpochSink
     place: Any
     job: JobIdentity = field(default_factory=lambda: JobIdentity(str(uuid.uuid4()), "contract"))
 
     def write(self, *parts: list[ChangeBatch | PartEnd], schemas: Any = None) -> list[PartResult]:
         items = [item for items in parts for item in items]
+        if isinstance(self.sink, EpochSink):
+            return write_epochs(self.sink, self.job, items, SCHEMAS if schemas is None else schemas)
         return list(self.sink.writer(self.job).write(items, SCHEMAS if schemas is None else schemas))
 
     def rows(self, schema: TableSchema) -> list[Row]:
         """The state of the table: for files, what their changes amount to."""
         if self.kind in FILE_SINKS:
             return sorted_rows(schema, _folded(schema, self.changes(schema)))
+        if self.kind == DELTA:
+            return sorted_rows(schema, rows_of_delta(self.sink, schema))
         return sorted_rows(schema, _mirror_rows(self, schema))
 
     def changes(self, schema: TableSchema) -> list[dict[str, Any]]:
@@ -216,16 +224,26 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind =
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
+    if kind == DELTA:
+        folder = request.getfixturevalue("tmp_path") / "lake"
+        session = request.getfixturevalue("delta_session")
+        return SinkCase(kind, DeltaSink(folder, "mirror", {}, lambda: session), folder)
     database: Database = request.getfixturevalue(f"{kind}_database")
     return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, source), database)
 
 
 def sink_params(kinds: tuple[str, ...]) -> list[Any]:
-    return [pytest.param(kind, marks=pytest.mark.integration if kind in MIRRORS else ()) for kind in kinds]
+    return [pytest.param(kind, marks=() if kind in FILE_SINKS else pytest.mark.integration) for kind in kinds]
 
 
 @pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS))
 def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request)
+
+
+@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, DELTA)))
+def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    """With those that write whole epochs."""
     return make_case(request.param, request)
 
 

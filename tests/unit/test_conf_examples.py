@@ -38,9 +38,9 @@ def test_every_example_is_a_valid_job_file(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_examples_cover_all_sinks_and_sources() -> None:
-    assert len(list(EXAMPLES.glob("*.yaml"))) == 5
+    assert len(list(EXAMPLES.glob("*.yaml"))) == 6
     written = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in EXAMPLES.glob("*.yaml")]
-    assert {job["sink"]["type"] for job in written} == {"mirror", "files", "console"}
+    assert {job["sink"]["type"] for job in written} == {"mirror", "files", "delta", "console"}
     assert {job["source"]["url"].partition("://")[0] for job in written} == {"mysql", "mariadb", "postgresql"}
 
 

@@ -388,12 +388,26 @@ REFUSED = [
         "log.reconnect.atempts=1",
         "log.reconnect.atempts: unknown key. Did you mean 'attempts'? Allowed here: attempts, max_delay_seconds",
     ),
-    ("sink=files", "sink: must be a section with type: mirror | files | console; found: files"),
-    ("sink.type=mirrror", "sink.type: must be mirror | files | console; found: mirrror. Did you mean 'mirror'?"),
-    ("sink.type=delta", "sink.type: the sink type delta is not supported yet. Allowed: mirror, files, console"),
-    ("sink.type=iceberg", "sink.type: the sink type iceberg is not supported yet. Allowed: mirror, files, console"),
-    ("sink.type=kafka", "sink.type: the sink type kafka is not supported yet. Allowed: mirror, files, console"),
-    ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, console"),
+    ("sink=files", "sink: must be a section with type: mirror | files | delta | console; found: files"),
+    (
+        "sink.type=mirrror",
+        "sink.type: must be mirror | files | delta | console; found: mirrror. Did you mean 'mirror'?",
+    ),
+    ("sink={type: delta, path: /x, style: upsert}", "sink.style: must be mirror | changelog; found: upsert"),
+    (
+        "sink={type: delta, path: /x, catalog: main}",
+        "sink.catalog: writing tables of a catalog is not supported yet",
+    ),
+    (
+        "sink={type: delta, path: /x, partition_by: {shop.orders: country}}",
+        'sink.partition_by."shop.orders": must be a list of column names, like [id, email]',
+    ),
+    (
+        "sink.type=iceberg",
+        "sink.type: the sink type iceberg is not supported yet. Allowed: mirror, files, delta, console",
+    ),
+    ("sink.type=kafka", "sink.type: the sink type kafka is not supported yet. Allowed: mirror, files, delta, console"),
+    ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, delta, console"),
     (
         "sink={typ: files}",
         "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_schema_change",
@@ -533,7 +547,7 @@ def test_missing_keys_are_told_with_what_they_must_be(tmp_path: Path) -> None:
         "postgresql://…/database",
         "job.yaml:1: source.tables: is missing; it must be a list of tables and globs, like [shop.orders, "
         '"shop.cust*"]',
-        "job.yaml:1: sink: is missing; it must be a section with type: mirror | files | console",
+        "job.yaml:1: sink: is missing; it must be a section with type: mirror | files | delta | console",
     ]
     assert len(problems_of(tmp_path, "")) == 4
 

@@ -1,0 +1,176 @@
+"""Writes one epoch into Delta tables: one commit for each table, known to Delta by job, table and epoch.
+
+Delta leaves out what a table's log already holds under the same application and version, so that an epoch that broke off
+between two tables, or after the last, is simply written again.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.storagelevel import StorageLevel
+
+from sinks.delta.buckets import spread
+from sinks.delta.rows import Shape, Unpacking, schema_of
+from sinks.delta.tables import Style, merge, place_of
+from sinks.sink import JobIdentity, Schemas
+from state.change_batch import LOG_PART, PartEnd
+from state.errors import SinkError, from_text
+from state.failpoints import failpoint
+from state.table import TableId, TableSchema
+
+_VIEW = "tidemark_changes"
+_APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+_REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
+_HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochWriter:
+    root: Path
+    style: Style
+    job: JobIdentity
+    schemas: Schemas
+
+    def write(self, batch: DataFrame) -> list[PartEnd]:
+        """`batch` is a whole epoch, rows of TRANSPORT. Each table reads it once more: it is kept meanwhile."""
+        batch.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            heads = batch.select(*_HEAD, F.length("payload").alias("byte_count")).collect()
+            ends = _checked_ends(heads)
+            for found in _tables(heads):
+                failpoint("sink.before_commit")
+                self._write_table(batch, found)
+                failpoint("sink.after_commit")
+        finally:
+            batch.unpersist()
+        return ends
+
+    def _write_table(self, batch: DataFrame, found: "_EpochTable") -> None:
+        table = found.table
+        schema = self.schemas[table, found.schema_version]
+        rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
+        place = place_of(self.root, schema)
+        if not place.is_dir():
+            raise SinkError(
+                f"{place}, the copy of {table}, is gone.", "Begin anew: a new checkpoint, and an empty sink.path."
+            )
+        settings = {
+            _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
+            _VERSION: str(found.epoch),
+            # Spark turns it off for streams; a MERGE's shuffles would all have 200 tasks.
+            "spark.sql.adaptive.enabled": "true",
+        }
+        with session_settings(batch.sparkSession, settings), spark_errors(place):
+            if self.style == "changelog":
+                _append(_unpacked(rows, schema, "changes"), place)
+            elif found.is_log:
+                _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, place)
+            else:
+                # Splits of a first snapshot have keys of their own: no row of the target can be theirs.
+                _append(_unpacked(rows, schema, "rows"), place)
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochTable:
+    """What an epoch has of a table: rows of splits, or changes of the log."""
+
+    table: TableId
+    schema_version: int
+    epoch: int
+    is_log: bool
+    byte_count: int
+
+
+def _append(rows: DataFrame, place: Path) -> None:
+    rows.write.format("delta").mode("append").save(str(place))
+
+
+def _merge(effect: DataFrame, schema: TableSchema, place: Path) -> None:
+    effect.createOrReplaceTempView(_VIEW)
+    try:
+        effect.sparkSession.sql(merge(schema, place, _VIEW))
+    finally:
+        effect.sparkSession.catalog.dropTempView(_VIEW)
+
+
+def _unpacked(rows: DataFrame, schema: TableSchema, shape: Shape) -> DataFrame:
+    columns = from_arrow_schema(schema_of(schema, shape))
+    for field in columns.fields:
+        field.nullable = True
+    return rows.mapInArrow(Unpacking(schema, shape), columns)
+
+
+@contextmanager
+def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """In force inside."""
+    before = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, old)
+
+
+@contextmanager
+def spark_errors(place: Path) -> Iterator[None]:
+    """Raises SinkError for Delta's and Spark's errors, the first line of which says what it is."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        known = from_text(str(error))
+        if known is not None:
+            raise known from None
+        text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+        first = next(iter(text.strip().splitlines()), type(error).__name__)
+        raise SinkError(
+            f"{place} could not be written or read: {first}",
+            "Look after that table; once the cause is gone start the job again: it goes on where it was.",
+        ) from error
+
+
+def _tables(heads: list[Row]) -> list[_EpochTable]:
+    found: dict[TableId, _EpochTable] = {}
+    for head in heads:
+        if head["database"] is None:
+            continue
+        table, version, is_log = (
+            TableId(head["database"], head["table"]),
+            head["schema_version"],
+            head["part"] == LOG_PART,
+        )
+        known = found.setdefault(table, _EpochTable(table, version, head["epoch"], is_log, 0))
+        if known.schema_version != version:
+            raise SinkError(f"The columns of {table} change inside one epoch.", "Start the job anew for that table.")
+        if known.is_log != is_log:
+            raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
+        found[table] = replace(known, byte_count=known.byte_count + head["byte_count"])
+    return list(found.values())
+
+
+def _checked_ends(heads: list[Row]) -> list[PartEnd]:
+    """One for each part; all its batches must be there."""
+    counts: dict[str, tuple[int, int]] = {}
+    for head in heads:
+        if head["database"] is not None:
+            batches, rows = counts.get(head["part"], (0, 0))
+            counts[head["part"]] = batches + 1, rows + head["row_count"]
+    ends = [PartEnd(h["epoch"], h["part"], h["seq"], h["row_count"]) for h in heads if h["database"] is None]
+    complete = {end.part: (end.seq, end.row_count) for end in ends}
+    for part in counts.keys() | complete.keys():
+        if complete.get(part) != counts.get(part, (0, 0)):
+            raise SinkError(
+                f"Part {part} has {counts.get(part)} batches and rows, its end says {complete.get(part)}.", _REPORT
+            )
+    return ends

@@ -1,0 +1,150 @@
+"""The executors' side of the Delta sink: from change batches to rows that Spark writes.
+
+A log part is one Spark partition, so that the net effect of its changes is known where they are unpacked.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from conf.redaction import redact_exception
+from sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
+from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, batch_schema, from_transport
+from state.table import TableSchema
+from state.typed_rows import typed_batches, typed_schema
+
+Shape: TypeAlias = Literal["changes", "rows", "effect"]
+"""`changes`: all with the changelog columns. `rows`: those of splits. `effect`: what a MERGE needs, see `effect_schema`."""
+_OUTPUT_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """The function given to mapInArrow: TRANSPORT rows of one table in, rows of `schema_of` out."""
+
+    schema: TableSchema
+    shape: Shape
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            items = (item for batch in batches for item in from_transport(batch))
+            changes = (item for item in items if isinstance(item, ChangeBatch))
+            yield from self._unpacked(changes)
+        except BaseException as error:
+            redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
+            raise
+
+    def _unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
+        match self.shape:
+            case "changes":
+                yield from typed_batches(changes)
+            case "rows":
+                names = self.schema.arrow_schema().names
+                for change in changes:
+                    if np.any(change.rows.column("_change_type").to_numpy() != ChangeType.INSERT):
+                        raise ValueError(f"{change.part} of epoch {change.epoch} has other rows than a split's")
+                    yield change.rows.select(names)
+            case "effect":
+                yield from _effect(self.schema, [change.rows for change in changes])
+
+
+def schema_of(schema: TableSchema, shape: Shape) -> pa.Schema:
+    match shape:
+        case "changes":
+            return typed_schema(schema)
+        case "rows":
+            return schema.arrow_schema()
+        case "effect":
+            return effect_schema(schema)
+
+
+def effect_schema(schema: TableSchema) -> pa.Schema:
+    """One row for each row of the target that changes, and each new one.
+
+    `at`: the key under which the target has the row, null for one that must be inserted. `stays`: whether it is there in
+    the end, as `new`. `missing`: names of the columns whose value the target's row keeps, null if there are none.
+    """
+    columns = schema.arrow_schema()
+    return pa.schema(
+        [
+            pa.field("at", pa.struct([columns.field(name) for name in schema.key])),
+            pa.field("stays", pa.bool_()),
+            pa.field("missing", pa.list_(pa.string())),
+            pa.field("new", pa.struct(list(columns))),
+        ]
+    )
+
+
+def _effect(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    names = batch_schema(schema).names
+    if schema.toastable and all(batch.column(UNCHANGED_FIELD.name).null_count == len(batch) for batch in batches):
+        names.remove(UNCHANGED_FIELD.name)
+    names.remove("_txn_id")  # its dictionaries differ from batch to batch
+    table = pa.Table.from_batches([batch.select(names) for batch in batches])
+    for changes in table.combine_chunks().to_batches():
+        for rows in effect_rows(schema, net_effect(schema, changes)):
+            for start in range(0, rows.num_rows, _OUTPUT_ROWS):
+                yield rows.slice(start, _OUTPUT_ROWS)
+
+
+def effect_rows(schema: TableSchema, effect: NetEffect) -> Iterator[pa.RecordBatch]:
+    """Of `effect_schema`. No `at` stands twice: a row that takes values from another key's row is that one, moved; what is
+    new under the key that it left is inserted."""
+    kept = effect.rows.select(list(schema.key))
+    named = [kept]
+    if effect.partial is None:
+        yield _batch(schema, kept, effect.rows)
+    else:
+        origins = effect.partial.origins
+        named.append(origins)
+        yield _batch(schema, origins, effect.partial.rows, missing=_missing_names(schema, effect.partial))
+        replaced = _are_among(kept, [origins])
+        stays = pa.array(~replaced)
+        yield _batch(schema, kept.filter(stays), effect.rows.filter(stays))
+        yield _batch(schema, None, effect.rows.filter(pa.array(replaced)))
+    gone = effect.touched.filter(pa.array(~_are_among(effect.touched, named)))
+    yield _batch(schema, gone, None)
+
+
+def _batch(
+    schema: TableSchema, at: pa.RecordBatch | None, new: pa.RecordBatch | None, *, missing: pa.Array | None = None
+) -> pa.RecordBatch:
+    kinds = effect_schema(schema)
+    count = next(rows.num_rows for rows in (at, new) if rows is not None)
+    arrays = [
+        pa.nulls(count, kinds.field("at").type) if at is None else _struct(at, kinds.field("at").type),
+        pa.array(np.full(count, new is not None)),
+        pa.nulls(count, kinds.field("missing").type) if missing is None else missing,
+        pa.nulls(count, kinds.field("new").type) if new is None else _struct(new, kinds.field("new").type),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=kinds)
+
+
+def _struct(rows: pa.RecordBatch, kind: pa.StructType) -> pa.Array:
+    return pa.StructArray.from_arrays(rows.columns, fields=list(kind))
+
+
+def _missing_names(schema: TableSchema, partial: PartialRows) -> pa.Array:
+    names = np.array([column.name for column in schema.captured])
+    rows, columns = np.nonzero(partial.missing)
+    offsets = np.searchsorted(rows, np.arange(len(partial.missing) + 1))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(names[columns], pa.string()))
+
+
+def _are_among(keys: pa.RecordBatch, others: list[pa.RecordBatch]) -> npt.NDArray[np.bool_]:
+    """Which of `keys` are in one of `others`, whose columns are the same."""
+    names = keys.schema.names
+    numbered = pa.table(
+        [*keys.columns, pa.array(np.arange(keys.num_rows))], names=[*map(str, range(len(names))), "row"]
+    )
+    listed = pa.concat_tables([pa.table(other.columns, names=[*map(str, range(len(names)))]) for other in others])
+    found = numbered.join(listed, listed.schema.names, join_type="left semi", use_threads=False)
+    among = np.zeros(keys.num_rows, np.bool_)
+    among[found.column("row").to_numpy()] = True
+    return among

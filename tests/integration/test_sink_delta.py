@@ -1,0 +1,170 @@
+"""What the Delta sink does beyond the contract of all sinks."""
+
+import zipfile
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conf.tables import TableName
+from sinks.delta import buckets
+from sinks.delta.settings import PACKAGE, delta_settings
+from sinks.delta.sink import DeltaSink
+from sinks.delta.tables import Style, place_of, relation
+from sinks.sink import JobIdentity
+from state.errors import SinkError
+from tests.support.change_parts import (
+    DELETE,
+    INSERT,
+    NOTES,
+    ORDERS,
+    SCHEMAS,
+    UNCHANGED,
+    UPDATE,
+    log_part,
+    snapshot_part,
+)
+from tests.support.delta import commits_of, read_delta, rows_of_delta, write_epochs
+from tests.support.jobs import SPARK, run_to_end, source_of, write_job
+from tests.support.servers import Database
+
+pytestmark = pytest.mark.integration
+
+JOB = JobIdentity("7b7b7b7b-0000-4000-8000-000000000001", "lake")
+NEW_YEAR = 1_704_067_200_000_000
+
+
+@pytest.fixture
+def delta(tmp_path: Path, delta_session: SparkSession) -> Callable[..., DeltaSink]:
+    def made(style: Style = "mirror", **partition_by: tuple[str, ...]) -> DeltaSink:
+        named = {TableName("shop", table): columns for table, columns in partition_by.items()}
+        return DeltaSink(tmp_path / "lake", style, named, lambda: delta_session)
+
+    return made
+
+
+def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
+    return number, customer, Decimal("1.50"), NEW_YEAR, None
+
+
+def note(number: int, stars: int, body: Any = UNCHANGED, size: Any = UNCHANGED) -> tuple[Any, ...]:
+    return number, "en", stars, body, b"scan", size
+
+
+def gone(number: int) -> tuple[Any, ...]:
+    return DELETE, (number, "en", None, None, None, None)
+
+
+def moved(old: int, new: int) -> list[Any]:
+    return [gone(old), (INSERT, note(new, 9))]
+
+
+@pytest.mark.pitfall(61)
+def test_values_left_out_stay_and_rows_that_are_missing_stop_the_job(delta: Callable[..., DeltaSink]) -> None:
+    sink = delta()
+    sink.prepare(JOB, [NOTES])
+    size = [Decimal(f"{n}.00") for n in range(10)]
+    rows = [note(n, n, f"body {n}", size[n]) for n in range(1, 5)]
+    changes = [*moved(1, 7), *moved(2, 1), *moved(7, 2), (UPDATE, note(3, 8, body=None)), (UPDATE, note(4, 8)), gone(4)]
+    write_epochs(sink, JOB, [*snapshot_part(1, 1, NOTES, rows), *log_part(2, (NOTES, changes))], SCHEMAS)
+    expected = [note(1, 9, "body 2", size[2]), note(2, 9, "body 1", size[1]), note(3, 8, None, size[3])]
+    assert sorted(rows_of_delta(sink, NOTES)) == expected
+    with pytest.raises(SinkError, match=r"public.notes: The log leaves values out of changes to rows that .* lacks"):
+        write_epochs(sink, JOB, log_part(3, (NOTES, [(UPDATE, note(1, 1)), (UPDATE, note(4, 1))])), SCHEMAS)
+    assert sorted(rows_of_delta(sink, NOTES)) == expected
+
+
+@pytest.mark.pitfall(74)
+def test_each_epoch_is_one_commit_and_a_repeated_one_is_none(delta: Callable[..., DeltaSink]) -> None:
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    first = snapshot_part(1, 1, ORDERS, [order(n) for n in range(100)]) + snapshot_part(1, 2, ORDERS, [order(100)])
+    second = log_part(2, (ORDERS, [(UPDATE, order(1, "new")), (DELETE, order(2))]), (ORDERS, [(INSERT, order(200))]))
+    before = commits_of(sink, ORDERS)
+    for epoch in (first, second, first, second):
+        write_epochs(sink, JOB, epoch, SCHEMAS)
+    commits = commits_of(sink, ORDERS)[len(before) :]
+    assert [commit["operation"] for commit in commits] == ["WRITE", "MERGE"]
+    assert commits[1]["operationMetrics"]["numTargetDeletionVectorsAdded"] != "0"
+    assert commits[1]["operationMetrics"]["numTargetRowsCopied"] == "0"
+    assert len(rows_of_delta(sink, ORDERS)) == 101
+
+
+def test_changelog_keeps_every_change(delta: Callable[..., DeltaSink]) -> None:
+    sink = delta("changelog")
+    sink.prepare(JOB, [NOTES])
+    first = snapshot_part(1, 1, NOTES, [note(1, 1, "body", None)])
+    second = log_part(2, (NOTES, [(UPDATE, note(1, 2)), gone(1)]))
+    for epoch in (first, second, second):
+        write_epochs(sink, JOB, epoch, SCHEMAS)
+    found = read_delta(sink, NOTES).sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
+    assert found.column("_change_type").to_pylist() == ["insert", "update_postimage", "delete"]
+    assert found.column("_unchanged").to_pylist() == [None, ["body", "size"], None]
+    assert found.column("_is_snapshot").to_pylist() == [True, False, False]
+    assert found.column("_txn_id").to_pylist() == [None, "gtid:2000", "gtid:2000"]
+
+
+def test_more_changes_than_a_worker_takes_are_spread(
+    delta: Callable[..., DeltaSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "WORKER_BYTES", 4000)
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    transactions = [[(INSERT, order(n)) for n in range(60)], [(UPDATE, order(n, f"c{n}")) for n in range(60)]]
+    transactions.append([(DELETE, order(n)) for n in range(30)])
+    write_epochs(sink, JOB, log_part(1, *((ORDERS, changes) for changes in transactions)), SCHEMAS)
+    assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
+
+
+def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
+    sink = delta(orders=("customer",), nothing=("x",))
+    assert [str(finding.text) for finding in sink.check([ORDERS]) if finding.is_problem] == [
+        "sink.partition_by names shop.nothing, which is not copied."
+    ]
+    sink = delta(orders=("customer",))
+    place = place_of(sink.root, ORDERS)
+    delta_session.sql(f"CREATE TABLE {relation(place)} (id BIGINT, customer STRING, amount DOUBLE) USING delta")
+    with pytest.raises(SinkError) as caught:
+        sink.prepare(JOB, [ORDERS])
+    for text in (
+        "has amount as double, not as decimal(12,2).",
+        "has no column placed_at.",
+        "is partitioned by nothing, not by customer.",
+    ):
+        assert text in str(caught.value)
+    delta_session.sql(f"INSERT INTO {relation(place)} VALUES (1, 'a', 2.0)")
+    with pytest.raises(SinkError, match="holds rows that this job did not write"):
+        sink.prepare(JOB, [ORDERS])
+
+
+def test_table_that_is_gone_is_not_made_anew(delta: Callable[..., DeltaSink]) -> None:
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    place = place_of(sink.root, ORDERS)
+    place.rename(place.with_name("away"))
+    with pytest.raises(SinkError, match="which this job wrote, is gone"):
+        sink.prepare(JOB, [ORDERS])
+    with pytest.raises(SinkError, match=r"the copy of shop\.orders, is gone"):
+        write_epochs(sink, JOB, log_part(1, (ORDERS, [(INSERT, order(1))])), SCHEMAS)
+
+
+def test_jars_are_named_unless_the_user_does() -> None:
+    assert delta_settings({}, submitted=False)["spark.jars.packages"] == PACKAGE
+    assert "spark.jars.packages" not in delta_settings({}, submitted=True)
+    assert "spark.jars.packages" not in delta_settings({"spark.jars": "/x.jar"}, submitted=False)
+    assert delta_settings({"spark.sql.extensions": "a.B"}, submitted=True)["spark.sql.extensions"].startswith("a.B,")
+
+
+def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    jar = tmp_path / "other.jar"
+    with zipfile.ZipFile(jar, "w"):
+        pass
+    spark = {**SPARK, "conf": {**SPARK["conf"], "spark.jars": str(jar)}}
+    sink = {"type": "delta", "path": "./lake"}
+    process = run_to_end(write_job(tmp_path, source=source_of(mysql_database), sink=sink, spark=spark), expect=5)
+    assert "This Spark has no Delta Lake." in process.error_text()
+    assert PACKAGE in process.error_text().splitlines()[-1]

@@ -1,0 +1,81 @@
+"""A Spark session with Delta Lake, as jobs open it, and what stands in a Delta sink's tables."""
+
+import fcntl
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from conf.load import load_job_options
+from jobs.session import open_session, stop_quietly
+from sinks.delta.sink import DeltaSink
+from sinks.delta.tables import place_of, relation
+from sinks.sink import JobIdentity, PartResult, Schemas
+from state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
+from state.table import TableSchema
+from tests.support.jobs import SPARK
+
+
+@pytest.fixture(scope="session")
+def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One for all tests of a process."""
+    folder = tmp_path_factory.mktemp("delta")
+    job = {
+        "job": "delta",
+        "checkpoint": "./checkpoint",
+        "source": {"url": "mysql://nobody:nothing@localhost/", "tables": ["a.b"]},
+        "sink": {"type": "delta", "path": "./lake"},
+        "spark": SPARK,
+    }
+    with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads do not bear company
+        session = open_session(load_job_options(yaml.safe_dump(job), [], folder))
+    yield session
+    stop_quietly(session)
+
+
+def epoch_of(session: SparkSession, items: Sequence[ChangeBatch | PartEnd]) -> DataFrame:
+    """As the data source gives it; in one Spark partition."""
+    rows = pa.Table.from_batches(map(to_transport, items), schema=TRANSPORT)
+    return session.createDataFrame(rows, from_arrow_schema(TRANSPORT)).coalesce(1)
+
+
+def write_epochs(
+    sink: Any, job: JobIdentity, items: Sequence[ChangeBatch | PartEnd], schemas: Schemas
+) -> list[PartResult]:
+    """Each epoch of `items`, whose parts stand one behind the other."""
+    ends: list[PartEnd] = []
+    for _, epoch in itertools.groupby(items, lambda item: item.epoch):
+        ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas)
+    return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
+
+
+def rows_of_delta(sink: Any, schema: TableSchema) -> list[tuple[Any, ...]]:
+    """The captured columns of every row."""
+    names = [column.name for column in schema.captured]
+    table = read_delta(sink, schema).select(names)
+    # Python's dates begin in year 1, ours do not.
+    columns = [
+        column.cast(pa.int32() if pa.types.is_date(column.type) else pa.int64())
+        if pa.types.is_temporal(column.type)
+        else column
+        for column in table.columns
+    ]
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def read_delta(sink: DeltaSink, schema: TableSchema) -> pa.Table:
+    return sink.session().read.format("delta").load(str(place_of(sink.root, schema))).toArrow()
+
+
+def commits_of(sink: DeltaSink, schema: TableSchema) -> list[dict[str, Any]]:
+    """Operation and metrics of each commit, the oldest first."""
+    history = sink.session().sql(f"DESCRIBE HISTORY {relation(place_of(sink.root, schema))}").collect()
+    return [row.asDict() for row in sorted(history, key=lambda row: row["version"])]
