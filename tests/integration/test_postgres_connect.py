@@ -62,7 +62,7 @@ def test_a_session_does_not_depend_on_the_defaults_of_role_and_database(
         "bytea_output": "escape",
         "extra_float_digits": "-5",
         "search_path": "evil",
-        "statement_timeout": "1ms",
+        "statement_timeout": "300ms",
         "default_transaction_read_only": "off",
         "client_encoding": "LATIN1",
     }
@@ -77,7 +77,7 @@ def test_a_session_does_not_depend_on_the_defaults_of_role_and_database(
             assert scalar(connection, "SELECT interval '1 day 2 hours'::text") == "1 day 02:00:00"
             assert scalar(connection, "SELECT '\\x00ff'::bytea::text || 'ä→'") == "\\x00ffä→"
             assert scalar(connection, "SHOW application_name") == "tidemark"
-            assert scalar(connection, "SELECT pg_sleep(0.01)::text") == ""
+            assert scalar(connection, "SELECT pg_sleep(0.5)::text") == ""
 
 
 def test_a_session_can_not_write(postgres_source_database: Database) -> None:
