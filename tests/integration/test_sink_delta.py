@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sinks.delta.sink import DeltaSink
 from sinks.delta.tables import Style, place_of, relation
 from sinks.sink import JobIdentity
 from state.errors import SinkError
+from state.table import TableId
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -24,6 +26,7 @@ from tests.support.change_parts import (
     SCHEMAS,
     UNCHANGED,
     UPDATE,
+    column,
     log_part,
     snapshot_part,
 )
@@ -117,6 +120,25 @@ def test_more_changes_than_a_worker_takes_are_spread(
     transactions.append([(DELETE, order(n)) for n in range(30)])
     write_epochs(sink, JOB, log_part(1, *((ORDERS, changes) for changes in transactions)), SCHEMAS)
     assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
+
+
+def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
+    columns = (
+        column("the id", "bigint", "int64", key=True),
+        column("b, (c)", "varchar(9)", "string"),
+        *ORDERS.columns[2:3],
+    )
+    odd = replace(ORDERS, table=TableId("shop", "1.5 % o'f"), columns=columns, key=("the id",))
+    sink = replace(delta(), partition_by={TableName("shop", odd.table.name): ("b, (c)",)})
+    schemas = {(odd.table, 1): odd}
+    sink.prepare(JOB, [odd])
+    rows = [(n, f"p/{n % 2}", Decimal(1)) for n in range(4)]
+    write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows), schemas)
+    write_epochs(sink, JOB, log_part(2, (odd, [(UPDATE, (1, None, None)), (DELETE, rows[2])])), schemas)
+    assert sorted(rows_of_delta(sink, odd)) == [rows[0], (1, None, None), rows[3]]
+    detail = delta_session.sql(f"DESCRIBE DETAIL {relation(place_of(sink.root, odd))}").collect()[0]
+    assert detail["partitionColumns"] == ["b, (c)"]
+    assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
 
 
 def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:

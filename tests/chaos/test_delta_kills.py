@@ -1,0 +1,67 @@
+"""Jobs into Delta tables are killed between the commits of two tables, and between Delta's commits and Spark's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.history import assert_history
+from tests.support.jobs import source_of, write_job
+from tests.support.kills import armed, run_until_done
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+
+pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(900)]
+
+SHORT_ROUNDS = 2
+BEFORE, AFTER, NOT_NOTED = "sink.before_commit", "sink.after_commit", "driver.epoch_written"
+
+
+def _killed(folder: Path, database: Database, style: str, *phases: tuple[str, ...]) -> None:
+    """In the snapshot at the first of `phases`' failpoints, in the changes made meanwhile at the second's."""
+    uids = Uids()
+    create_tables(database, rows=600, uids=uids)
+    sink = {"type": "delta", "path": str(folder / "lake"), "style": style}
+    job = write_job(folder, source=source_of(database), sink=sink, snapshot={"split_rows": 5000})
+    snapshot, log = phases
+    with Writers(database, uids, count=2, seed=5, pause_seconds=0.2), armed(folder, snapshot) as environment:
+        run_until_done(job, environment)
+    with armed(folder, log) as environment:
+        run_until_done(job, environment)
+
+
+def _table(session: SparkSession, folder: Path, database: Database, name: str) -> Any:
+    return session.read.format("delta").load(str(folder / "lake" / f"{database.schema}.{name}"))
+
+
+@pytest.mark.pitfall(61)
+@pytest.mark.pitfall(71)
+def test_mirror_is_the_source(postgres18_database: Database, tmp_path: Path, delta_session: SparkSession) -> None:
+    source = postgres18_database
+    _killed(tmp_path, source, "mirror", (AFTER, NOT_NOTED), (BEFORE, AFTER, NOT_NOTED))
+    for name, key in KEYS.items():
+        columns = [*key, "uid", "version", "note"]
+        copied = _table(delta_session, tmp_path, source, name).select(columns).toArrow()
+        rows = source.query(f"SELECT {', '.join(columns)} FROM {name}")
+        assert _sorted(zip(*(column.to_pylist() for column in copied.columns), strict=True)) == _sorted(rows)
+
+
+def _sorted(rows: Any) -> list[tuple[Any, ...]]:
+    """psycopg2 gives bytes as memoryviews; None sorts nowhere."""
+    plain = (tuple(v.tobytes() if isinstance(v, memoryview) else v for v in row) for row in rows)
+    return sorted(plain, key=repr)
+
+
+@pytest.mark.pitfall(71)
+def test_changelog_is_a_history_of_the_source(
+    mysql_database: Database, tmp_path: Path, delta_session: SparkSession, chaos_rounds: int
+) -> None:
+    if chaos_rounds <= SHORT_ROUNDS:
+        pytest.skip("make chaos runs it")
+    source = mysql_database
+    _killed(tmp_path, source, "changelog", (AFTER,), (NOT_NOTED,))
+    for name, key in KEYS.items():
+        changes = _table(delta_session, tmp_path, source, name).orderBy("_commit_version", "_seq").toArrow()
+        rows = source.query(f"SELECT uid, version, {', '.join(key)} FROM {name}")
+        assert_history(changes, {row[2:]: row[:2] for row in rows}, name=name, key=key)
