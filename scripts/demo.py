@@ -2,8 +2,8 @@
 
     make demo SOURCE=mysql SINK=mirror-postgres ROWS=300000
 
-SOURCE is mysql, mariadb or postgres, SINK is mirror-postgres, mirror-mysql, mirror-mariadb or files. All servers and
-files are private, and gone at the end.
+SOURCE is mysql, mariadb or postgres, SINK is mirror-postgres, mirror-mysql, mirror-mariadb, files or
+delta. All servers and files are private, and gone at the end.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.checkpoint import Checkpoint
-from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_files
+from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_delta, rows_in_files
 from scripts.demo_job import JobFailedError, JobProcess
 from scripts.demo_shop import SHOPS, load_shop
 from scripts.demo_table import DATABASE
@@ -30,7 +30,7 @@ from state.log_range import LogReport
 from state.phase import Phase
 
 SOURCES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
-SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files")
+SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files", "delta")
 SPLITS_WANTED = 60
 KILL_AT_SHARE = 0.3
 """Of all splits, that must be copied. Epochs grow, so that at the kill about half of them are."""
@@ -63,6 +63,9 @@ MIRROR = """\
   url: ${COPY_URL}"""
 FILES = """\
   type: files
+  path: ./copy"""
+DELTA = """\
+  type: delta
   path: ./copy"""
 
 
@@ -180,6 +183,8 @@ class Demo:
         """How to read the copy, the job file's sink, and what it is called."""
         if self._sink == "files":
             return rows_in_files(self._folder / "copy", self._shop.schema), FILES, "Parquet files"
+        if self._sink == "delta":
+            return rows_in_delta(self._folder / "copy", self._shop.schema), DELTA, "Delta tables"
         kind = self._sink.removeprefix("mirror-")
         server = self._stack.enter_context(start_server(kind))
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:

@@ -9,9 +9,11 @@ from typing import Any
 
 import psycopg2.extras
 import pyarrow.dataset as ds
+from pyspark.sql import SparkSession
 
 from scripts.demo_table import DATABASE, ShopTable
 from scripts.server import Server
+from sinks.delta.settings import delta_settings
 
 Row = tuple[Any, ...]
 Rows = Callable[[ShopTable, tuple[str, ...]], Iterator[Row]]
@@ -86,6 +88,21 @@ def rows_in_files(folder: Path, schema: str) -> Rows:
                 else row
             )
         yield from last.values()
+
+    return rows
+
+
+def rows_in_delta(folder: Path, schema: str) -> Rows:
+    """Of the Delta sink's tables of the style mirror."""
+
+    def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        for name, value in delta_settings({}, submitted=False).items():
+            builder = builder.config(name, value)
+        session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+        found = session.read.format("delta").load(str(folder / f"{schema}.{table.name}")).select(*columns).toArrow()
+        for row in zip(*(column.to_pylist() for column in found.columns), strict=True):
+            yield tuple(map(_plain, row))
 
     return rows
 
