@@ -1,4 +1,4 @@
-"""Places in a source's log. A position is a transaction boundary, always."""
+"""Places in a source's log. A position lies between two transactions, never inside one."""
 
 import re
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from state.table import TableId
 class Bound:
     """A place in a table's key order: everything from this key on lies right of it.
 
-    `literals`: one SQL literal per split-key column, the server's own text in a form that the server compares
-    without loss (`42`, `_utf8mb4 0x6162`, `'2024-02-29'`). Only the server compares them.
+    `literals`: one per split-key column, the server's own text, which only the server compares. MySQL and MariaDB: an
+    SQL literal (`42`, `_utf8mb4 0x6162`, `'2024-02-29'`); PostgreSQL: the bare text, cast to its type where it is used.
     `rank`: the same place as bytes whose order is the server's order (see state/rank.py), in hex.
     The gap filter compares it.
     """
@@ -42,8 +42,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a published split. `low` is None where nothing had to be replayed (exact watermarks).
-    `high` carries GTIDs where the source has them: such a position is an anchor for later splits (docs/adr/0003)."""
+    """What is known of a published split. `high` carries GTIDs where MySQL has them: such a position is an anchor for
+    later splits (docs/adr/0003); and a PostgreSQL split's own snapshot."""
 
     split_id: int
     table: TableId
