@@ -36,8 +36,7 @@ FAILPOINTS = (
 )
 SHORT_ROUNDS = 2
 _BUSY_CONNECTIONS = (
-    "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
-    "AND (info LIKE %s OR command LIKE 'Binlog%%') LIMIT 1"
+    "SELECT id FROM {processlist} WHERE id <> CONNECTION_ID() AND (info LIKE %s OR command LIKE 'Binlog%%') LIMIT 1"
 )
 _TERMINATE_ONE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND application_name = 'tidemark' "
@@ -138,7 +137,9 @@ def _kill_one_connection(database: Database) -> None:
     if database.kind == "postgres":
         database.query(_TERMINATE_ONE, (database.name,))
         return
-    for (connection,) in database.query(_BUSY_CONNECTIONS, (f"%{database.name}%",)):
+    for (connection,) in database.query(
+        _BUSY_CONNECTIONS.format(processlist=database.server.processlist), (f"%{database.name}%",)
+    ):
         with contextlib.suppress(pymysql.err.OperationalError):  # it has ended meanwhile
             database.execute(f"KILL {connection}")
 

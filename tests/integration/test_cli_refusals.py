@@ -13,7 +13,7 @@ from readers.mysql.lease import Lease, lock_name
 from scripts.server import Server
 from scripts.server_process import free_port
 from scripts.servers import start_server
-from tests.support.cli import INTERRUPTED, WAITING_FOR_LEASE, CommandLine, job_of
+from tests.support.cli import INTERRUPTED, CommandLine, job_of, waits_for_lease
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running, write_job
 from tests.support.mysql_accounts import account
@@ -229,7 +229,7 @@ def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, 
         assert "--standby" in ended.last_line
         assert tidemark("validate", path, "--connect").code == 0
         with running(path, "--standby") as waiting:  # exit code 130, before there is anything to finish
-            waiting.wait_until(lambda: bool(source_database.query(WAITING_FOR_LEASE)))
+            waiting.wait_until(lambda: waits_for_lease(source_database))
             waiting.popen.terminate()
             assert waiting.wait() == 130
             assert waiting.error_text() == f"{INTERRUPTED}\n"

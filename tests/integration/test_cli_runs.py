@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import INTERRUPTED, WAITING_FOR_LEASE, CommandLine
+from tests.support.cli import INTERRUPTED, CommandLine, waits_for_lease
 from tests.support.jobs import SPARK, Process, run_to_end, running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
@@ -50,7 +50,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
             assert (second.code, "Another driver runs this job" in second.last_line) == (6, True)
             first.wait_until(lambda: json.loads(tidemark("status", job, "--json").out)["phase"] == "stream")
             with running(job, "--standby") as standby:
-                standby.wait_until(lambda: bool(mysql_database.query(WAITING_FOR_LEASE)))
+                standby.wait_until(lambda: waits_for_lease(mysql_database))
                 first.popen.send_signal(signal.SIGTERM)
                 assert_interrupted(first)
                 standby.wait_until(lambda: any(e["event"] == "resumed" for e in standby.events()))

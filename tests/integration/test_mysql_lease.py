@@ -61,7 +61,7 @@ def rival_waiting(server: Server, name: str) -> Iterator[threading.Event]:
             found = None
             while not found:
                 cursor.execute(
-                    "SELECT 1 FROM information_schema.processlist WHERE id = %s AND info LIKE 'SELECT GET_LOCK%%'",
+                    f"SELECT 1 FROM {server.processlist} WHERE id = %s AND info LIKE 'SELECT GET_LOCK%%'",
                     (connection.thread_id(),),
                 )
                 found = cursor.fetchone()

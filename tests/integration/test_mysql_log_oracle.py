@@ -263,7 +263,7 @@ def test_killed_connections_lose_and_repeat_nothing(tables: LoggedServer, monkey
     with contextlib.closing(tables.connect()) as connection, connection.cursor() as cursor:
         for batch in reader.read(part):
             found += [{"table": batch.table.name, **row} for row in batch.rows.to_pylist()]
-            killed += _kill_dumps(cursor)
+            killed += _kill_dumps(cursor, tables.server.processlist)
     assert sorted(found, key=_place) == expected
     assert killed > 1
     assert reader.reconnects > 0
@@ -273,8 +273,8 @@ def _place(change: Change) -> tuple[int, int]:
     return change["_commit_version"], change["_seq"]
 
 
-def _kill_dumps(cursor: Any) -> int:
-    cursor.execute("SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'")
+def _kill_dumps(cursor: Any, processlist: str) -> int:
+    cursor.execute(f"SELECT id FROM {processlist} WHERE command LIKE 'Binlog Dump%'")
     ids = [row[0] for row in cursor.fetchall()]
     for number in ids:
         with contextlib.suppress(pymysql.err.OperationalError):  # it has ended meanwhile

@@ -382,7 +382,7 @@ def test_string_keys_belong_where_the_collation_says(source_database: Database) 
 def sessions(database: Database) -> list[int]:
     """Everybody else's in this database."""
     found = database.query(
-        "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = %s", (database.name,)
+        f"SELECT id FROM {database.server.processlist} WHERE id <> CONNECTION_ID() AND db = %s", (database.name,)
     )
     return sorted(row[0] for row in found)
 
@@ -454,7 +454,8 @@ def test_no_transaction_outlives_its_select(source_database: Database) -> None:
     def look() -> None:
         open_transactions.append(
             source_database.query(
-                "SELECT COUNT(*) FROM information_schema.innodb_trx x JOIN information_schema.processlist p "
+                "SELECT COUNT(*) FROM information_schema.innodb_trx x "
+                f"JOIN {source_database.server.processlist} p "
                 "ON p.id = x.trx_mysql_thread_id WHERE p.db = %s",
                 (source_database.name,),
             )[0][0]

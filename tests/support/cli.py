@@ -14,7 +14,12 @@ from tests.support.jobs import write_job
 from tests.support.servers import Database
 
 INTERRUPTED = "tidemark: interrupted; the state is safe. Remedy: start the same command again to go on."
-WAITING_FOR_LEASE = "SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT GET_LOCK(%'"
+
+
+def waits_for_lease(source: Database) -> bool:
+    """Whether somebody waits for a job's lease on this server."""
+    waiting = f"SELECT 1 FROM {source.server.processlist} WHERE info LIKE 'SELECT GET_LOCK(%'"
+    return bool(source.query(waiting))
 
 
 @dataclass(frozen=True)

@@ -146,14 +146,16 @@ def fresh_database(server: Server, settings: str | None = None) -> Iterator[Data
         yield database
     finally:
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-            drop = _drop_postgres if server.kind == "postgres" else _drop_mysql
-            drop(cursor, database.name)
+            if server.kind == "postgres":
+                _drop_postgres(cursor, database.name)
+            else:
+                _drop_mysql(cursor, server.processlist, database.name)
 
 
-def _drop_mysql(cursor: Any, name: str) -> None:
+def _drop_mysql(cursor: Any, processlist: str, name: str) -> None:
     import pymysql
 
-    cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
+    cursor.execute(f"SELECT id FROM {processlist} WHERE db = %s", (name,))
     for (session,) in cursor.fetchall():
         with contextlib.suppress(pymysql.err.OperationalError):  # 1094: it has ended meanwhile
             cursor.execute("KILL %s", (session,))
