@@ -64,12 +64,12 @@ def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
         save_context(context, folder / "run")
         run = _Run(job, opened, events, stop_file)
         session = open_session(job)
-        try:
-            require_shared_checkpoint(session.sparkContext, context.checkpoint, held.state.job_uuid)
-            with run.signals():
+        with run.signals():
+            try:
+                require_shared_checkpoint(session.sparkContext, context.checkpoint, held.state.job_uuid)
                 run.follow(session, folder / "run")
-        finally:
-            stop_quietly(session)
+            finally:
+                stop_quietly(session)
         run.finished.seconds = round(time.monotonic() - started, 3)
         events.note("finished", **run.finished.as_dict())
         return run.finished
@@ -95,6 +95,7 @@ class _Run:
         self._committed_epoch = self._checkpoint.committed_epoch()
         self._shown: tuple[int, int, bool] | None = None
         self._signals = 0
+        self._following = False
         self._lock = threading.Lock()
         self.finished = Finished(job.job)
 
@@ -110,10 +111,11 @@ class _Run:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         self._stop_file.touch()
-        if self._signals > 2:
+        if self._signals > 2 or not self._following:
             raise KeyboardInterrupt
 
     def follow(self, session: SparkSession, context_path: Path) -> None:
+        self._following = True
         query = self._start(session, context_path)
         announced = False
         try:

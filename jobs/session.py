@@ -3,12 +3,15 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import url2pathname
 
 from pyspark import SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 import jobs
@@ -64,6 +67,7 @@ def open_session(job: JobFile) -> SparkSession:
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     session.conf.set("spark.sql.streaming.stopTimeout", "60s")
     _let_workers_import_us(session.sparkContext)
+    _leave_sigterm_to_us(session.sparkContext, submitted=submitted)
     return session
 
 
@@ -81,6 +85,30 @@ def _let_workers_import_us(context: SparkContext) -> None:
         paths.insert(0, str(home))
     known = context.environment.get("PYTHONPATH", "")
     context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, known]))
+
+
+class _HandedOn:
+    """Called in the JVM's name: this process gets the signal that it got."""
+
+    def handle(self, received: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+
+def _leave_sigterm_to_us(context: SparkContext, *, submitted: bool) -> None:
+    """Else the JVM would end on SIGTERM before the epoch does.
+
+    A JVM that we started gets it where somebody signals our whole process group, as schedulers and systemd do; it and the
+    planner that it starts ignore it. That of spark-submit gets it in our stead and hands it on.
+    """
+    jvm: Any = context._jvm
+    handler = jvm.sun.misc.SignalHandler.SIG_IGN
+    if submitted:
+        ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+        handler = _HandedOn()
+    jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), handler)
 
 
 def local_path(url: str) -> str:

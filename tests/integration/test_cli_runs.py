@@ -1,6 +1,7 @@
 """Runs with Spark: how they end, by themselves, by signals and by errors. Each test asks much of few processes."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
             first.wait_until(lambda: json.loads(tidemark("status", job, "--json").out)["phase"] == "stream")
             with running(job, "--standby") as standby:
                 standby.wait_until(lambda: waits_for_lease(mysql_database))
-                first.popen.send_signal(signal.SIGTERM)
+                os.killpg(first.popen.pid, signal.SIGTERM)  # to JVM and planner, too, as schedulers and systemd do
                 assert_interrupted(first)
                 standby.wait_until(lambda: any(e["event"] == "resumed" for e in standby.events()))
                 mysql_database.execute("INSERT INTO orders VALUES (3)")
@@ -76,7 +77,7 @@ def test_signals_during_the_snapshot_and_the_summary_of_its_end(
     )
     with running(job) as process:
         process.wait_until(lambda: any(e["event"] == "epoch" for e in process.events()))
-        process.popen.send_signal(signal.SIGINT)
+        os.killpg(process.popen.pid, signal.SIGINT)  # as a terminal does
         assert_interrupted(process)
         events = [event["event"] for event in process.events()]
         assert events[-2:] == ["epoch", "finished"]

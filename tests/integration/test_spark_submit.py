@@ -1,6 +1,7 @@
 """`spark-submit --py-files tidemark.zip jobs/sync.py JOB.yaml`: the same job as `tidemark run` is, with the same ends."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tm
     with Writers(mysql_database, uids, count=2, seed=1, pause_seconds=0.02):
         submitted = submit(job, our_zip, *tables, "--summary", str(tmp_path / "summary.json"))
         assert submitted.wait() == 0, submitted.error_text()
+        going_on = submit(job, our_zip, *tables, "--set", "trigger=200ms")
+        going_on.wait_until(lambda: any(event.get("changes") for event in going_on.events()))
+        going_on.popen.send_signal(signal.SIGTERM)  # to the JVM, whose child the driver is
+        assert going_on.wait() == 130
+        assert going_on.events()[-1]["interrupted"]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["phase"] in {"catch_up", "stream"}
     assert summary["rows"] >= 2400
