@@ -1,19 +1,20 @@
 """What the next epoch reads: (state, what was observed) → (plan, state). No clock, no files, no connection but the
 KeySource.
 
-One epoch is planned, read and committed after the other. `absorb` takes what an epoch brought into the state and makes
-every move from phase to phase; `plan_epoch` decides the next one. The same state, observation and answers of the
+One epoch is planned, read and committed after the other. `absorb` takes what an epoch brought into the state, `join` the
+tables that joined the job; `plan_epoch` decides the next one. The same state, observation and answers of the
 source give the same plan; still, a plan that was once written is used as it is (the caller's part).
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from enumerator.log_extent import LogExtent
 from enumerator.source import KeySource
 from enumerator.splitting import next_ranges
 from state.errors import CheckpointError
-from state.job_state import JobState, Mode
+from state.job_state import JobState, Joined, Mode, SplitKey
 from state.log_range import LogRange, LogReport
 from state.phase import Phase, move
 from state.plan import (
@@ -28,7 +29,7 @@ from state.plan import (
 )
 from state.position import Position
 from state.split import Report, Split
-from state.table import TableId
+from state.table import TableId, TableSchema
 
 TARGET_EPOCH_SECONDS = 10.0
 """A snapshot epoch's length: long against what an epoch costs (0.3 s), short against losing it to a crash."""
@@ -76,22 +77,23 @@ class Observation:
 
     `log`: what the source has of it. `goal`: the log end seen
     at the start of a run that ends there (trigger `once`), None for one that goes on. `outcome`: of the epoch that the
-    state awaits, None if it awaits none.
+    state awaits, None if it awaits none. `joined`: JobState.joined.
     """
 
     log: LogExtent
     goal: Position | None = None
     outcome: Outcome | None = None
+    joined: tuple[Joined, ...] = ()
 
 
 def first_state(job: JobState, settings: Settings) -> EnumeratorState:
-    """Before epoch 1."""
-    versions = {schema.table: schema.version for schema in job.schemas}
+    """Before epoch 1, and before any table joined."""
+    schemas = job.schemas_after(0)
     state = EnumeratorState(
         mode=job.mode,
         phase=Phase.STREAM if job.mode == "incremental" else Phase.SNAPSHOT,
         epoch=0,
-        tables=tuple(TableState(key.table, versions[key.table], key.columns) for key in job.split_keys),
+        tables=_untouched(schemas, job.split_keys),
         next_split_id=0,
         splits_per_task=1,
         position=job.start,
@@ -101,6 +103,11 @@ def first_state(job: JobState, settings: Settings) -> EnumeratorState:
         awaited=None,
     )
     return _settled(state)
+
+
+def _untouched(schemas: Iterable[TableSchema], split_keys: Iterable[SplitKey]) -> tuple[TableState, ...]:
+    versions = {schema.table: schema.version for schema in schemas}
+    return tuple(TableState(k.table, versions[k.table], k.columns) for k in split_keys if k.table in versions)
 
 
 def in_mode(state: EnumeratorState, mode: Mode) -> EnumeratorState:
@@ -121,6 +128,7 @@ def plan_epoch(
         state = absorb(state, observation.outcome, settings)
     if state.awaited is not None:
         raise _inconsistent(f"The checkpoint does not hold what epoch {state.epoch} has read.")
+    state = join(state, observation.joined)
     if state.phase is Phase.DONE:
         return None, state
     extent = observation.log
@@ -129,7 +137,37 @@ def plan_epoch(
         extent.require(place)
     if state.phase is Phase.SNAPSHOT:
         return _plan_splits(state, source, settings)
-    return _plan_log(state, extent, observation.goal)
+    awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
+    return _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
+
+
+def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
+    """The state with the tables whose start the log has come to: they are snapshotted now, while the place in the log stands.
+
+    It is for them what the job's start was for the first ones. No range of the log goes beyond such a start before they
+    are taken in, so that each epoch's tables follow from its plan. Raises CheckpointError where `joined` has lost some.
+    """
+    if state.joined > len(joined):
+        raise _inconsistent(f"The checkpoint has lost tables that joined: {state.joined} times some did.")
+    while (
+        state.awaited is None
+        and state.phase is not Phase.DONE
+        and state.joined < len(joined)
+        and state.position.order >= joined[state.joined].start.order
+    ):
+        state = _with_tables(state, joined[state.joined])
+    return state
+
+
+def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
+    tables = _untouched(joined.schemas, joined.split_keys)
+    state = replace(state, joined=state.joined + 1)
+    if not tables:
+        return state
+    if state.phase is Phase.STREAM:
+        state = replace(state, tables=tuple(replace(t, passed=True) for t in state.tables), last_high=None)
+    phase = state.phase if state.phase is Phase.SNAPSHOT else move(state.phase, Phase.SNAPSHOT)
+    return replace(state, phase=phase, tables=(*state.tables, *tables))
 
 
 def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> EnumeratorState:
@@ -248,8 +286,7 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
     )
 
 
-def _plan_log(state: EnumeratorState, extent: LogExtent, goal: Position | None) -> tuple[Plan | None, EnumeratorState]:
-    limit = _limit(state, goal, extent.end)
+def _plan_log(state: EnumeratorState, extent: LogExtent, limit: Position) -> tuple[Plan | None, EnumeratorState]:
     if min(limit.order, extent.end.order) <= state.position.order:
         return None, state
     stop = extent.stop_after(state.position, state.batch_bytes, limit=limit)
@@ -266,9 +303,15 @@ def _inconsistent(message: str) -> CheckpointError:
     )
 
 
-def _limit(state: EnumeratorState, goal: Position | None, end: Position) -> Position:
-    """How far this run reads the log: mode `full` to the greatest high, a run with a goal to it or the greatest
-    high."""
+def _limit(state: EnumeratorState, goal: Position | None, end: Position, awaited_join: Position | None) -> Position:
+    """How far the log is read before something else is to be done: to the start of the tables that join next, or as far
+    as this run goes."""
+    far = _end_of_run(state, goal, end)
+    return far if awaited_join is None else min(far, awaited_join, key=lambda place: place.order)
+
+
+def _end_of_run(state: EnumeratorState, goal: Position | None, end: Position) -> Position:
+    """Mode `full` reads to the greatest high, a run with a goal to it or the greatest high."""
     if state.mode == "full":
         return end if state.last_high is None else state.last_high
     if goal is None or state.last_high is None:

@@ -1,6 +1,7 @@
 """The layout of a job's checkpoint, and the ways to read and write its parts.
 
     job                     what the job is (JobState), written once, before the first read
+    joined/0000000001       tables that a later start found (Joined), written before anything of them is read
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord)
     published/e…            an epoch's split rows with their reports, until the epoch is committed
     logs/e0000000042        what an epoch's log range was found to hold (LogReport)
@@ -14,9 +15,9 @@ import json
 import socket
 from dataclasses import dataclass
 
-from state.codec import JOB, LOG_REPORT, PLAN
+from state.codec import JOB, JOINED, LOG_REPORT, PLAN
 from state.errors import CheckpointError
-from state.job_state import JobState
+from state.job_state import JobState, Joined
 from state.log_range import LogReport
 from state.plan import PlanRecord
 from state.store import CheckpointStore, open_store, require_create_if_absent
@@ -34,6 +35,16 @@ def epoch_name(epoch: int) -> str:
     return f"e{epoch:010d}"
 
 
+def _joined_name(number: int) -> str:
+    return f"joined/{number:010d}"
+
+
+def _another_driver(name: str, url: str) -> CheckpointError:
+    return CheckpointError(
+        f"Another driver wrote {name} of {url}.", "Stop all drivers of this job and start one again."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`url` is the job file's `checkpoint`."""
@@ -49,16 +60,27 @@ class Checkpoint:
         return f"{self.url.rstrip('/')}/spark"
 
     def job_state(self) -> JobState | None:
-        """None where the job was never started. Raises CheckpointError where `job` is gone but other parts are there."""
+        """With the tables that joined; None where the job was never started. Raises CheckpointError where `job` is gone but
+        other parts are there."""
         data = self.store.read("job")
         if data is None:
-            if any(self.store.list(folder) for folder in ("plans", "published", "logs", "routes", "spark")):
+            if any(self.store.list(folder) for folder in ("joined", "plans", "published", "logs", "routes", "spark")):
                 raise CheckpointError(
                     f"The checkpoint {self.url} has lost its file `job`.",
                     "Restore the folder from a copy, or start over with an empty checkpoint and an empty target.",
                 )
             return None
-        return JOB.decode(data, "job")
+        state = JOB.decode(data, "job")
+        for number in range(1, len(self.store.list("joined")) + 1):
+            state = state.with_joined(JOINED.decode(self._read(_joined_name(number)), _joined_name(number)))
+        return state
+
+    def create_joined(self, state: JobState, joined: Joined) -> JobState:
+        """Lets tables join. Raises CheckpointError where somebody else drives this job."""
+        name = _joined_name(len(state.joined) + 1)
+        if not self.store.create(name, JOINED.encode(joined)):
+            raise _another_driver(name, self.url)
+        return state.with_joined(joined)
 
     def require_job(self, job_uuid: str) -> None:
         """Raises CheckpointError where this process does not find the job there: an executor without that storage."""
@@ -88,9 +110,7 @@ class Checkpoint:
         """Raises CheckpointError where the epoch has a plan already: somebody else drives this job."""
         name = f"plans/{epoch_name(record.plan.epoch)}"
         if not self.store.create(name, PLAN.encode(record)):
-            raise CheckpointError(
-                f"Another driver wrote {name} of {self.url}.", "Stop all drivers of this job and start one again."
-            )
+            raise _another_driver(name, self.url)
 
     def committed_epoch(self) -> int:
         """The last epoch that Spark's query has committed, 0 before the first; read from Spark's own log."""

@@ -156,9 +156,18 @@ class FoundMySql:
 
     def first_start(self) -> BinlogPosition:
         job = self.job
-        places = LogPlaces(self._log(), self.connection, self.info)
-        start = places.resolve(job.log_start) if job.mode == "incremental" else places.find_anchor()
-        return replace(start, begun=file_begun(self._log(), start.file))
+        return (
+            self._begun(self._places().resolve(job.log_start)) if job.mode == "incremental" else self.joining_start(())
+        )
+
+    def joining_start(self, tables: Sequence[TableId]) -> BinlogPosition:
+        return self._begun(self._places().find_anchor())
+
+    def _places(self) -> LogPlaces:
+        return LogPlaces(self._log(), self.connection, self.info)
+
+    def _begun(self, place: BinlogPosition) -> BinlogPosition:
+        return replace(place, begun=file_begun(self._log(), place.file))
 
     def require_same_log(self, state: JobState, places: Sequence[Position]) -> None:
         require_identity(self.connection, ServerIdentity(self.info.flavour, state.server_identity))

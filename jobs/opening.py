@@ -1,8 +1,6 @@
 """From a job file to a job that may start: the source looked at, held and checked, its state durable, the sink ready."""
 
-import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +11,7 @@ from conf.sink import FilesSink as FilesSettings
 from conf.sink import MirrorSink as MirrorSettings
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
+from jobs.job_tables import Admit, first_job_state, require_tables, with_later_tables
 from jobs.session import open_session
 from jobs.sources import FoundSource, Lease, SourceServer, acquire_lease, find_source
 from jobs.standing import standing
@@ -22,11 +21,12 @@ from sinks.console import ConsoleSink
 from sinks.delta.sink import DeltaSink
 from sinks.files import FilesSink
 from sinks.mirror.sink import MirrorSink
-from sinks.sink import EpochSink, JobIdentity, PartSink
+from sinks.sink import EpochSink, JobIdentity, PartSink, raise_problems
 from state.errors import CheckpointError, JobHeldError
-from state.job_state import JobState, SplitKey
+from state.job_state import JobState
 from state.phase import Phase
 from state.plan import EnumeratorState
+from state.table import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,22 @@ def make_sink(job: JobFile) -> PartSink | EpochSink:
 @contextmanager
 def open_job(job: JobFile, events: Events, *, standby: bool = False) -> Iterator[Opened]:
     """The job while inside. Raises JobHeldError, SourceNotUsableError, LogPositionLostError, CheckpointError, SinkError."""
-    with hold_job(job, events, standby=standby) as held:
-        sink = make_sink(job)
+    sink = make_sink(job)
+
+    def admit(identity: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        raise_problems(sink.check(schemas, identity))
+
+    with hold_job(job, events, standby=standby, admit=admit) as held:
         sink.prepare(held.identity, held.state.schemas)
         schemas = {(schema.table, schema.version): schema for schema in held.state.schemas}
         yield Opened(held, Writing(sink, held.identity, schemas))
 
 
 @contextmanager
-def hold_job(job: JobFile, events: Events, *, standby: bool = False) -> Iterator[Held]:
-    """The lease first, for nobody else may write the checkpoint; then the checks; then the state, durable."""
+def hold_job(job: JobFile, events: Events, *, standby: bool = False, admit: Admit | None = None) -> Iterator[Held]:
+    """The lease first, for nobody else may write the checkpoint; then the checks; then the state, durable.
+
+    `admit` is asked before tables join the job; without it none do."""
     checkpoint = Checkpoint.at(job.checkpoint)
     with acquire_lease(job, wait=standby) as lease, find_source(job) as found:
         for finding in found.findings:
@@ -91,30 +97,13 @@ def hold_job(job: JobFile, events: Events, *, standby: bool = False) -> Iterator
         raise_refusals(found.findings)
         state = checkpoint.job_state()
         if state is None:
-            state = checkpoint.create_job_state(_first_state(job, found))
+            state = checkpoint.create_job_state(first_job_state(job, found))
             events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start))
         else:
             _check_same_job(job, found, state, events)
             events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch())
+            state = with_later_tables(job, found, state, events, admit)
         yield Held(found.server(state), state, lease)
-
-
-def _first_state(job: JobFile, found: FoundSource) -> JobState:
-    """Its start is durable before the first row is read: what is committed from here on comes by the log."""
-    keys = tuple(SplitKey(schema.table, found.split_columns[schema.table]) for schema in found.schemas)
-    start = found.first_start()
-    return JobState(
-        job_uuid=str(uuid.uuid4()),
-        job_name=job.job,
-        mode=job.mode,
-        server_identity=found.identity(),
-        start=start,
-        prepared=(),
-        created_at_us=time.time_ns() // 1000,
-        schemas=found.schemas,
-        memberships=found.memberships(),
-        split_keys=keys if job.has_snapshot else (),
-    )
 
 
 def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
@@ -128,20 +117,12 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     _check_mode(job, now)
     if now.phase is Phase.DONE:
         read = []  # nothing is read any more
-    elif now.last_high is None or now.last_high.order <= now.position.order:
-        read = [now.position]
     else:
-        read = [now.position, now.last_high]
+        require_tables(job, found, state, events)
+        read = [now.position]
+        if now.last_high is not None and now.last_high.order > now.position.order:
+            read.append(now.last_high)
     found.require_same_log(state, read)
-    known = {schema.table for schema in state.schemas}
-    for schema in found.schemas:
-        if schema.table not in known:
-            events.note(
-                "warning",
-                table=str(schema.table),
-                text="matches source.tables, but was not there when the job started: it is not copied. "
-                "Start a job of its own for it.",
-            )
 
 
 def _check_mode(job: JobFile, now: EnumeratorState) -> None:

@@ -70,7 +70,7 @@ class Planner:
             )
         state = self._state_after(committed)
         outcome = self._outcome(committed, state)
-        observation = Observation(self._access.log_extent(), self._goal, outcome)
+        observation = Observation(self._access.log_extent(), self._goal, outcome, self._job_state.joined)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         self._absorbed = (committed, state)
         self._access.committed(state.position)

@@ -27,7 +27,15 @@ from readers.postgres.publication import add_tables, create_publication, members
 from readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from readers.postgres.server_log import ServerLog
 from readers.postgres.session import SqlSession
-from readers.postgres.slot import LogPlace, advance_slot, create_slot, log_end, require_slot, slot_places
+from readers.postgres.slot import (
+    LogPlace,
+    advance_slot,
+    create_slot,
+    log_end,
+    require_slot,
+    slot_places,
+    wait_for_open_transactions,
+)
 from readers.postgres.snapshot import SnapshotSource, SplitReader
 from readers.postgres.statistics import table_statistics
 from readers.postgres.table_facts import read_tables
@@ -52,7 +60,7 @@ class PostgresServer:
     memberships: tuple[Membership, ...]
 
     def planner_access(self, state: JobState) -> "PostgresAccess":
-        return PostgresAccess(self, state.schemas)
+        return PostgresAccess(self, state.schemas, [wal_position(joined.start).lsn for joined in state.joined])
 
     def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> SplitReader:
         job, source = self.job, self.job.source
@@ -86,10 +94,12 @@ class PostgresServer:
 
 
 class PostgresAccess:
-    """`jobs.sources.PlannerAccess`; opens its connection at the first question."""
+    """`jobs.sources.PlannerAccess`; opens its connection at the first question. `join_lsns`: where tables joined."""
 
-    def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema]) -> None:
+    def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
+        self._place = server.place
         self._slot = server.place.slot
+        self._join_lsns = list(join_lsns)
         self._session = SqlSession(server.connect)
         self._advanced_at = 0.0
         self.keys: KeySource = PostgresKeys(self._session, {schema.table: schema for schema in schemas})
@@ -102,10 +112,22 @@ class PostgresAccess:
         return WalExtent(start, end)
 
     def committed(self, position: Position) -> None:
-        if time.monotonic() < self._advanced_at + ADVANCE_SECONDS:
+        """Where tables joined the slot is moved before any more is read: servers of before 2025 lose changes of a table
+        where they decode, before these, a transaction that was open while the table was published."""
+        place = wal_position(position)
+        if self._join_lsns and place.lsn >= min(self._join_lsns):
+            self._session.ask(lambda connection: self._pass(connection, place))
+            self._join_lsns = [lsn for lsn in self._join_lsns if lsn > place.lsn]
+        elif time.monotonic() < self._advanced_at + ADVANCE_SECONDS:
             return
-        self._session.ask(lambda connection: advance_slot(connection, self._slot, wal_position(position)))
+        else:
+            self._session.ask(lambda connection: advance_slot(connection, self._slot, place))
         self._advanced_at = time.monotonic()
+
+    def _pass(self, connection: Connection, place: WalPosition) -> None:
+        """Raises SourceNotUsableError where somebody goes on reading from the slot."""
+        while not advance_slot(connection, self._slot, place):
+            require_slot(connection, self._place, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +216,15 @@ class FoundPostgres:
                 "source.slot.",
             )
         return WalPosition(wanted.lsn)
+
+    def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
+        """Transactions that were open when the tables were published may lack changes of them in the log: they lie before.
+        And whatever lies before is visible to every snapshot from now on."""
+        add_tables(self.connection, self.job.publication, tables)
+        wait_for_open_transactions(self.connection)
+        start = log_end(self.connection)
+        wait_for_open_transactions(self.connection)
+        return start
 
     def memberships(self) -> tuple[Membership, ...]:
         found = memberships(self.connection, self.job.publication, [schema.table for schema in self.schemas])

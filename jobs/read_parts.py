@@ -45,7 +45,7 @@ class LogTask:
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """All that an executor needs. `schemas`: those of the task's tables (a log task's are all captured ones)."""
+    """All that an executor needs. `schemas`: those of the task's tables (a log task's are all that its plan captures)."""
 
     epoch: int
     job: JobFile
@@ -57,14 +57,15 @@ class PartTask:
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
     """The Spark tasks of a planned epoch."""
-    plan = context.checkpoint.plan(epoch).plan
-    schemas = context.state.schemas
+    record = context.checkpoint.plan(epoch)
+    plan, schemas = record.plan, context.state.schemas_after(record.state.joined)
     match plan.work:
         case SnapshotWork(tasks, anchor):
             return [_task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor)) for splits in tasks]
         case LogWork(log_range):
-            columns = {key.table: key.columns for key in context.state.split_keys}
-            return [_task(context, epoch, schemas, LogTask(log_range, columns if plan.phase is Phase.CATCH_UP else {}))]
+            filtered = record.state.tables if plan.phase is Phase.CATCH_UP else ()
+            columns = {table.table: table.columns for table in filtered if not table.passed}
+            return [_task(context, epoch, schemas, LogTask(log_range, columns))]
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:

@@ -48,7 +48,7 @@ def segment_names(store: CheckpointStore) -> list[str]:
 
 
 def load_gap_filter(store: CheckpointStore, tables: Iterable[TableId]) -> GapFilter:
-    """Raises CheckpointError unless the segments hold exactly `tables`, each with its whole key."""
+    """Raises CheckpointError unless the segments hold `tables`, each with its whole key."""
     names = segment_names(store)
     return GapFilter.from_segments([_read(store, name) for name in names], tables, _FOLDER)
 

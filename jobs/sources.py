@@ -114,6 +114,10 @@ class FoundSource(Protocol):
     def first_start(self) -> Position:
         """Where the log is read from; what is committed after this call comes by the log."""
 
+    def joining_start(self, tables: Sequence[TableId]) -> Position:
+        """Where the log is read from for tables that join a job that has started: its end. PostgreSQL: they are published
+        from then on."""
+
     def require_same_log(self, state: JobState, places: Sequence[Position]) -> None:
         """Raises LogPositionLostError unless this is the job's server, and its log still has `places`, to which the job
         has read it, and what comes after them."""

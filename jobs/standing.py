@@ -1,7 +1,7 @@
 """Where a job stands, told from its checkpoint alone."""
 
 from conf.model import JobFile
-from enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode
+from enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode, join
 from jobs.checkpoint import Checkpoint
 from readers.publish import is_published, read_report
 from state.errors import CheckpointError
@@ -46,12 +46,14 @@ def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed
     while True:
         epoch = max(checkpoint.plan_epochs(), default=0)
         if epoch == 0:
-            return in_mode(first_state(state, settings), job.mode)
+            return join(in_mode(first_state(state, settings), job.mode), state.joined)
         try:
             record = checkpoint.plan(epoch)
             planned = in_mode(record.state, job.mode)
             done = was_read(checkpoint, record) if committed is None else epoch <= committed
-            return absorb(planned, read_outcome(checkpoint, record), settings) if done else planned
+            if not done:
+                return planned
+            return join(absorb(planned, read_outcome(checkpoint, record), settings), state.joined)
         except CheckpointError:
             if max(checkpoint.plan_epochs(), default=0) == epoch:  # else the running job has removed what it brought
                 raise

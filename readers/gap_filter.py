@@ -11,7 +11,7 @@ a job with a million splits never holds a million objects.
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -152,13 +152,14 @@ class GapFilter:
 
     @classmethod
     def from_segments(cls, segments: Sequence[pa.Buffer | bytes], tables: Iterable[TableId], name: str) -> "GapFilter":
-        """The routes of exactly these tables. Raises CheckpointError if a table's splits do not tile its key, or if a
-        segment is damaged or holds another table's; `name` is for the message."""
+        """The routes of these tables; others', which the log has passed, may be there or partly gone. Raises
+        CheckpointError if one's splits do not tile its key, or if a segment is damaged; `name` is for the message."""
         columns = ["database", "table", "start_rank", "end_rank", "high_version", "high_snapshot"]
-        routes = dict(_routes(_concatenated(segments, name, columns), name))
-        missing = set(tables) ^ set(routes)
+        wanted = set(tables)
+        routes = dict(_routes(_concatenated(segments, name, columns), wanted, name))
+        missing = wanted - set(routes)
         if missing:
-            raise _damaged(name, f"the reports of {', '.join(map(str, sorted(missing)))} are missing, or too many")
+            raise _damaged(name, f"the reports of {', '.join(map(str, sorted(missing)))} are missing")
         return cls(routes)
 
     def of_table(self, table: TableId, version: int) -> TableRoutes | None:
@@ -208,8 +209,8 @@ def _concatenated(segments: Sequence[pa.Buffer | bytes], name: str, columns: lis
     return pa.concat_tables(t.select(columns) for t in tables).unify_dictionaries().combine_chunks()
 
 
-def _routes(rows: pa.Table, name: str) -> Iterator[tuple[TableId, TableRoutes]]:
-    """All tables' routes. `rows` have columns of SEGMENT, each in one chunk."""
+def _routes(rows: pa.Table, wanted: Collection[TableId], name: str) -> Iterator[tuple[TableId, TableRoutes]]:
+    """The tables' routes. `rows` have columns of SEGMENT, each in one chunk."""
     if not rows.num_rows:
         return
     databases, tables = rows["database"].chunk(0), rows["table"].chunk(0)
@@ -227,6 +228,8 @@ def _routes(rows: pa.Table, name: str) -> Iterator[tuple[TableId, TableRoutes]]:
     for code, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(codes)], strict=True):
         database, index = divmod(code, table_count)
         table = TableId(databases.dictionary[database].as_py(), tables.dictionary[index].as_py())
+        if table not in wanted:
+            continue
         count = last - first
         cuts, last_end = starts.slice(first + 1, count - 1), ends[last - 1]
         tiled = not starts[first].is_valid and not last_end.is_valid and not cuts.null_count

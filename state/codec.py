@@ -14,12 +14,12 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from state.errors import CheckpointError
-from state.job_state import JobState
+from state.job_state import JobState, Joined
 from state.log_range import LogReport
 from state.plan import PlanRecord
 
 FORMAT = "tidemark"
-VERSION = 3
+VERSION = 4
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")
@@ -77,4 +77,5 @@ def _damaged(name: str, reason: str) -> CheckpointError:
 
 PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord)
 JOB: Codec[JobState] = Codec("job", JobState)
+JOINED: Codec[Joined] = Codec("joined", Joined)
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport)

@@ -1,6 +1,6 @@
 """What a job is, fixed before it reads its first row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from state.log_range import PreparedXa
@@ -27,13 +27,28 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """Tables that a later start found. Durable before anything of them is read, and never changed.
+
+    `start`: the log's end once they were found; from there on the log is read for them too, and no split of theirs is read
+    before the job has come there. `split_keys`: () in mode `incremental`.
+    """
+
+    start: Position
+    schemas: tuple[TableSchema, ...]
+    split_keys: tuple[SplitKey, ...]
+    memberships: tuple[Membership, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
-    """Durable before the first split or the first log range is read, and never changed.
+    """Durable before the first split or the first log range is read, and never changed; only tables may join.
 
     `start`: where the log is read from; in modes with a snapshot no split has been read yet when it is taken, and with
     GTIDs it is the first anchor. `prepared`: XA transactions open at `start`. `server_identity` is the server's own
     text (server_uuid) that every later connection must show again. `split_keys` are the tables to snapshot, in order;
-    () in mode `incremental`. `memberships`: of PostgreSQL tables, else ().
+    () in mode `incremental`. `memberships`: of PostgreSQL tables, else (). All three hold the tables of `joined` too,
+    behind the first ones.
     """
 
     job_uuid: str
@@ -46,3 +61,18 @@ class JobState:
     schemas: tuple[TableSchema, ...]
     split_keys: tuple[SplitKey, ...]
     memberships: tuple[Membership, ...] = ()
+    joined: tuple[Joined, ...] = ()
+
+    def with_joined(self, joined: Joined) -> "JobState":
+        return replace(
+            self,
+            schemas=(*self.schemas, *joined.schemas),
+            split_keys=(*self.split_keys, *joined.split_keys),
+            memberships=(*self.memberships, *joined.memberships),
+            joined=(*self.joined, joined),
+        )
+
+    def schemas_after(self, count: int) -> tuple[TableSchema, ...]:
+        """Of the first tables and of those of the first `count` that joined."""
+        later = {schema.table for joined in self.joined[count:] for schema in joined.schemas}
+        return tuple(schema for schema in self.schemas if schema.table not in later)

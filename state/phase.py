@@ -7,8 +7,8 @@ class Phase(str, Enum):
     """SNAPSHOT: splits. CATCH_UP: the log, up to the greatest high, through the gap filter. STREAM: the log, plainly.
     DONE: mode `full` has reached the greatest high; nothing is read any more.
 
-    A job of mode `incremental` begins in STREAM, any other in SNAPSHOT. `enumerator.enumerator.absorb` makes every
-    move.
+    A job of mode `incremental` begins in STREAM, any other in SNAPSHOT, and comes there again when tables join.
+    `enumerator.enumerator` makes every move.
     """
 
     SNAPSHOT = "snapshot"
@@ -19,8 +19,8 @@ class Phase(str, Enum):
 
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.SNAPSHOT: frozenset({Phase.CATCH_UP}),
-    Phase.CATCH_UP: frozenset({Phase.STREAM, Phase.DONE}),
-    Phase.STREAM: frozenset(),
+    Phase.CATCH_UP: frozenset({Phase.STREAM, Phase.DONE, Phase.SNAPSHOT}),
+    Phase.STREAM: frozenset({Phase.SNAPSHOT}),
     Phase.DONE: frozenset(),
 }
 

@@ -61,7 +61,8 @@ Cursor = Untouched | Stepping | Walking | Exhausted
 @dataclass(frozen=True, slots=True)
 class TableState:
     """One table of the snapshot. `columns` () has no key. `estimated_rows`: the server's guess when the first split was
-    planned. `done_*` count committed splits."""
+    planned. `done_*` count committed splits. `passed`: the log had passed all its highs when other tables joined; before
+    any do, the phase tells."""
 
     table: TableId
     schema_version: int
@@ -71,6 +72,7 @@ class TableState:
     planned_splits: int = 0
     done_splits: int = 0
     done_rows: int = 0
+    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class EnumeratorState:
 
     `position`, `prepared`: where the next log range starts. It is the job's start, not the least high, until the log is
     read: an XA transaction prepared in between may be committed after all highs.
-    `last_high`: the greatest high, None before the first report. `batch_bytes`: how much log an epoch takes at most.
+    `last_high`: the greatest high, None before the first report, and where the log has passed it when tables join.
+    `batch_bytes`: how much log an epoch takes at most. `joined`: how many of JobState.joined the log has come to.
     """
 
     mode: Mode
@@ -140,6 +143,7 @@ class EnumeratorState:
     last_high: Position | None
     batch_bytes: int
     awaited: AwaitedSplits | AwaitedLog | None
+    joined: int = 0
 
 
 @dataclass(frozen=True, slots=True)

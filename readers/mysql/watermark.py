@@ -55,17 +55,25 @@ class Watermarks:
         return self.method == "consistent_snapshot"
 
     def low(self, connection: Connection, anchor: BinlogPosition) -> Low:
-        """To be taken before the SELECT, on its connection. The anchor is asked for by method gtid only.
+        """To be taken before the SELECT, on its connection; never before the anchor, for the log is read from there on.
 
         Raises SourceNotUsableError where the server does not give one.
         """
-        match self.method:
-            case "gtid":
-                return _gtid_low(connection, anchor)
-            case "log_status":
-                return _log_status_low(connection)
-            case "consistent_snapshot":
-                return _snapshot_low(connection)
+        delay_seconds, deadline = FIRST_POLL_SECONDS, time.monotonic() + VISIBILITY_WAIT_SECONDS
+        while True:
+            match self.method:
+                case "gtid":
+                    low = _gtid_low(connection, anchor)
+                case "log_status":
+                    low = _log_status_low(connection)
+                case "consistent_snapshot":
+                    low = _snapshot_low(connection)
+            if low is not None and low.start.order >= anchor.order:
+                return low
+            if time.monotonic() > deadline:
+                raise _not_visible(anchor)
+            time.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, LONGEST_POLL_SECONDS)
 
     def high(self, connection: Connection, low: Low) -> BinlogPosition:
         """The log's end, without GTIDs. Raises LogPositionLostError if it lies before the low."""
@@ -81,27 +89,28 @@ class Watermarks:
         return end
 
 
-def _gtid_low(connection: Connection, anchor: BinlogPosition) -> Low:
+def _not_visible(anchor: BinlogPosition) -> SourceNotUsableError:
+    return SourceNotUsableError(
+        f"Transactions before {anchor} are still not executed after {VISIBILITY_WAIT_SECONDS:.0f} s.",
+        "Check whether the server waits for a semi-synchronous replica, or whether its log was reset: then start the job "
+        "anew with another checkpoint directory.",
+    )
+
+
+def _gtid_low(connection: Connection, anchor: BinlogPosition) -> Low | None:
+    """None while some of the anchor's transactions are not executed."""
     if anchor.gtids is None:
         raise SourceNotUsableError(
             f"The server has GTIDs now, but the job's position {anchor} is from a time when it had none.",
             "Set gtid_mode as it was, or start the job anew with another checkpoint directory.",
         )
-    wanted = anchor.gtid_set()
-    delay_seconds, deadline = FIRST_POLL_SECONDS, time.monotonic() + VISIBILITY_WAIT_SECONDS
-    while True:
-        text, now_us = _row(connection, f"SELECT @@GLOBAL.gtid_executed, {_NOW_US}")
-        executed = GtidSet.parse(str(text))
-        if executed.contains_all(wanted):
-            return Low(anchor, executed, exact=False, taken_at_us=int(now_us))
-        if time.monotonic() > deadline:
-            raise SourceNotUsableError(
-                f"Transactions before {anchor} are still not executed after {VISIBILITY_WAIT_SECONDS:.0f} s.",
-                "Check whether the server waits for a semi-synchronous replica, or whether its GTIDs were reset "
-                "(RESET BINARY LOGS AND GTIDS): then start the job anew with another checkpoint directory.",
-            )
-        time.sleep(delay_seconds)
-        delay_seconds = min(2 * delay_seconds, LONGEST_POLL_SECONDS)
+    text, now_us = _row(connection, f"SELECT @@GLOBAL.gtid_executed, {_NOW_US}")
+    executed = GtidSet.parse(str(text))
+    return (
+        Low(anchor, executed, exact=False, taken_at_us=int(now_us))
+        if executed.contains_all(anchor.gtid_set())
+        else None
+    )
 
 
 def _log_status_low(connection: Connection) -> Low:

@@ -56,7 +56,8 @@ def preflight(
             findings += check_key(facts, schema) if demands.needs_key else []
     findings += check_money(connection, schemas.values())
     if publication_exists(connection, demands.publication):
-        findings += check_publication(connection, demands.publication, tables)
+        owned = [table for table, facts in tables.items() if facts.owned]
+        findings += check_publication(connection, demands.publication, tables, addable=owned)
     else:
         findings += check_creation(connection, demands.publication, tables)
     return Preflight(schemas, tuple(findings))

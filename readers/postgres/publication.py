@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import psycopg2
 
-from readers.findings import Finding, refusal
+from readers.findings import Finding, refusal, warning
 from readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from readers.postgres.slot import wait_for_open_transactions
 from state.errors import LogPositionLostError, SourceNotUsableError
@@ -58,8 +58,10 @@ def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> 
     return missing
 
 
-def check_publication(connection: Connection, name: str, tables: Collection[TableId]) -> list[Finding]:
-    """Why the log would lack changes of the tables."""
+def check_publication(
+    connection: Connection, name: str, tables: Collection[TableId], *, addable: Collection[TableId] = ()
+) -> list[Finding]:
+    """Why the log would lack changes of the tables. `addable` are those that the role may publish."""
     head = _head(connection, name)
     if head is None:
         return [refusal(f"The publication {name} does not exist.", "Start a new job: it makes one.")]
@@ -82,6 +84,15 @@ def check_publication(connection: Connection, name: str, tables: Collection[Tabl
         )
     members = {table: (filtered, listed) for table, _, filtered, listed in _members(connection, name, tables)}
     for table in sorted(tables):
+        if table not in members and table in addable and _is_ours(connection, name):
+            found.append(
+                warning(
+                    f"The publication {name} does not have {table}: the job's start adds it.",
+                    "None is needed; to keep the table out of the job, name it in source.exclude_tables.",
+                    table=table,
+                )
+            )
+            continue
         if table not in members:
             message = f"The publication {name} does not have {table}."
             found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {quote_table(table)}.", table=table))
@@ -116,8 +127,8 @@ def require_memberships(connection: Connection, name: str, known: Mapping[TableI
     changed = sorted(table for table, text in known.items() if now.get(table) != text)
     if changed:
         raise LogPositionLostError(
-            f"The publication {name} was altered for {', '.join(map(str, changed))}, or made anew: changes in between are "
-            "not in the log.",
+            f"The publication {name} was altered for {', '.join(map(str, changed))}, or made anew, or the table was dropped: "
+            "changes in between are not in the log.",
             "Start the job anew with another checkpoint directory and an empty target, and leave its publication alone.",
         )
 
@@ -131,6 +142,11 @@ def publication_owner(connection: Connection, name: str) -> tuple[str, bool] | N
         )
         row = cursor.fetchone()
     return None if row is None else (str(row[0]), bool(row[1]))
+
+
+def _is_ours(connection: Connection, name: str) -> bool:
+    owner = publication_owner(connection, name)
+    return owner is not None and owner[1]
 
 
 def drop_publication(connection: Connection, name: str) -> bool:

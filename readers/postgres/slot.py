@@ -139,18 +139,21 @@ def log_end(connection: Connection) -> WalPosition:
     return WalPosition(int(_one(connection, "SELECT (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")[0]))
 
 
-def advance_slot(connection: Connection, slot: str, position: WalPosition) -> None:
-    """The server need no longer keep what lies before `position`, which sink and checkpoint hold. Nothing happens where
-    the slot is there already, or is being read: the next call makes up for it. Raises SourceNotUsableError."""
+def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bool:
+    """The server need no longer keep what lies before `position`, which sink and checkpoint hold. False where the slot is
+    not there now, for it is being read: the next call makes up for it. Raises SourceNotUsableError."""
     found = _find(connection, slot)
-    if found is None or found["active"] or int(found["confirmed"]) >= position.lsn:
-        return
+    if found is not None and int(found["confirmed"]) >= position.lsn:
+        return True
+    if found is None or found["active"]:
+        return False
     try:
         _one(connection, "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", slot, str(position))
     except psycopg2.Error as exc:
         if error_code(exc) == _IN_USE:
-            return
+            return False
         raise _refused(exc) from exc
+    return True
 
 
 def slot_exists(connection: Connection, slot: str) -> bool:
@@ -247,7 +250,7 @@ def _open_for_long(connection: Connection) -> SourceNotUsableError:
         "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 1) AS oldest",
     )
     return SourceNotUsableError(
-        f"A slot can't be made while older transactions are open; the oldest is that of process {pid} ({user}), since "
+        f"The log can't be begun while older transactions are open; the oldest is that of process {pid} ({user}), since "
         f"{since}.",
         "End it, then run the job again.",
     )

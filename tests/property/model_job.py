@@ -6,6 +6,7 @@ visible.
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,12 +22,13 @@ from enumerator.enumerator import (
     absorb,
     first_state,
     in_mode,
+    join,
     plan_epoch,
 )
 from readers.gap_filter import GapFilter, merge_segments, write_segment
 from state import codec
 from state.gtid import GtidSet
-from state.job_state import JobState, Mode, SplitKey
+from state.job_state import JobState, Joined, Mode, SplitKey
 from state.log_range import LogReport
 from state.phase import Phase
 from state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
@@ -111,22 +113,23 @@ the same, but decided by where the log ended."""
 
 @dataclass
 class Job:
-    """`filtered`: False leaves the gap filter out. `mode`: the job file's, now. `logged_epoch`: Spark's offset log;
+    """`filtered`: False leaves the gap filter out; `bounded`: False lets the log be read beyond the place where tables
+    join. `mode`: the job file's, now. `logged_epoch`: Spark's offset log;
     `marked_epoch`: the last one that Spark surely has marked as committed."""
 
     database: ModelDatabase
     settings: Settings
     reading: Reading = "replay"
     filtered: bool = True
+    bounded: bool = True
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
     mode: Mode = "full+incremental"
     logged_epoch: int = 0
     marked_epoch: int = 0
 
-    def create(self, mode: Mode) -> None:
+    def create(self, mode: Mode, tables: Sequence[ModelTable] = TABLES) -> None:
         self.mode = mode
-        tables = () if mode == "incremental" else TABLES
         self.store.create(
             "job",
             codec.JOB.encode(
@@ -138,11 +141,18 @@ class Job:
                     start=self.database.log_end(),
                     prepared=(),
                     created_at_us=0,
-                    schemas=tuple(TableSchema(t.id, 1, (), ()) for t in tables),
-                    split_keys=tuple(SplitKey(t.id, t.split_columns) for t in tables),
+                    schemas=_schemas(tables),
+                    split_keys=self._split_keys(tables),
                 )
             ),
         )
+
+    def join(self, tables: Sequence[ModelTable]) -> None:
+        joined = Joined(self.database.log_end(), _schemas(tables), self._split_keys(tables))
+        self.store.create(f"joined/{len(self.store.list('joined')):08}", codec.JOINED.encode(joined))
+
+    def _split_keys(self, tables: Sequence[ModelTable]) -> tuple[SplitKey, ...]:
+        return () if self.mode == "incremental" else tuple(SplitKey(t.id, t.split_columns) for t in tables)
 
     def file(self, name: str) -> bytes:
         data = self.store.read(name)
@@ -150,7 +160,14 @@ class Job:
         return bytes(data)
 
     def job_state(self) -> JobState:
-        return codec.JOB.decode(self.file("job"), "job")
+        state = codec.JOB.decode(self.file("job"), "job")
+        for name in self.store.list("joined"):
+            state = state.with_joined(codec.JOINED.decode(self.file(name), name))
+        return state
+
+    def joined(self, state: EnumeratorState) -> tuple[Joined, ...]:
+        every = self.job_state().joined
+        return every if self.bounded else tuple(j for j in every if j.start.order <= state.position.order)
 
     def record(self, epoch: int) -> PlanRecord:
         return codec.PLAN.decode(self.file(f"plans/{epoch:08}"), "plan")
@@ -191,13 +208,18 @@ class Driver:
         job.marked_epoch = job.logged_epoch
         name = f"plans/{epoch:08}"
         if job.store.read(name) is None:
-            observation = Observation(job.database.extent(), self.goal, self._outcome(seconds))
+            outcome = self._outcome(seconds)
+            after = self.state if outcome is None else absorb(self.state, outcome, job.settings)
+            observation = Observation(job.database.extent(), self.goal, outcome, job.joined(after))
             plan, state = plan_epoch(self.state, observation, job.database, job.settings)
             job.database.committed(state.position)
             if plan is None:
                 self.state = state
                 return
             assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
+            if plan.phase is Phase.STREAM:
+                for route in job.store.list("routes")[: None if epoch % 3 else 1]:  # a crash may leave some
+                    job.store.delete(route)
         if crash_before_offset:
             return
         record = job.record(epoch)
@@ -221,7 +243,8 @@ class Driver:
         if self.running is not None and self.running.epoch not in self.job.sink.ledger:
             return self.state
         outcome = self._outcome(None)
-        return self.state if outcome is None else absorb(self.state, outcome, self.job.settings)
+        state = self.state if outcome is None else absorb(self.state, outcome, self.job.settings)
+        return join(state, self.job.joined(state))
 
     # --- Low, Select, Publish
 
@@ -244,6 +267,8 @@ class Driver:
             anchor = binlog_position(self.running.work.anchor).gtid_set()
             if not GtidSet({}).with_transactions(SOURCE, low).contains_all(anchor):
                 return False
+        if self.job.reading == "prefix" and database.prefix(self.running.work.anchor) > len(database.visible):
+            return False
         self.attempts[split.id] = Attempt(split, self.running.work.anchor, low)
         return True
 
@@ -312,7 +337,10 @@ class Driver:
         assert isinstance(self.running.work, LogWork)
         log_range, epoch = self.running.work.range, self.running.epoch
         transactions, end = database.transactions(log_range)
-        changes = [(change, transaction) for transaction in transactions for change in transaction.changes]
+        wanted = {s.table for s in job.job_state().schemas_after(job.record(epoch).state.joined)}
+        changes = [
+            (c, transaction) for transaction in transactions for c in transaction.changes if c.table.id in wanted
+        ]
         kept = self._gap_filter(self.running).passed(log_range.start.version) if job.filtered else GapFilter.empty()
         masks = {table.id: iter(_keep(kept, table, changes)) for table in TABLES}
         self.output = [
@@ -331,7 +359,8 @@ class Driver:
         segments = [self.job.file(name) for name in self.job.store.list("routes")]
         if plan.epoch % 2:
             segments = [merge_segments(segments, "routes")]
-        return GapFilter.from_segments(segments, [key.table for key in self.job.job_state().split_keys], "routes")
+        tables = [t.table for t in self.job.record(plan.epoch).state.tables if not t.passed]
+        return GapFilter.from_segments(segments, tables, "routes")
 
     # --- Commit
 
@@ -357,6 +386,10 @@ class Driver:
             reports = [self.published(split)[0] for split in self.splits()]
             self.job.store.create(f"routes/{self.running.epoch:08}", write_segment(self.splits(), reports))
         self.running, self.output = None, None
+
+
+def _schemas(tables: Sequence[ModelTable]) -> tuple[TableSchema, ...]:
+    return tuple(TableSchema(t.id, 1, (), ()) for t in tables)
 
 
 def splits_of(work: SnapshotWork) -> list[Split]:

@@ -2,9 +2,10 @@
 database, in any interleaving of writes, splits, log ranges and crashes.
 
 Rules bear the names of the actions of the design's TLA+ model (Tidemark.tla); PlanAgain (re-snapshots) is not built
-yet. Its Source = "replay" is MySQL: transactions become visible in any order. "exact" is MariaDB, where they become
-visible in the log's order and a SELECT knows which prefix of the log it sees, and PostgreSQL, where a SELECT knows which
-set of transactions it sees.
+yet, and Join is not in it: a place in the log, to which the job comes exactly, is the start of the tables that join. Its
+Source = "replay" is MySQL: transactions become visible in any order. "exact" is MariaDB, where they become visible in the
+log's order and a SELECT knows which prefix of the log it sees, and PostgreSQL, where a SELECT knows which set of
+transactions it sees.
 """
 
 from collections import defaultdict
@@ -59,6 +60,7 @@ def keys_of(table: ModelTable) -> st.SearchStrategy[Any]:
 class TidemarkModel(RuleBasedStateMachine):
     reading: Reading = "replay"
     filtered = True
+    bounded = True
 
     @property
     def is_wal(self) -> bool:
@@ -71,8 +73,21 @@ class TidemarkModel(RuleBasedStateMachine):
         split_rows=st.sampled_from([1, 1, 2, 4]),
         batch_bytes=st.integers(1, 900),
         before=st.lists(wishes, max_size=2),
+        absent=st.sets(st.integers(0, 3), max_size=3),
+        follows=st.booleans(),
     )
-    def init(self, rows: Any, mode: Any, parallelism: int, split_rows: int, batch_bytes: int, before: Any) -> None:
+    def init(
+        self,
+        rows: Any,
+        mode: Any,
+        parallelism: int,
+        split_rows: int,
+        batch_bytes: int,
+        before: Any,
+        absent: Any = (),
+        follows: bool = False,
+    ) -> None:
+        """`absent` tables are found by a later start; where the job `follows` it has copied the others already."""
         initial = {}
         for table, keys in zip(TABLES, rows, strict=True):
             for key in keys:
@@ -85,14 +100,20 @@ class TidemarkModel(RuleBasedStateMachine):
             Settings(parallelism, split_rows, batch_bytes + 300 * self.is_wal, max_batch_seconds=10.0),
             reading=self.reading,
             filtered=self.filtered,
+            bounded=self.bounded,
         )
+        self.absent = [TABLES[i] for i in sorted(absent)]
         # Reads need no SELECT of what was before; a slot's start has waited for all transactions before it.
         if mode == "incremental" or self.reading != "replay":
             self.show_all()
-        self.job.create(mode)
+        self.job.create(mode, [table for table in TABLES if table not in self.absent])
         self.driver = Driver(self.job, None)
         self.seen: Any = None
         self.highs_of_epochs: dict[int, list[tuple[Split, set[int]]]] = {}
+        while follows and absent and self.driver.settled_state().phase in {Phase.SNAPSHOT, Phase.CATCH_UP}:
+            self.show_all()
+            self.driver.plan(9.0, crash_before_offset=False)
+            self.read_and_commit([(0, 0, 0, 0), (2, 1, 0, 0)], crash=False)
 
     # --- the source
 
@@ -189,22 +210,33 @@ class TidemarkModel(RuleBasedStateMachine):
         self.job.mode = "full+incremental"
         self.crash(with_goal)
 
+    @precondition(lambda self: self.absent and self.job.mode != "full")
+    @rule(how_many=st.integers(1, 2), with_goal=st.booleans())
+    def join(self, how_many: int, with_goal: bool) -> None:
+        """Another start finds tables that it does not know."""
+        tables, self.absent = self.absent[:how_many], self.absent[how_many:]
+        self.job.join(tables)
+        if self.is_wal:
+            self.show_all()  # it waits for them
+        self.crash(with_goal)
+
     # --- what must hold
 
     @invariant()
     def nothing_lost(self) -> None:
         """Looked at whenever the sink or the place in the log changed."""
         state = self.driver.settled_state()
-        seen = (len(self.job.sink.ledger), state.position.order, state.phase)
+        seen = (len(self.job.sink.ledger), state.position.order, state.phase, state.joined)
         if seen == self.seen:
             return
         self.seen = seen
         reached = self.database.prefix(state.position)
         if state.mode == "incremental":
-            start = self.database.prefix(self.job.job_state().start)
+            starts = self.starts(state)
             for (table, key), history in self.histories().items():
+                start = starts.get(table.id, reached)
                 expected = [(s, d) for s, d in history if start < s[0] <= reached]
-                assert self.in_sink(table, key) == expected
+                assert self.in_sink(table, key) == expected, "hole, repeat or step back"
             return
         highs = self.committed_highs()
         for (table, key), history in self.histories().items():
@@ -212,7 +244,17 @@ class TidemarkModel(RuleBasedStateMachine):
             assert len(owners) <= 1, "splits overlap"
             self.check_key(table, key, history, reached, owners)
         if state.phase in {Phase.STREAM, Phase.DONE}:
-            assert self.job.sink.rows() == self.database.rows_at(range(1, reached + 1)), "source != sink"
+            tables = {table.table for table in state.tables}
+            rows = self.database.rows_at(range(1, reached + 1)).items()
+            assert self.job.sink.rows() == {place: row for place, row in rows if place[0] in tables}, "source != sink"
+
+    def starts(self, state: Any) -> dict[TableId, int]:
+        """How many transactions lie before the place from which the log is read, of each table of the job."""
+        job = self.job.job_state()
+        starts = {schema.table: self.database.prefix(job.start) for schema in job.schemas_after(0)}
+        for joined in job.joined[: state.joined]:
+            starts |= {schema.table: self.database.prefix(joined.start) for schema in joined.schemas}
+        return starts
 
     def histories(self) -> dict[tuple[ModelTable, Key], list[tuple[State, bool]]]:
         """What happened to each key: (state, is it a delete?) in the log's order, and first what was there before."""
@@ -302,6 +344,7 @@ class TidemarkModel(RuleBasedStateMachine):
         else:
             assert state.phase is Phase.STREAM
             assert state.position.order == self.database.log_end().order
+            assert state.joined == len(self.job.job_state().joined)
 
 
 class PrefixModel(TidemarkModel):
@@ -323,6 +366,12 @@ class NaiveModel(TidemarkModel):
     replay."""
 
     reading: Reading = "naive"
+
+
+class UnboundedModel(TidemarkModel):
+    """The log is read beyond the place at which tables join."""
+
+    bounded = False
 
 
 class UnfilteredModel(TidemarkModel):
@@ -384,6 +433,21 @@ def test_a_decision_by_lsn_loses_a_change() -> None:
 
 def test_without_the_gap_filter_changes_are_repeated() -> None:
     expect_failure(UnfilteredModel)
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_tables_join_where_they_were_found_or_lose_a_change(bounded: bool) -> None:
+    model = TidemarkModel() if bounded else UnboundedModel()
+    model.init(([(1,)], [], (), ()), "incremental", 1, 1, 900, [], absent={1})
+    for table in (0, 1, 0):
+        if table == 1:
+            model.join(1, with_goal=False)
+        model.write([[(table, 0, 3, 0)]], 100, rotate=False)
+    if bounded:
+        model.teardown()
+    else:
+        with pytest.raises(AssertionError, match="hole, repeat or step back"):
+            model.teardown()
 
 
 def expect_failure(model: type[TidemarkModel]) -> None:

@@ -25,12 +25,12 @@ class Notes:
         pass
 
 
-def run_epochs(path: Path, *overrides: str, at_most: int | None = None) -> list[str]:
+def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: Notes | None = None) -> list[str]:
     """Runs the job of a job file up to the log's end; the phase of each epoch. Raises as a run does."""
     job = load_job_file(path, overrides)
     checkpoint = Checkpoint.at(job.checkpoint)
     phases: list[str] = []
-    with open_job(job, Notes()) as opened:
+    with open_job(job, Notes() if notes is None else notes) as opened:
         held, writing = opened.held, opened.writing
         context = RunContext(job, held.server, held.state, stop_file=None)
         planner = context.planner()

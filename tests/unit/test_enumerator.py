@@ -20,7 +20,7 @@ from enumerator.enumerator import (
 from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
 from state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
-from state.job_state import JobState, Mode, SplitKey
+from state.job_state import JobState, Joined, Mode, SplitKey
 from state.key_statistics import IntegerKey, KeyStatistics
 from state.log_range import LogReport, PreparedXa
 from state.phase import NEXT, Phase, move
@@ -113,9 +113,10 @@ def plan_next(
     files: tuple[LogFile, ...] = FILES,
     source: EvenTables | None = None,
     settings: Settings = SETTINGS,
+    joined: tuple[Joined, ...] = (),
 ) -> tuple[Plan | None, EnumeratorState]:
     source = EvenTables() if source is None else source
-    return plan_epoch(state, Observation(BinlogExtent(files), goal, outcome), source, settings)
+    return plan_epoch(state, Observation(BinlogExtent(files), goal, outcome, joined), source, settings)
 
 
 def planned(*args: object, **kwargs: object) -> tuple[Plan, EnumeratorState]:
@@ -337,6 +338,48 @@ def test_a_log_report_must_reach_its_stop() -> None:
     plan, state = planned(first_state(job(mode="incremental"), SETTINGS))
     with pytest.raises(CheckpointError, match="transaction boundary"):
         absorb(state, log_read(plan, BinlogPosition("b.000001", 3999)), SETTINGS)
+
+
+def in_stream(job_state: JobState) -> EnumeratorState:
+    """The log is read up to b.000001:2500."""
+    plan, state = planned(after_snapshot(job_state), goal=high(2500))
+    return absorb(state, log_read(plan, high(2500)), SETTINGS)
+
+
+def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_up() -> None:
+    """The log is read to that place for the old tables alone; it stands there while the new ones are read."""
+    found_at = BinlogPosition("b.000001", 3500, "a:1-12")
+    other = job("n5")
+    joined = (Joined(found_at, other.schemas, other.split_keys),)
+    state = in_stream(job("n25"))
+    plan, state = planned(state, joined=joined)
+    assert isinstance(plan.work, LogWork)
+    assert (plan.work.range.stop.order, state.joined) == (found_at.order, 0)
+    plan, state = planned(state, log_read(plan, found_at), joined=joined)
+    assert plan.phase is Phase.SNAPSHOT
+    assert isinstance(plan.work, SnapshotWork)
+    assert {s.table for task in plan.work.tasks for s in task} == {table("n5")}
+    assert (plan.work.anchor, state.position, state.joined) == (found_at, found_at, 1)
+    assert [t.passed for t in state.tables] == [True, False]
+    outcome = splits_read(plan, pos=3600)
+    plan, state = planned(state, outcome, joined=joined)
+    assert plan.phase is Phase.CATCH_UP
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == found_at
+    plan, state = planned(state, log_read(plan), joined=joined)
+    assert plan.phase is Phase.STREAM
+    with pytest.raises(CheckpointError, match="lost tables"):
+        plan_next(state, log_read(plan))
+
+
+def test_tables_join_a_job_without_a_snapshot_by_the_log_alone() -> None:
+    other = job("n5", mode="incremental")
+    joined = (Joined(BinlogPosition("b.000001", 1200), other.schemas, ()),)
+    plan, state = planned(first_state(job(mode="incremental"), SETTINGS), joined=joined)
+    assert isinstance(plan.work, LogWork)
+    assert (plan.work.range.stop.order, state.joined) == (joined[0].start.order, 0)
+    plan, state = planned(state, log_read(plan, high(1200)), joined=joined)
+    assert (plan.phase, state.joined, state.tables) == (Phase.STREAM, 1, ())
 
 
 def test_the_same_input_gives_the_same_plan() -> None:

@@ -1,0 +1,133 @@
+"""Tables that are there only after the job has started join it at a later start; tables that go stop it."""
+
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from jobs.checkpoint import Checkpoint
+from state import failpoints
+from state.errors import SinkError, SourceNotUsableError
+from state.failpoints import FailpointError
+from state.job_state import JobState
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import assert_copied, read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, create_tables
+
+pytestmark = pytest.mark.integration
+
+LATE = "order_lines"
+KILLS = (
+    "tables.before_joined",
+    "tables.after_joined",
+    "planner.before_plan",
+    "log.before_report",
+    "snapshot.after_select",
+    "planner.after_routes",
+    "planner.after_plan",
+)
+
+
+def job_of(folder: Path, database: Database, **changes: object) -> Path:
+    return write_job(
+        folder,
+        source=source_of(database),
+        snapshot={"split_rows": 100, "parallelism": 2},
+        sink={"type": "files", "path": str(folder / "out")},
+        **changes,
+    )
+
+
+def create_late_table(database: Database, rows: int = 0) -> None:
+    """Its log has DDL, and rows of a shape that the job never knows."""
+    columns = (POSTGRES_TABLES if database.kind == "postgres" else TABLES)[LATE]
+    database.execute(
+        f"CREATE TABLE {LATE} ({columns.replace('quantity', 'amount')})",
+        f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (-100, 0, -100, 1)",
+        f"ALTER TABLE {LATE} RENAME COLUMN amount TO quantity",
+        *[
+            f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES ({-200 - i}, 0, {-200 - i}, 1)"
+            for i in range(rows)
+        ],
+    )
+
+
+def state_of(job: Path) -> JobState:
+    state = Checkpoint.at(load_job_file(job).checkpoint).job_state()
+    assert state is not None
+    return state
+
+
+def test_a_table_that_is_created_later_joins_exactly_through_crashes(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While everything is written to, and the job breaks off again and again."""
+    database, uids = any_source_database, Uids()
+    create_tables(database, rows=300, uids=uids)
+    database.execute(f"DROP TABLE {LATE}")
+    job = job_of(tmp_path, database)
+    assert run_epochs(job)[0] == "snapshot"
+    create_late_table(database, rows=300)
+    armed = tmp_path / "failpoints"
+    armed.mkdir()
+    for name in KILLS:
+        (armed / name).write_text("raise")
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    with Writers(database, uids, count=2, seed=7, pause_seconds=0.01):
+        for _ in KILLS:
+            with pytest.raises(FailpointError):
+                run_epochs(job)
+        run_epochs(job)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", database)
+    state = state_of(job)
+    assert [[schema.table.name for schema in joined.schemas] for joined in state.joined] == [[LATE]]
+    rows = read_history(tmp_path / "out", database.schema, LATE)
+    assert rows.num_rows > 300
+    assert set(rows["_is_snapshot"].to_pylist()) == {True, False}
+
+
+def test_what_a_later_table_means_in_each_mode_and_for_the_target(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    database, notes = any_source_database, Notes()
+    create_tables(database, rows=5, uids=Uids())
+    database.execute(f"DROP TABLE {LATE}")
+    job = job_of(tmp_path, database)
+    run_epochs(job, "mode=full")
+    create_late_table(database)
+    assert run_epochs(job, "mode=full", notes=notes) == []
+    assert any(
+        facts["text"].startswith("was not there when the job started") for _, facts in notes.found if "text" in facts
+    )
+    foreign = tmp_path / "out" / f"{database.schema}.{LATE}"
+    foreign.mkdir()
+    (foreign / "x.parquet").touch()
+    with pytest.raises(SinkError, match="files that no job wrote"):
+        run_epochs(job, "mode=full+incremental")
+    assert not state_of(job).joined
+    (foreign / "x.parquet").unlink()
+    run_epochs(job, "mode=full+incremental", f"source.exclude_tables=['{database.schema}.{LATE}']")
+    database.execute(f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (1, 1, 1, 1)")
+    run_epochs(job, "mode=incremental", notes=notes)
+    assert notes.found[-1][0] == "warning"
+    assert "without its rows" in notes.found[-1][1]["text"]
+    database.execute(f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (2, 2, 2, 1)")
+    run_epochs(job, "mode=incremental")
+    assert read_history(tmp_path / "out", database.schema, LATE)["uid"].to_pylist() == [2]
+
+
+def test_a_table_that_is_gone_stops_the_job_and_one_left_out_is_warned_of(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    database, notes = any_source_database, Notes()
+    create_tables(database, rows=5, uids=Uids())
+    job = job_of(tmp_path, database)
+    run_epochs(job)
+    run_epochs(job, f"source.exclude_tables=['{database.schema}.{LATE}']", notes=notes)
+    assert "is still copied" in str(notes.found)
+    database.execute(f"DROP TABLE {LATE}")
+    with pytest.raises(SourceNotUsableError, match=rf"has no {database.schema}\.{LATE} any more"):
+        run_epochs(job)
