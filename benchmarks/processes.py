@@ -89,7 +89,7 @@ class Sampler:
             return JVM
         if "python_streaming_source_runner" in line:
             return PLANNER
-        if "pyspark.daemon" in words:
+        if {"pyspark.daemon", "jobs.worker_daemon"}.intersection(words):
             return WORKERS
         return DRIVER if "jobs.cli" in words else OTHER
 

@@ -36,7 +36,9 @@ TARGET_EPOCH_SECONDS = 10.0
 
 MAX_SPLITS_PER_TASK = 128
 MAX_GROWTH = 8
-"""From one epoch to the next. Early epochs are small, for nothing is known yet; each costs as much as a large one."""
+"""From one epoch to the next; each costs as much as a large one. Also the splits of the first one's tasks, some seconds'
+work, unless they are small: whoever wants those has long rows or a slow source."""
+SMALL_SPLIT_ROWS = 10_000
 MIN_BATCH_BYTES = 64 << 10
 
 
@@ -95,7 +97,7 @@ def first_state(job: JobState, settings: Settings) -> EnumeratorState:
         epoch=0,
         tables=_untouched(schemas, job.split_keys),
         next_split_id=0,
-        splits_per_task=1,
+        splits_per_task=1 if settings.split_rows < SMALL_SPLIT_ROWS else MAX_GROWTH,
         position=job.start,
         prepared=job.prepared,
         last_high=None,

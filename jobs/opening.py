@@ -18,9 +18,7 @@ from jobs.standing import standing
 from jobs.write_parts import Writing
 from readers.findings import raise_refusals
 from sinks.console import ConsoleSink
-from sinks.delta.sink import DeltaSink
 from sinks.files import FilesSink
-from sinks.mirror.sink import MirrorSink
 from sinks.sink import EpochSink, JobIdentity, PartSink, raise_problems
 from state.errors import CheckpointError, JobHeldError
 from state.job_state import JobState
@@ -59,12 +57,17 @@ class Opened:
 
 
 def make_sink(job: JobFile) -> PartSink | EpochSink:
+    """Loads what this job's kind of sink needs, and not the libraries of the others."""
     match job.sink:
         case MirrorSettings() as settings:
+            from sinks.mirror.sink import MirrorSink
+
             return MirrorSink.of(settings, job.source.url.kind)
         case FilesSettings(path=path, format=file_format):
-            return FilesSink.of(path, file_format)
+            return FilesSink.of(path, file_format, Checkpoint.at(job.checkpoint).store)
         case DeltaSettings() as settings:
+            from sinks.delta.sink import DeltaSink
+
             return DeltaSink.of(settings, lambda: open_session(job))
         case ConsoleSettings():
             return ConsoleSink()

@@ -11,13 +11,15 @@ import pyarrow as pa
 
 from conf.model import JobFile
 from conf.redaction import redact_exception
+from conf.sink import FilesSink
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.routes import load_gap_filter
 from jobs.sources import KeyRouting, SourceServer
 from readers.gap_filter import GapFilter
-from readers.publish import publish, read_published
-from state.change_batch import LOG_PART, ChangeBatch, PartEnd, split_part
+from readers.publish import PublishedSplit, publish, read_published
+from readers.published_file import PublishedFormat
+from state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, PublishedFile, split_part
 from state.failpoints import failpoint
 from state.log_range import LogRange
 from state.phase import Phase
@@ -53,6 +55,7 @@ class PartTask:
     server: SourceServer
     schemas: tuple[TableSchema, ...]
     work: SplitsTask | LogTask
+    published_format: PublishedFormat
 
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
@@ -69,7 +72,14 @@ def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
-    return PartTask(epoch, context.job, context.state.job_uuid, context.server, schemas, work)
+    return PartTask(
+        epoch, context.job, context.state.job_uuid, context.server, schemas, work, _published_format(context.job)
+    )
+
+
+def _published_format(job: JobFile) -> PublishedFormat:
+    """Parquet for the sink that takes a split's file as it is."""
+    return "parquet" if isinstance(job.sink, FilesSink) and job.sink.format == "parquet" else "arrow"
 
 
 def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tuple[TableSchema, ...]:
@@ -77,7 +87,7 @@ def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tupl
     return tuple(schema for schema in schemas if schema.table in tables)
 
 
-def read_part(task: PartTask) -> Iterator[ChangeBatch | PartEnd]:
+def read_part(task: PartTask) -> Iterator[PartItem]:
     """The task's parts, each closed by its PartEnd. Raises TidemarkError, without secrets in its text."""
     try:
         Checkpoint.at(task.job.checkpoint).require_job(task.job_uuid)
@@ -91,16 +101,18 @@ def read_part(task: PartTask) -> Iterator[ChangeBatch | PartEnd]:
         raise
 
 
-def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[ChangeBatch | PartEnd]:
+def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
     schemas = {schema.table: schema for schema in task.schemas}
     store = Checkpoint.at(task.job.checkpoint).store
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
-            published = read_published(store, task.epoch, split.id)
+            published = read_published(store, task.epoch, split.id, task.published_format)
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
-                published = publish(store, task.epoch, read, schemas[split.table])
+                published = publish(store, task.epoch, read, schemas[split.table], task.published_format)
             part = _Part(task, split_part(split.id))
+            if task.published_format == "parquet":
+                yield from part.add_file(split.table, published)
             for rows in published.batches:
                 yield from part.add(split.table, rows)
             yield part.end()
@@ -122,11 +134,19 @@ class _Part:
             self._seq += 1
             self.row_count += rows.num_rows
 
+    def add_file(self, table: TableId, published: PublishedSplit) -> Iterator[PublishedFile]:
+        row_count = published.report.row_count
+        if row_count:
+            version = self._versions[table]
+            yield PublishedFile(self._epoch, self._name, self._seq, table, version, row_count, published.name)
+            self._seq += 1
+            self.row_count += row_count
+
     def end(self) -> PartEnd:
         return PartEnd(self._epoch, self._name, self._seq, self.row_count)
 
 
-def _read_log(task: PartTask, work: LogTask) -> Iterator[ChangeBatch | PartEnd]:
+def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
     reader = task.server.log_reading(task.schemas)
     part = _Part(task, LOG_PART)

@@ -27,7 +27,7 @@ from jobs.events import Events
 from jobs.executors import require_shared_checkpoint
 from jobs.opening import Opened, open_job
 from jobs.progress import read_progress
-from jobs.session import open_session, stop_quietly
+from jobs.session import open_session, start_workers, stop_quietly
 from jobs.source import TidemarkDataSource
 from state.errors import from_text
 from state.failpoints import failpoint
@@ -66,6 +66,7 @@ def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
         session = open_session(job)
         with run.signals():
             try:
+                start_workers(session)
                 require_shared_checkpoint(session.sparkContext, context.checkpoint, held.state.job_uuid)
                 run.follow(session, folder / "run")
             finally:

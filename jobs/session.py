@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
@@ -22,6 +23,8 @@ from state.errors import SinkError
 
 _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
+WORKER_DAEMON = "jobs.worker_daemon"
+_HOME = Path(jobs.__file__).resolve().parent.parent
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
@@ -48,6 +51,8 @@ def open_session(job: JobFile) -> SparkSession:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     defaults = {} if submitted else DEFAULTS
+    if not submitted and job.spark.master.startswith("local"):
+        defaults |= _forking_workers_of_ours()
     settings = defaults | job.spark.conf_with_secrets()
     if isinstance(job.sink, DeltaSettings):
         settings |= delta_settings(settings, submitted=submitted)
@@ -77,12 +82,19 @@ def _with_retries(master: str) -> str:
     return f"local[{match['threads'] or 1},{_TASK_ATTEMPTS}]" if match else master
 
 
+def _forking_workers_of_ours() -> dict[str, str]:
+    """Only where the daemon finds our code when it starts: in local mode, by the environment of the JVM that we start."""
+    known = os.environ.get("PYTHONPATH", "")
+    if _HOME.is_dir() and str(_HOME) not in known.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HOME), known]))
+    return {"spark.python.daemon.module": WORKER_DAEMON}
+
+
 def _let_workers_import_us(context: SparkContext) -> None:
     """The planner of a Python stream source does not see --py-files in Spark 4.2: tell it where our code is."""
     paths = [str(path) for path in Path(SparkFiles.getRootDirectory()).glob("*.zip")]
-    home = Path(jobs.__file__).resolve().parent.parent
-    if home.is_dir():
-        paths.insert(0, str(home))
+    if _HOME.is_dir():
+        paths.insert(0, str(_HOME))
     known = context.environment.get("PYTHONPATH", "")
     context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, known]))
 
@@ -109,6 +121,18 @@ def _leave_sigterm_to_us(context: SparkContext, *, submitted: bool) -> None:
         ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
         handler = _HandedOn()
     jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), handler)
+
+
+def start_workers(session: SparkSession) -> None:
+    """Lets the workers' daemon start, and Spark plan and run a first task, while the query is being set up. Only where that
+    daemon is ours."""
+    if session.sparkContext.getConf().get("spark.python.daemon.module") == WORKER_DAEMON:
+        threading.Thread(target=_one_task, args=(session,), daemon=True).start()
+
+
+def _one_task(session: SparkSession) -> None:
+    with contextlib.suppress(Exception):  # an epoch's tasks would fail likewise, and be heard; or the job is over
+        session.range(1, numPartitions=1).mapInArrow(iter, "id long").collect()
 
 
 def local_path(url: str) -> str:

@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from conf.redaction import redact_exception
 from sinks.sink import EpochSink, JobIdentity, PartSink, Schemas
-from state.change_batch import LOG_PART, ChangeBatch, PartEnd, from_transport
+from state.change_batch import LOG_PART, PartEnd, PartItem, from_transport
 from state.failpoints import failpoint
 
 RESULT = pa.schema(
@@ -66,7 +66,7 @@ class PartWriting:
             raise
 
 
-def _items(batches: Iterable[pa.RecordBatch]) -> Iterator[ChangeBatch | PartEnd]:
+def _items(batches: Iterable[pa.RecordBatch]) -> Iterator[PartItem]:
     for batch in batches:
         for item in from_transport(batch):
             if isinstance(item, PartEnd):

@@ -16,7 +16,7 @@ from sinks.json_lines import json_rows
 from sinks.parts import Part, parts_of
 from sinks.rows.fields import Frame, variable
 from sinks.sink import Finding, JobIdentity, PartResult, Schemas
-from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartEnd
+from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartItem
 from state.table import TableSchema
 
 _MEMORY_BYTES = 8 << 20
@@ -48,7 +48,7 @@ class ConsoleSink:
 class ConsoleWriter:
     stream: IO[str]
 
-    def write(self, items: Iterable[ChangeBatch | PartEnd], schemas: Schemas) -> Iterator[PartResult]:
+    def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         for part in parts_of(items):
             self._print(part)
             yield PartResult(part.epoch, part.name, part.row_count, skipped=False)

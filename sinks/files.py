@@ -20,8 +20,9 @@ from urllib.parse import quote, unquote, urlsplit
 from sinks.files_part import FilesPart, Format
 from sinks.parts import Part, check_repeated_part, parts_of
 from sinks.sink import Finding, JobIdentity, PartResult, Schemas, raise_problems
-from state.change_batch import ChangeBatch, PartEnd, meta_fields
+from state.change_batch import ChangeBatch, PartItem, meta_fields
 from state.errors import JobFileError, SinkError
+from state.store import CheckpointStore
 from state.table import TableId, TableSchema
 
 LEDGER_FOLDER = "_tidemark"
@@ -71,11 +72,13 @@ class FilesSink:
 
     root: Path
     format: Format = "parquet"
+    published: CheckpointStore | None = None
+    """Where the splits' files are that it may be given, in its own format."""
 
     @classmethod
-    def of(cls, path: str, file_format: Format) -> "FilesSink":
+    def of(cls, path: str, file_format: Format, published: CheckpointStore | None = None) -> "FilesSink":
         """`path` as in the job file, absolute. Raises JobFileError for a scheme that is not supported yet."""
-        return cls(local_folder(path), file_format)
+        return cls(local_folder(path), file_format, published)
 
     def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
         root = self.root
@@ -152,7 +155,7 @@ class FilesWriter:
     sink: FilesSink
     marks: Path
 
-    def write(self, items: Iterable[ChangeBatch | PartEnd], schemas: Schemas) -> Iterator[PartResult]:
+    def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         for part in parts_of(items):
             yield self._write_part(part, schemas)
 
@@ -162,10 +165,14 @@ class FilesWriter:
         if recorded is None:
             file_name = part_file_name(part.epoch, part.name, self.sink.format)
             with FilesPart(self.sink.root, file_name, self.sink.format) as files:
-                for batch in part.batches():
-                    schema = schemas[batch.table, batch.schema_version]
+                for item in part.content():
+                    folder = self.sink.root / table_folder_name(item.table)
                     with self._storing(part):
-                        files.add(self.sink.root / table_folder_name(batch.table), schema, batch.rows)
+                        if isinstance(item, ChangeBatch):
+                            files.add(folder, schemas[item.table, item.schema_version], item.rows)
+                        else:
+                            assert self.sink.published is not None, "given files without their store"
+                            files.take(folder, self.sink.published, item.name)
                 recorded = self._recorded(part, mark)  # another attempt may have been faster
                 if recorded is None:
                     with self._storing(part):

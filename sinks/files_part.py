@@ -13,6 +13,7 @@ import pyarrow as pa
 from sinks.json_lines import JsonLinesFile
 from sinks.parquet_file import ParquetFile
 from state.errors import SinkError
+from state.store import CheckpointStore
 from state.table import TableSchema
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
@@ -50,6 +51,7 @@ class FilesPart:
         self._root, self._file_name, self._format = root, file_name, file_format
         self._attempt = uuid.uuid4().hex
         self._tables: dict[Path, _OpenTable] = {}
+        self._taken: dict[Path, Path] = {}
         self._buffered_bytes = 0
 
     def __enter__(self) -> "FilesPart":
@@ -64,12 +66,16 @@ class FilesPart:
             table.temporary.unlink(missing_ok=True)
             if table.spill is not None:
                 table.spill.unlink(missing_ok=True)
+        for temporary in self._taken.values():  # os.replace leaves it where both are links to one file
+            temporary.unlink(missing_ok=True)
 
     def add(self, folder: Path, schema: TableSchema, rows: pa.RecordBatch) -> None:
         """`folder` exists. The rows are kept or written before the next call."""
         if rows.num_rows == 0:
             return
         table = self._tables.get(folder)
+        if folder in self._taken:
+            raise SinkError(f"{folder} would get two files of one part.", "This is a defect of Tidemark: report it.")
         if table is None:
             temporary = folder / f".{self._file_name}.{self._attempt}.tmp"
             table = self._tables[folder] = _OpenTable(folder, schema, temporary)
@@ -85,14 +91,27 @@ class FilesPart:
         while self._buffered_bytes >= MAX_BUFFERED_BYTES:
             self._flush(max(self._tables.values(), key=lambda t: t.buffered_bytes))
 
+    def take(self, folder: Path, published: CheckpointStore, name: str) -> None:
+        """All of the part's rows of one table, as a file that is complete. Raises SinkError where it is gone."""
+        temporary = folder / f".{self._file_name}.{self._attempt}.tmp"
+        if folder in self._tables or folder in self._taken:
+            raise SinkError(f"{folder} would get two files of one part.", "This is a defect of Tidemark: report it.")
+        self._taken[folder] = temporary
+        if not published.copy_to(name, temporary):
+            raise SinkError(
+                f"{name} was removed from the checkpoint: its epoch is committed.",
+                "Nothing is lost; if the job fails with this, start it again.",
+            )
+
     def publish(self) -> None:
         """Completes every file, then makes all of them visible."""
         for table in self._tables.values():
             self._complete(table)
-        for table in self._tables.values():
-            os.replace(table.temporary, table.folder / self._file_name)
-        for table in self._tables.values():
-            _sync(table.folder)
+        complete = {table.folder: table.temporary for table in self._tables.values()} | self._taken
+        for folder, temporary in complete.items():
+            os.replace(temporary, folder / self._file_name)
+        for folder in complete:
+            _sync(folder)
 
     def _flush(self, table: _OpenTable) -> None:
         """Gives back the table's memory."""

@@ -1,88 +1,29 @@
-"""One table's rows of one part as Parquet, in types that Spark, DuckDB and pandas read back as they are."""
+"""One table's rows of one part in a Parquet file."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD
+from state.parquet_rows import ParquetRows
 from state.table import TableSchema
-
-_CHANGE_TYPES = pa.dictionary(pa.int8(), pa.string())
-_TEXT_BY_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
-_SAMPLE_ROWS = 4096
-_REPEATS = 8
-
-
-def file_schema(schema: TableSchema) -> pa.Schema:
-    """The table's captured columns, then the change's. Dictionaries are a way of writing: in the file they are strings."""
-    return pa.schema(
-        [
-            *schema.arrow_schema(),
-            pa.field("_change_type", _CHANGE_TYPES),
-            pa.field("_commit_version", pa.int64()),
-            pa.field("_commit_timestamp", pa.timestamp("us", tz="UTC")),
-            pa.field("_seq", pa.int32()),
-            pa.field("_txn_id", _TEXT_BY_DICTIONARY),
-            pa.field("_is_snapshot", pa.bool_()),
-            *([UNCHANGED_FIELD] if schema.toastable else []),
-        ]
-    )
 
 
 class ParquetFile:
     """Each `write` is a row group."""
 
     def __init__(self, path: Path, schema: TableSchema) -> None:
-        self._schema = file_schema(schema)
-        self._file: Any = path.open("xb")
-        self._writer: Any = None
+        self._file = path.open("xb")
+        self._rows = ParquetRows(self._file, schema)
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
-        table = pa.Table.from_batches([_with_names(batch, self._schema) for batch in batches]).unify_dictionaries()
-        if self._writer is None:
-            # Measured on orders-like rows of 153 bytes: zstd 2.6M rows/s and 41 bytes a row, snappy 3.2M and 59;
-            # with dictionaries for every column 1.8M and 46.
-            self._writer = pq.ParquetWriter(
-                self._file,
-                self._schema,
-                compression="zstd",
-                compression_level=1,
-                use_dictionary=_repetitive_columns(table),
-                version="2.6",
-                store_schema=False,
-                store_decimal_as_integer=True,
-            )
-        self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self._rows.write(batches)
 
     def close(self) -> None:
-        self._writer.close()
+        self._rows.close()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
         self._file.close()
-
-
-def _repetitive_columns(table: pa.Table) -> list[str]:
-    """The columns for which a dictionary pays, judged by the first rows; trying it on the others costs much time."""
-    sample = table.slice(0, _SAMPLE_ROWS)
-    found = []
-    for name, column in zip(sample.column_names, sample.columns, strict=True):
-        if pa.types.is_nested(column.type):
-            continue
-        if pa.types.is_dictionary(column.type) or pc.count_distinct(column).as_py() * _REPEATS <= len(column):
-            found.append(name)
-    return found
-
-
-def _with_names(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    column = schema.get_field_index("_change_type")
-    names = pa.DictionaryArray.from_arrays(batch.column(column), pa.array(CHANGE_TYPE_NAMES))
-    arrays = list(batch.columns)
-    arrays[column] = names
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -4,16 +4,16 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from sinks.sink import SinkBusyError
-from state.change_batch import ChangeBatch, PartEnd
+from state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
 from state.errors import SinkError
 
 _REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
 
 
 class Part:
-    """One part. `batches` may be called once; when it ends without an error the part is complete."""
+    """One part. `content` or `batches` may be called once; when it ends without an error the part is complete."""
 
-    def __init__(self, epoch: int, name: str, items: Iterator[ChangeBatch | PartEnd]) -> None:
+    def __init__(self, epoch: int, name: str, items: Iterator[PartItem]) -> None:
         self.epoch, self.name = epoch, name
         self.row_count = 0
         self.complete = False
@@ -25,6 +25,13 @@ class Part:
         return f"part {self.name} of epoch {self.epoch}"
 
     def batches(self) -> Iterator[ChangeBatch]:
+        """For sinks that take no files. Raises as `content`."""
+        for item in self.content():
+            if isinstance(item, PublishedFile):
+                raise SinkError(f"{self} is the file {item.name}, which this sink can't take.", _REPORT)
+            yield item
+
+    def content(self) -> Iterator[ChangeBatch | PublishedFile]:
         """Raises SinkBusyError if the input ends too early, SinkError if it contradicts itself."""
         for item in self._items:
             self._check_order(item)
@@ -33,7 +40,7 @@ class Part:
                 self.complete = True
                 return
             self._batch_count += 1
-            self.row_count += item.rows.num_rows
+            self.row_count += item.row_count if isinstance(item, PublishedFile) else item.rows.num_rows
             yield item
         raise SinkBusyError(
             f"The input of {self} ended before its last row; nothing of it was written.",
@@ -43,10 +50,10 @@ class Part:
     def read_to_end(self) -> None:
         """Without using the rows that are left."""
         if not self.complete:
-            for _ in self.batches():
+            for _ in self.content():
                 pass
 
-    def _check_order(self, item: ChangeBatch | PartEnd) -> None:
+    def _check_order(self, item: PartItem) -> None:
         if (item.epoch, item.part) != (self.epoch, self.name):
             raise SinkError(f"{self} is followed by {item.part} of epoch {item.epoch} without an end.", _REPORT)
         if self._last_seq is not None and item.seq <= self._last_seq:
@@ -62,7 +69,7 @@ class Part:
             )
 
 
-def parts_of(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[Part]:
+def parts_of(items: Iterable[PartItem]) -> Iterator[Part]:
     """Each part must be read to its end before the next one is asked for."""
     source = iter(items)
     for first in source:

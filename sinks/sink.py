@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from state.change_batch import ChangeBatch, PartEnd
+from state.change_batch import PartEnd, PartItem
 from state.errors import SinkError
 from state.table import TableId, TableSchema
 
@@ -57,7 +57,7 @@ class SinkBusyError(SinkError):
 
 
 class PartWriter(Protocol):
-    def write(self, items: Iterable[ChangeBatch | PartEnd], schemas: Schemas) -> Iterator[PartResult]:
+    def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         """Writes one Spark partition: whole parts, one after the other. A result is given once its part is durable.
 
         Raises SinkError; SinkBusyError where writing the part again may succeed. After an error, and when the iterator

@@ -1,12 +1,14 @@
 """Change batches: what travels from the readers through Spark to the sinks.
 
-One Spark row (TRANSPORT) carries one Arrow record batch of one table, as an IPC stream in `payload`. Rows of one `part`
+One Spark row (TRANSPORT) carries one Arrow record batch of one table, as an IPC stream in `payload`, or the name of a file
+in the checkpoint that holds a whole split. Rows of one `part`
 (a split, or the epoch's log) arrive in order of `seq` in one Spark partition. The last row of a part has no payload and
 `row_count` = the sum over the part: a sink commits a part only when it saw that row, never because its input ended.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -56,6 +58,7 @@ TRANSPORT = pa.schema(
         pa.field("schema_version", pa.int32()),
         pa.field("row_count", pa.int64(), nullable=False),
         pa.field("payload", pa.binary()),
+        pa.field("file", pa.string()),
     ]
 )
 
@@ -87,8 +90,22 @@ class ChangeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A split's rows, in a Parquet file of the checkpoint's store: `name` there. Its content never changes, and it stays
+    until the epoch is committed."""
+
+    epoch: int
+    part: str
+    seq: int
+    table: TableId
+    schema_version: int
+    row_count: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The part is complete: `row_count` rows in `seq` batches."""
+    """The part is complete: `row_count` rows in `seq` batches and files."""
 
     epoch: int
     part: str
@@ -96,16 +113,21 @@ class PartEnd:
     row_count: int
 
 
-def to_transport(item: ChangeBatch | PartEnd) -> pa.RecordBatch:
+PartItem: TypeAlias = ChangeBatch | PublishedFile | PartEnd
+
+
+def to_transport(item: PartItem) -> pa.RecordBatch:
     """One-row batch of TRANSPORT."""
     match item:
         case ChangeBatch(epoch, part, seq, table, version, rows):
             buffer = pa.BufferOutputStream()
             with pa.ipc.new_stream(buffer, rows.schema) as writer:
                 writer.write_batch(rows)
-            values = [epoch, part, seq, table.database, table.name, version, rows.num_rows, buffer.getvalue()]
+            values = [epoch, part, seq, table.database, table.name, version, rows.num_rows, buffer.getvalue(), None]
+        case PublishedFile(epoch, part, seq, table, version, row_count, name):
+            values = [epoch, part, seq, table.database, table.name, version, row_count, None, name]
         case PartEnd(epoch, part, seq, row_count):
-            values = [epoch, part, seq, None, None, None, row_count, None]
+            values = [epoch, part, seq, None, None, None, row_count, None, None]
     arrays = []
     for value, field in zip(values, TRANSPORT, strict=True):
         if isinstance(value, pa.Buffer):
@@ -116,12 +138,16 @@ def to_transport(item: ChangeBatch | PartEnd) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=TRANSPORT)
 
 
-def from_transport(batch: pa.RecordBatch) -> list[ChangeBatch | PartEnd]:
+def from_transport(batch: pa.RecordBatch) -> list[PartItem]:
     """The rows of a TRANSPORT batch, without copying payloads."""
-    items: list[ChangeBatch | PartEnd] = []
+    items: list[PartItem] = []
     epochs, parts, seqs, databases, tables, versions, counts = (batch.column(i).to_pylist() for i in range(7))
-    payloads = batch.column(7)
+    payloads, files = batch.column(7), batch.column(8).to_pylist()
     for i in range(batch.num_rows):
+        if files[i] is not None:
+            table = TableId(databases[i], tables[i])
+            items.append(PublishedFile(epochs[i], parts[i], seqs[i], table, versions[i], counts[i], files[i]))
+            continue
         payload = payloads[i].as_buffer()
         if payload is None:
             items.append(PartEnd(epochs[i], parts[i], seqs[i], counts[i]))

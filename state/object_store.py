@@ -4,10 +4,12 @@ Account, region and endpoint come from where all tools of S3 look for them (AWS_
 AWS_ENDPOINT_URL, the machine's role), on the driver and on every executor.
 """
 
+import os
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -57,6 +59,16 @@ class S3Store:
                 return pa.py_buffer(self._files.cat_file(self._path(name)))
             except FileNotFoundError:
                 return None
+
+    def copy_to(self, name: str, target: Path) -> bool:
+        data = self.read(name)
+        if data is None:
+            return False
+        with target.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return True
 
     def list(self, prefix: str) -> list[str]:
         with self._explained():

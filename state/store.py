@@ -7,14 +7,18 @@ winner's file.
 import contextlib
 import errno
 import os
+import shutil
+import stat
 import uuid
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from state.errors import CheckpointError, JobFileError
+
+_DEFAULT_RIGHTS = "system.posix_acl_default"
 
 
 class CheckpointStore(Protocol):
@@ -25,6 +29,10 @@ class CheckpointStore(Protocol):
 
     def read(self, name: str) -> pa.Buffer | None:
         """The content, or None where nothing has that name."""
+
+    def copy_to(self, name: str, target: Path) -> bool:
+        """Makes the content of `name` the new file `target`, durable but for the folder's entry. False where nothing has
+        that name. Raises OSError."""
 
     def list(self, prefix: str) -> list[str]:
         """Names directly inside the folder `prefix`, sorted; [] where there is no such folder."""
@@ -75,6 +83,19 @@ class LocalStore:
         except FileNotFoundError:
             return None
 
+    def copy_to(self, name: str, target: Path) -> bool:
+        """Without copying, where a hard link would be the same file to everybody."""
+        source = Path(self.root, name)
+        try:
+            with source.open("rb") as content:
+                if not _link(content.fileno(), source, target):
+                    _copy(content, target)
+        except FileNotFoundError:
+            if source.exists():
+                raise
+            return False
+        return True
+
     def list(self, prefix: str) -> list[str]:
         try:
             names = os.listdir(Path(self.root, prefix))
@@ -85,6 +106,35 @@ class LocalStore:
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             Path(self.root, name).unlink()
+
+
+def _copy(content: IO[bytes], target: Path) -> None:
+    with target.open("xb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(descriptor: int, source: Path, target: Path) -> bool:
+    """Not where another filesystem, or a file made there anew would have another group or other rights."""
+    file, folder = os.fstat(descriptor), target.parent.stat()
+    group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
+    if file.st_gid != group or _has_default_rights(target.parent) or _has_default_rights(source.parent):
+        return False
+    try:
+        os.link(source, target)
+    except OSError as exc:
+        if exc.errno not in {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EMLINK}:
+            raise
+        return False
+    return True
+
+
+def _has_default_rights(folder: Path) -> bool:
+    try:
+        return _DEFAULT_RIGHTS in os.listxattr(folder)
+    except (AttributeError, OSError):  # a system or filesystem without them
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

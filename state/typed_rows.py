@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from state.change_batch import CHANGE_TYPE_NAMES, ChangeBatch, PartEnd, batch_schema
+from state.change_batch import CHANGE_TYPE_NAMES, PartEnd, PartItem, PublishedFile, batch_schema
 from state.table import TableSchema
 
 _TEXTS = frozenset({"_change_type", "_txn_id"})
@@ -15,12 +15,14 @@ def typed_schema(schema: TableSchema) -> pa.Schema:
     return _typed(batch_schema(schema))
 
 
-def typed_batches(items: Iterable[ChangeBatch | PartEnd]) -> Iterator[pa.RecordBatch]:
+def typed_batches(items: Iterable[PartItem]) -> Iterator[pa.RecordBatch]:
     """The rows, in batches as they came."""
     names = pa.array(CHANGE_TYPE_NAMES)
     for item in items:
         if isinstance(item, PartEnd):
             continue
+        if isinstance(item, PublishedFile):
+            raise TypeError(f"{item.part} is the file {item.name}")
         rows = item.rows
         columns = []
         for field, column in zip(rows.schema, rows.columns, strict=True):

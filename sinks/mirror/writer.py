@@ -23,7 +23,7 @@ from sinks.mirror.planning import place_of, table_findings
 from sinks.mirror.target import Session, TableRows
 from sinks.parts import Part, check_repeated_part, parts_of
 from sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
-from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd
+from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem
 from state.errors import SinkError
 from state.table import TableId, TableSchema
 
@@ -46,7 +46,7 @@ class MirrorWriter:
     template: TableTemplate
     job: JobIdentity
 
-    def write(self, items: Iterable[ChangeBatch | PartEnd], schemas: Schemas) -> Iterator[PartResult]:
+    def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         with contextlib.closing(_Connection(self.connect)) as connection:
             for part in parts_of(items):
                 batches = part.batches()

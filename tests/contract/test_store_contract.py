@@ -1,5 +1,7 @@
 """What every checkpoint store must do: create a file once, whole, for whoever asks first."""
 
+import errno
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -53,6 +55,45 @@ def test_a_list_holds_what_is_directly_inside(store: CheckpointStore) -> None:
     for name in ("plans/e2", "plans/e1", "plans/deeper/e9", "plans/.hidden", "plans2/e3", "job"):
         store.create(name, b"x")
     assert store.list("plans") == ["plans/deeper", "plans/e1", "plans/e2"]
+
+
+def test_content_is_copied_to_a_new_file(store: CheckpointStore, tmp_path: Path) -> None:
+    store.create("published/a", b"rows")
+    assert store.copy_to("published/a", tmp_path / "a")
+    store.delete("published/a")
+    assert (tmp_path / "a").read_bytes() == b"rows"
+    assert not store.copy_to("published/a", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    store.create("published/b", b"others")
+    with pytest.raises(FileExistsError):
+        store.copy_to("published/b", tmp_path / "a")
+    with pytest.raises(FileNotFoundError):
+        store.copy_to("published/b", tmp_path / "nowhere" / "b")
+
+
+@pytest.mark.parametrize("reason", ["filesystem", "group"])
+def test_content_is_copied_where_a_link_would_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    store = open_store(str(tmp_path / "checkpoint"))
+    store.create("published/a", b"rows")
+    folder = tmp_path / "out"
+    folder.mkdir()
+
+    def another_filesystem(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if reason == "filesystem":
+        monkeypatch.setattr(os, "link", another_filesystem)
+    elif os.getuid() == 0:
+        os.chown(folder, -1, 12345)
+        folder.chmod(0o2775)
+    assert store.copy_to("published/a", folder / "a")
+    assert (folder / "a").read_bytes() == b"rows"
+    if reason == "filesystem" or os.getuid() == 0:
+        assert (folder / "a").stat().st_nlink == 1
+    if reason == "group" and os.getuid() == 0:
+        assert (folder / "a").stat().st_gid == 12345
 
 
 def test_what_is_deleted_is_gone_and_can_be_created_again(store: CheckpointStore) -> None:

@@ -8,15 +8,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sinks import files_part
+from sinks.console import ConsoleSink
 from sinks.files import FilesSink, table_folder_name
 from sinks.sink import JobIdentity
+from state.change_batch import PartEnd, PartItem, PublishedFile
 from state.errors import JobFileError, SinkError
+from state.parquet_rows import ParquetRows
+from state.store import LocalStore
 from state.table import TableId
-from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, ORDERS, UNCHANGED, UPDATE, log_part, snapshot_part
+from tests.support.change_parts import (
+    DELETE,
+    INSERT,
+    ITEMS,
+    NOTES,
+    ORDERS,
+    SCHEMAS,
+    UNCHANGED,
+    UPDATE,
+    log_part,
+    rows,
+    snapshot_part,
+)
 from tests.support.every_type import EVERY_TYPE, every_value
 from tests.support.sink_state import FILE_SINKS, SinkCase, make_case
 
@@ -233,6 +250,68 @@ def test_many_tables_need_few_open_files_and_little_memory(tmp_path: Path, monke
         assert case.rows(schema) == [order(number) for number in range(20)]
     assert len(visible(case)) == 40
     assert hidden(case) == []
+
+
+@pytest.fixture
+def taking(tmp_path: Path) -> SinkCase:
+    """A files sink that is given splits as files, with the file of split 1 in its store."""
+    store = LocalStore(str(tmp_path / "checkpoint"))
+    data = pa.BufferOutputStream()
+    written = ParquetRows(data, ORDERS)
+    written.write([rows(ORDERS, [(INSERT, order(1)), (INSERT, order(2))], snapshot=True)])
+    written.close({"tidemark.report": "…"})
+    assert store.create("published/e1-s1", data.getvalue())
+    case = SinkCase("parquet", FilesSink(tmp_path / "out", "parquet", store), tmp_path / "out")
+    case.sink.prepare(case.job, [ORDERS, ITEMS])
+    return case
+
+
+TAKEN: list[PartItem] = [
+    PublishedFile(1, "s1", 0, ORDERS.table, ORDERS.version, 2, "published/e1-s1"),
+    PartEnd(1, "s1", 1, 2),
+]
+
+
+def test_a_splits_file_is_taken_as_it_is(taking: SinkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step fails, readers see the whole file or none, and the next attempt ends right; so does a replay."""
+    sink = taking.sink
+    assert isinstance(sink, FilesSink)
+    step = 0
+    while True:
+        step += 1
+        with monkeypatch.context() as patched:
+            Failing(step, patched)
+            try:
+                taking.write(TAKEN)
+            except SinkError as exc:
+                error = exc
+            else:
+                break
+        assert "No space left" in error.message
+        assert taking.rows(ORDERS) in ([], [order(1), order(2)])
+        assert hidden(taking) == []
+    assert step > 2
+    assert visible(taking) == [f"{FOLDER}/e0000000001-s1.parquet"]
+    assert taking.rows(ORDERS) == [order(1), order(2)]
+    (taken,) = Path(taking.place, FOLDER).glob("*.parquet")
+    assert taken.stat().st_nlink == 2  # not copied
+    assert [result.skipped for result in taking.write(TAKEN)] == [True]
+    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).iterdir():
+        mark.unlink()
+    assert [result.skipped for result in taking.write(TAKEN)] == [False]
+    assert hidden(taking) == []
+    taken.unlink()
+    sink.published.delete("published/e1-s1")  # type: ignore[union-attr]
+    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).iterdir():
+        mark.unlink()
+    with pytest.raises(SinkError, match="its epoch is committed"):
+        taking.write(TAKEN)
+    assert visible(taking) == []
+
+
+def test_files_are_for_the_files_sink_alone(taking: SinkCase) -> None:
+    with pytest.raises(SinkError, match="can't take"):
+        list(ConsoleSink().writer(taking.job).write(TAKEN, SCHEMAS))
 
 
 def test_empty_part_writes_no_file(files: SinkCase) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from enumerator.enumerator import (
+    MAX_GROWTH,
     MAX_SPLITS_PER_TASK,
     MIN_BATCH_BYTES,
     LogRead,
@@ -185,6 +186,14 @@ def test_splits_of_long_rows_are_small() -> None:
         _, found = next_ranges(TableState(table("n5000"), 1, ("id",)), source, split_rows=1000, count=1)
         cursor = found.cursor
         assert (cursor.rows if isinstance(cursor, Walking) else cursor.step) == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("split_rows", "expected"), [(9_999, 1), (10_000, MAX_GROWTH)])
+def test_the_first_epoch_is_small_where_splits_are(split_rows: int, expected: int) -> None:
+    settings = replace(SETTINGS, split_rows=split_rows)
+    plan, _ = planned(first_state(job("n1000000"), settings), settings=settings)
+    assert isinstance(plan.work, SnapshotWork)
+    assert [len(task) for task in plan.work.tasks] == [expected, expected]
 
 
 @pytest.mark.pitfall(14)

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from readers import publish as publishing
-from readers.publish import publish, published_name, read_published
+from readers import published_file
+from readers.publish import publish, published_name, read_published, read_report
+from readers.published_file import PublishedFormat
 from readers.split_read import SplitRead
 from state.change_batch import batch_schema
 from state.errors import CheckpointError
@@ -21,6 +24,7 @@ from state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shop", "orders")
 SCHEMA = TableSchema(TABLE, 1, (Column("id", "int", "int32", False), Column("s", "text", "string", True)), ("id",))
+FORMATS = pytest.mark.parametrize("form", ["arrow", "parquet"])
 HIGH = BinlogPosition("binlog.000003", 1234, "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5")
 
 
@@ -60,9 +64,35 @@ def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
     rows = some_rows(4)
     publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     path = Path(store.root, published_name(1, 7))
-    assert path == Path(store.root, "published", "e1-s7.arrow")
+    assert path == Path(store.root, "published", "e1-s7")
     with pa.ipc.open_file(path.read_bytes()) as reader:
         assert reader.read_all().select(["id", "s"]) == rows
+
+
+def test_for_a_sink_that_takes_it_the_file_is_parquet(store: LocalStore, tmp_path: Path) -> None:
+    first, second = some_rows(5, "tidemark-crc32=00000000 "), some_rows(6)
+    published = publish(store, 1, SplitRead(report_of(first), first, 1), SCHEMA, "parquet")
+    assert (published.report, published.batches) == (report_of(first), ())
+    assert publish(store, 1, SplitRead(report_of(second), second, 2), SCHEMA, "parquet") == published
+    assert read_published(store, 1, 7, "parquet") == published
+    assert read_report(store, 1, 7) == report_of(first)
+    assert store.copy_to(published.name, tmp_path / "copy.parquet")
+    rows = pq.read_table(tmp_path / "copy.parquet")
+    assert rows.select(["id", "s"]) == first
+    assert rows["_change_type"].to_pylist() == ["insert"] * 5
+    assert rows["_commit_version"].to_pylist() == [HIGH.version] * 5
+
+
+@pytest.mark.parametrize(("before", "now"), [("arrow", "parquet"), ("parquet", "arrow")])
+def test_a_split_published_for_another_sink_is_refused(
+    store: LocalStore, before: PublishedFormat, now: PublishedFormat
+) -> None:
+    rows = some_rows(3)
+    publish(store, 2, SplitRead(report_of(rows), rows, 0), SCHEMA, before)
+    with pytest.raises(CheckpointError, match="another kind of sink"):
+        read_published(store, 2, 7, now)
+    with pytest.raises(CheckpointError, match="another kind of sink"):
+        publish(store, 2, SplitRead(report_of(rows), rows, 0), SCHEMA, now)
 
 
 def test_nothing_published_is_none(store: LocalStore) -> None:
@@ -137,36 +167,38 @@ def test_the_report_must_fit_the_rows(store: LocalStore) -> None:
         publish(store, 1, SplitRead(report_of(some_rows(6)), some_rows(5), 0), SCHEMA)
 
 
-def test_any_damaged_byte_is_noticed(store: LocalStore) -> None:
+@FORMATS
+def test_any_damaged_byte_is_noticed(store: LocalStore, form: PublishedFormat) -> None:
     rows = some_rows(20)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
     path = Path(store.root, published_name(1, 7))
     whole = path.read_bytes()
     for at in range(0, len(whole), 7):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        with pytest.raises(CheckpointError, match=r"e1-s7\.arrow"):
-            read_published(store, 1, 7)
+        with pytest.raises(CheckpointError, match="e1-s7 is damaged"):
+            read_published(store, 1, 7, form)
 
 
+@FORMATS
 @pytest.mark.parametrize("length", [0, 1, 8, 200, -1, -8, -300])
-def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore) -> None:
+def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore, form: PublishedFormat) -> None:
     rows = some_rows(20)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
     path = Path(store.root, published_name(1, 7))
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(CheckpointError, match="damaged"):
-        read_published(store, 1, 7)
+        read_published(store, 1, 7, form)
 
 
 def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = publishing._REPORT.encode
+    encode = published_file._REPORT.encode
 
     def of_tomorrow(report: Report) -> bytes:
         header, _, body = encode(report).partition(b"\n")
         return json.dumps({**json.loads(header), "version": 999}).encode() + b"\n" + body
 
     rows = some_rows(2)
-    monkeypatch.setattr(publishing._REPORT, "encode", of_tomorrow)
+    monkeypatch.setattr(published_file._REPORT, "encode", of_tomorrow)
     publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
     with pytest.raises(CheckpointError, match="version 999"):
         read_published(store, 1, 7)
