@@ -9,10 +9,12 @@ from benchmarks.bench import Bench
 
 SUBJECTS = {
     "snapshot": snapshot.run,
+    "postgres_snapshot": snapshot.run_postgres,
     "log": log.run,
     "postgres_log": postgres_log.run,
     "catch_up": catch_up.run,
     "memory": memory.run,
+    "postgres_memory": memory.run_postgres,
     "planning": planning.run,
 }
 ROWS = 5_000_000

@@ -6,10 +6,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from benchmarks.source import SERVER_OPTIONS, Source
+from benchmarks.postgres_source import PostgresSource
+from benchmarks.source import OPTIONS, Source
 from benchmarks.tidemark import orders_job, run_tidemark
 from scripts.server import Server
 from scripts.servers import start_server
+from tests.support.servers import fresh_database
 
 
 class Bench:
@@ -36,11 +38,15 @@ class Bench:
 
     def server(self, kind: str) -> Server:
         """A server of our own until the end of the run."""
-        return self._stack.enter_context(start_server(kind, SERVER_OPTIONS if kind == "mysql" else None))
+        return self._stack.enter_context(start_server(kind, OPTIONS.get(kind)))
 
     @cached_property
     def source(self) -> Source:
         return Source(self.server("mysql"), "mysql-gtid")
+
+    @cached_property
+    def postgres(self) -> PostgresSource:
+        return PostgresSource(self._stack.enter_context(fresh_database(self.server("postgres"))))
 
     @cached_property
     def warmed_up(self) -> bool:

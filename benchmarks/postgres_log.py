@@ -10,6 +10,7 @@ import psycopg2
 from psycopg2.extras import LogicalReplicationConnection, StopReplication
 
 from benchmarks.bench import Bench
+from benchmarks.postgres_source import COLUMNS, VALUES
 from benchmarks.report import Cell, print_table, ratio, thousands
 from state.log_range import LogRange
 from tests.support.postgres_log import LoggedDatabase
@@ -18,17 +19,6 @@ from tests.support.servers import fresh_database
 ROUNDS = 3
 ROWS_OF_A_TRANSACTION = 1000
 AIM = 4
-COLUMNS = """
-    id bigint PRIMARY KEY, customer_id int NOT NULL, status varchar(16) NOT NULL, total numeric(12,2) NOT NULL,
-    weight double precision, is_gift boolean NOT NULL, placed_at timestamptz NOT NULL, shipped_on date,
-    email varchar(80) NOT NULL, note varchar(200)
-"""
-VALUES = """
-    i, 1 + i * 7919 % 100000, (ARRAY['new', 'paid', 'packed', 'sent', 'returned'])[1 + i % 5], i * 104729 % 1000000 / 100.0,
-    nullif(i % 10, 0) * 0.1, i % 7 = 0, timestamptz '2024-01-01 00:00+00' + i * interval '17.000123 s',
-    CASE WHEN i % 3 > 0 THEN date '2024-01-01' + (i % 365)::int END,
-    concat('customer', i * 7919 % 100000, '@example.com'), md5(i::text)
-"""
 CHANGE = f"""
     CREATE PROCEDURE change(round_count bigint, size bigint) LANGUAGE plpgsql AS $$
     DECLARE base bigint;

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -14,23 +16,65 @@ from benchmarks.processes import JOB, Sampler
 from benchmarks.report import Cell, print_table, ratio, thousands
 from benchmarks.spark_jdbc import FETCH_ROWS, PARTITIONS
 from benchmarks.tidemark import Run, orders_job, run_tidemark
+from scripts.server import Server
 
-AIM = 2.5
+AIM, POSTGRES_AIM = 2.5, 2.0
 ROUNDS = 2
 FEW_ROWS = 1000
 WITHOUT_TLS = "sslMode=DISABLED&allowPublicKeyRetrieval=true"
 PEERS = {
-    f"Spark JDBC, cursor of {FETCH_ROWS:,} rows": f"{WITHOUT_TLS}&useCursorFetch=true",
-    "Spark JDBC, whole partitions in memory": WITHOUT_TLS,
+    f"Spark JDBC, cursor of {FETCH_ROWS:,} rows": f"?{WITHOUT_TLS}&useCursorFetch=true",
+    "Spark JDBC, whole partitions in memory": f"?{WITHOUT_TLS}",
 }
+POSTGRES_PEERS = {f"Spark JDBC, cursor of {FETCH_ROWS:,} rows": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """To be copied. `jdbc_url` lacks its options; `peers` are those, by the names of the peer's variants."""
+
+    schema: str
+    name: str
+    row_count: int
+    server: Server
+    url: str
+    jdbc_url: str
+    peers: Mapping[str, str]
 
 
 def run(bench: Bench) -> None:
+    """MySQL's."""
     assert bench.warmed_up
-    small, large = bench.source.orders("few_orders", FEW_ROWS), bench.source.orders("orders", bench.rows)
-    bench.source.query(f"SELECT SUM(LENGTH(note)) FROM {large}")  # all in the buffer pool, for all alike
+    source = bench.source
+
+    def table(name: str, row_count: int) -> Table:
+        source.orders(name, row_count)
+        jdbc_url = f"jdbc:mysql://{source.server.host}:{source.server.port}/d"
+        return Table("d", name, row_count, source.server, bench.server_url, jdbc_url, PEERS)
+
+    small, large = table("few_orders", FEW_ROWS), table("orders", bench.rows)
+    source.query(f"SELECT SUM(LENGTH(note)) FROM {large.name}")  # all in the buffer pool, for all alike
+    _compare(bench, "MySQL", small, large, AIM)
+
+
+def run_postgres(bench: Bench) -> None:
+    assert bench.warmed_up
+    source = bench.postgres
+    server = source.database.server
+
+    def table(name: str, row_count: int) -> Table:
+        source.orders(name, row_count)
+        jdbc_url = f"jdbc:postgresql://{server.host}:{server.port}/{source.database.name}"
+        return Table("public", name, row_count, server, source.database.url, jdbc_url, POSTGRES_PEERS)
+
+    small, large = table("few_orders", FEW_ROWS), table("orders", bench.rows)
+    source.database.query(f"SELECT SUM(LENGTH(note)) FROM {large.name}")
+    _compare(bench, f"PostgreSQL {server.version}", small, large, POSTGRES_AIM)
+
+
+def _compare(bench: Bench, source: str, small: Table, large: Table, aim: float) -> None:
     started, best = _best_of_each(bench, small), _best_of_each(bench, large)
-    fastest = min(PEERS, key=lambda name: best[name].wall_seconds)
+    fastest = min(large.peers, key=lambda name: best[name].wall_seconds)
     rows: list[list[Cell]] = []
     for name, run in best.items():
         between = (bench.rows - FEW_ROWS) / (run.wall_seconds - started[name].wall_seconds)
@@ -43,11 +87,11 @@ def run(bench: Bench) -> None:
         ours.wall_seconds - started["Tidemark"].wall_seconds,
     )
     print_table(
-        f"Snapshot: {bench.rows:,} rows of MySQL into Parquet",
+        f"Snapshot: {bench.rows:,} rows of {source} into Parquet",
         ["", "whole process, s", "rows/s", "Spark being up, s", "rows/s", f"{FEW_ROWS:,} rows, s", "rows/s beyond"],
         rows,
         f"Tidemark beside {fastest}, the fastest of the peer's variants: the whole process "
-        f"**{ratio(theirs.wall_seconds, ours.wall_seconds, AIM)}**, Spark being up "
+        f"**{ratio(theirs.wall_seconds, ours.wall_seconds, aim)}**, Spark being up "
         f"**{ratio(theirs.query_seconds, ours.query_seconds)}**, beyond what {FEW_ROWS:,} rows take "
         f"**{ratio(*without_start)}**.",
         f"local[2], best of {ROUNDS}; the peer reads {PARTITIONS} partitions by the key; both copies have all rows. "
@@ -56,32 +100,32 @@ def run(bench: Bench) -> None:
     )
 
 
-def _best_of_each(bench: Bench, table: str) -> dict[str, Run]:
-    found: dict[str, list[Run]] = {name: [] for name in ("Tidemark", *PEERS)}
+def _best_of_each(bench: Bench, table: Table) -> dict[str, Run]:
+    found: dict[str, list[Run]] = {name: [] for name in ("Tidemark", *table.peers)}
     for _ in range(ROUNDS):
         found["Tidemark"].append(_tidemark(bench, table))
-        for name, options in PEERS.items():
+        for name, options in table.peers.items():
             found[name].append(_spark(bench, table, options))
     return {name: min(runs, key=lambda run: run.wall_seconds) for name, runs in found.items()}
 
 
-def _tidemark(bench: Bench, table: str) -> Run:
+def _tidemark(bench: Bench, table: Table) -> Run:
     folder = bench.folder()
     out = folder / "out"
-    job = orders_job(folder, bench.server_url, table, {"type": "files", "path": str(out)}, mode="full")
-    with Sampler({bench.source.server.port: "source"}) as sampler:
+    sink = {"type": "files", "path": str(out)}
+    job = orders_job(folder, table.url, table.name, sink, schema=table.schema, mode="full")
+    with Sampler({table.server.port: "source"}) as sampler:
         run = run_tidemark(job)
     _say("Tidemark", run, sampler)
-    _check_count(out / f"d.{table}", bench.source.row_counts[table])
+    _check_count(out / f"{table.schema}.{table.name}", table.row_count)
     shutil.rmtree(folder)
     return run
 
 
-def _spark(bench: Bench, table: str, options: str) -> Run:
-    folder, server = bench.folder(), bench.source.server
-    row_count = bench.source.row_counts[table]
-    words = [f"{server.host}:{server.port}", server.user, table, str(row_count), str(folder), options]
-    with Sampler({server.port: "source"}) as sampler:
+def _spark(bench: Bench, table: Table, options: str) -> Run:
+    folder, row_count = bench.folder(), table.row_count
+    words = [table.jdbc_url + options, table.server.user, table.name, str(row_count), str(folder)]
+    with Sampler({table.server.port: "source"}) as sampler:
         started = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.spark_jdbc", *words], check=True, capture_output=True, text=True

@@ -6,13 +6,18 @@ from dataclasses import dataclass, field
 from scripts.server_commands import Option
 from tests.support.log_reading import LoggedServer
 
-SERVER_OPTIONS: Mapping[str, Option] = {
-    "innodb_buffer_pool_size": "3G",
-    "innodb_redo_log_capacity": "2G",
-    "innodb_flush_log_at_trx_commit": 0,
-    "innodb_doublewrite": False,
-    "max_binlog_size": "1G",
+OPTIONS: Mapping[str, Mapping[str, Option]] = {
+    "mysql": {
+        "innodb_buffer_pool_size": "3G",
+        "innodb_redo_log_capacity": "2G",
+        "innodb_flush_log_at_trx_commit": 0,
+        "innodb_doublewrite": False,
+        "max_binlog_size": "1G",
+    },
+    "postgres": {"shared_buffers": "2GB", "max_wal_size": "4GB"},
 }
+"""Of the servers, by kind."""
+
 ROWS_AT_ONCE = 1_000_000
 COLUMNS = """
     id BIGINT NOT NULL PRIMARY KEY,

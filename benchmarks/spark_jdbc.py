@@ -1,7 +1,7 @@
 """The peer of the snapshot: Spark's own JDBC reader into Parquet, as a program of its own.
 
-`python -m benchmarks.spark_jdbc HOST:PORT USER TABLE LAST_ID FOLDER OPTIONS` prints when the session was up and when the
-rows were written, in seconds since 1970. OPTIONS are Connector/J's, `a=b&c=d`.
+`python -m benchmarks.spark_jdbc URL USER TABLE LAST_ID FOLDER` prints when the session was up and when the rows were written,
+in seconds since 1970. URL is that of JDBC, of MySQL or PostgreSQL.
 """
 
 import json
@@ -12,20 +12,24 @@ from pyspark.sql import SparkSession
 
 from benchmarks.tidemark import CONF, MASTER
 
-CONNECTOR = "com.mysql:mysql-connector-j:9.4.0"
+CONNECTORS = {
+    "jdbc:mysql": ("com.mysql:mysql-connector-j:9.4.0", "com.mysql.cj.jdbc.Driver"),
+    "jdbc:postgresql": ("org.postgresql:postgresql:42.7.8", "org.postgresql.Driver"),
+}
 PARTITIONS = 20
 FETCH_ROWS = 10_000
 
 
 def main() -> None:
-    address, user, table, last_id, folder, options = sys.argv[1:]
+    url, user, table, last_id, folder = sys.argv[1:]
+    package, driver = CONNECTORS[url.partition("://")[0]]
     builder = SparkSession.builder.master(MASTER).config("spark.ui.enabled", "false")
     for name, value in CONF.items():
         builder = builder.config(name, value)
-    session = builder.config("spark.jars.packages", CONNECTOR).getOrCreate()
+    session = builder.config("spark.jars.packages", package).getOrCreate()
     up = time.time()
-    reader = session.read.format("jdbc").option("driver", "com.mysql.cj.jdbc.Driver")
-    reader = reader.option("url", f"jdbc:mysql://{address}/d?{options}").option("user", user).option("dbtable", table)
+    reader = session.read.format("jdbc").option("driver", driver)
+    reader = reader.option("url", url).option("user", user).option("dbtable", table)
     reader = reader.option("partitionColumn", "id").option("lowerBound", 1).option("upperBound", last_id)
     reader = reader.option("numPartitions", PARTITIONS).option("fetchsize", FETCH_ROWS)
     reader.load().write.parquet(folder)

@@ -25,10 +25,10 @@ class Run:
     epochs: int
 
 
-def orders_job(folder: Path, url: str, table: str, sink: dict[str, Any], **changes: Any) -> Path:
+def orders_job(folder: Path, url: str, table: str, sink: dict[str, Any], *, schema: str = "d", **changes: Any) -> Path:
     """A job file for one table, in a new folder; splits and log as they are by default, two splits at a time."""
     folder.mkdir()
-    source = {"url": url, "tables": [f"d.{table}"]}
+    source = {"url": url, "tables": [f"{schema}.{table}"]}
     settings = {
         "snapshot": {"parallelism": 2},
         "spark": {"master": MASTER, "conf": CONF},
