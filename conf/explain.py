@@ -23,7 +23,15 @@ _FORM_ERRORS = frozenset(
         "bool_type",
         "tuple_type",
     }
-    | {"mapping_type", "dict_type", "model_type", "model_attributes_type", "greater_than", "greater_than_equal"}
+    | {
+        "mapping_type",
+        "dict_type",
+        "model_type",
+        "model_attributes_type",
+        "greater_than",
+        "greater_than_equal",
+        "less_than_equal",
+    }
     | {"finite_number", "literal_error", "too_short"}
 )
 

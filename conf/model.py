@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import annotated_types
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
     PlainValidator,
+    StrictInt,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -99,6 +101,21 @@ class Spark(Section):
         }
 
 
+class Metrics(Section):
+    """Metrics for Prometheus, served by the driver over HTTP while the job runs, under `/metrics`. Without the section
+    nothing is served. Nobody is asked for a password: keep the port to machines that may see tables' names.
+    """
+
+    port: Annotated[
+        StrictInt, annotated_types.Ge(0), annotated_types.Le(65535), Written("a port number, 0 to 65535")
+    ] = Field(
+        description="TCP port. 0: any free one; the event `metrics` tells which. A port that is taken ends the run at "
+        "its start with exit code 2.",
+        examples=[9108],
+    )
+    host: Text = Field("127.0.0.1", description="Address to listen on. `0.0.0.0`: all that the machine has.")
+
+
 class JobFile(Section):
     """A whole job file."""
 
@@ -137,6 +154,9 @@ class JobFile(Section):
     log: Log = Field(Log(), description="How the log is followed.")
     sink: Annotated[CheckedSink, Written("a section with type: mirror | files | delta | console")] = Field(
         description="Where the data goes."
+    )
+    metrics: Annotated[Metrics | None, Written("a section with port, host")] = Field(
+        None, description="Serves metrics for Prometheus."
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 

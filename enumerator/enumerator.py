@@ -137,10 +137,13 @@ def plan_epoch(
     ends = [place for place in (state.last_high, observation.goal) if place and place.order > state.position.order]
     for place in (state.position, *(xa.start for xa in state.prepared), *ends):
         extent.require(place)
+    behind = extent.bytes_between(state.position, extent.end)
     if state.phase is Phase.SNAPSHOT:
-        return _plan_splits(state, source, settings)
+        plan, state = _plan_splits(state, source, settings)
+        return replace(plan, bytes_behind=behind), state
     awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
-    return _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
+    log_plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
+    return None if log_plan is None else replace(log_plan, bytes_behind=behind), state
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
@@ -231,6 +234,7 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
         prepared=outcome.report.prepared,
         batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
         awaited=None,
+        totals=state.totals.plus(outcome.report),
     )
 
 

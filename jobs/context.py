@@ -11,18 +11,19 @@ from pathlib import Path
 from conf.model import JobFile
 from jobs.checkpoint import Checkpoint
 from jobs.planner import Planner
+from jobs.run_folder import RunFolder
 from jobs.sources import SourceServer
 from state.job_state import JobState
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """`stop_file` None: nobody asks this run to stop early."""
+    """`folder` None: nobody tells the planner anything, nor asks the run to stop early."""
 
     job: JobFile
     server: SourceServer
     state: JobState
-    stop_file: Path | None
+    folder: RunFolder | None
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -30,7 +31,7 @@ class RunContext:
 
     def planner(self) -> Planner:
         access = self.server.planner_access(self.state)
-        return Planner(access, self.checkpoint, self.state, self.job, stop_file=self.stop_file)
+        return Planner(access, self.checkpoint, self.state, self.job, folder=self.folder)
 
 
 def save_context(context: RunContext, path: Path) -> None:

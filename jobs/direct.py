@@ -26,7 +26,7 @@ from state.table import TableSchema
 
 _REQUIRED = ("url", "table", "checkpoint")
 _RENAMED = {"url": "source.url"}
-_NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path"})
+_NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path", "metrics"})
 _FIXED = frozenset({"source.url", "source.tables", "source.exclude_tables"})
 
 
@@ -42,7 +42,7 @@ def job_of_options(options: Mapping[str, str]) -> JobFile:
     if useless:
         raise JobFileError(
             f"Option {useless[0]} means nothing to format tidemark.",
-            "The source is named by url and table; trigger, sink and session are those of the query.",
+            "The source is named by url and table; trigger, sink, session and metrics are those of the query.",
         )
     name = re.sub(r"[^a-z0-9-]+", "-", options["table"].lower()).strip("-")[:50] or "table"
     base = json.dumps({"job": name, "sink": {"type": "console"}})
@@ -119,5 +119,5 @@ def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, Direc
     job = job_of_options(options)
     with hold_job(job, JsonEvents()) as held:
         _the_table(job, held.state.schemas)
-        context = RunContext(job, held.server, held.state, stop_file=None)
+        context = RunContext(job, held.server, held.state, folder=None)
         yield context, DirectPlanner(context, held)

@@ -82,15 +82,18 @@ def status(job: JobFile, *, as_json: bool) -> None:
         return
     lag = "?" if progress.lag_seconds is None else f"{progress.lag_seconds:,.1f} s since the newest change taken"
     console.print(f"phase     {progress.phase}, epoch {progress.committed_epoch} committed, {max(epochs)} planned")
-    console.print(f"position  {progress.position} · {lag}")
+    behind = "" if progress.lag_bytes is None else f" · {progress.lag_bytes:,} bytes of log behind"
+    console.print(f"position  {progress.position} · {lag}{behind}")
     drawn = Table(box=None, pad_edge=False)
-    for heading in ("table", "splits", "rows", ""):
-        drawn.add_column(heading)
+    drawn.add_column("table")
+    for heading in ("splits", "rows", "inserts", "updates", "deletes"):
+        drawn.add_column(heading, justify="right")
+    drawn.add_column("")
     for table in progress.tables:
         total = "?" if table.splits_total is None else f"{table.splits_total:,}"
-        drawn.add_row(
-            table.table, f"{table.splits_done:,}/{total}", f"{table.rows:,}", "done" if table.complete else ""
-        )
+        counts = (table.rows, table.inserts, table.updates, table.deletes)
+        done = "done" if table.complete else ""
+        drawn.add_row(table.table, f"{table.splits_done:,}/{total}", *(f"{count:,}" for count in counts), done)
     console.print(drawn)
 
 

@@ -101,10 +101,14 @@ def hold_job(job: JobFile, events: Events, *, standby: bool = False, admit: Admi
         state = checkpoint.job_state()
         if state is None:
             state = checkpoint.create_job_state(first_job_state(job, found))
-            events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start))
+            facts = {"source": found.name, "watermarks": found.watermarks()}
+            events.note(
+                "started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts
+            )
         else:
             _check_same_job(job, found, state, events)
-            events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch())
+            facts = {"source": found.name, "watermarks": found.watermarks()}
+            events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch(), **facts)
             state = with_later_tables(job, found, state, events, admit)
         yield Held(found.server(state), state, lease)
 

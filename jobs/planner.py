@@ -10,12 +10,13 @@ files are removed: until the next plan is durable, everything can be read again.
 """
 
 import time
-from pathlib import Path
 
 from conf.model import JobFile
 from enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
 from jobs.checkpoint import Checkpoint
+from jobs.history import EpochRecorder
 from jobs.routes import forget_routes, write_segment
+from jobs.run_folder import RunFolder
 from jobs.sources import PlannerAccess
 from jobs.standing import read_outcome, settings_of
 from readers.publish import forget_published
@@ -28,7 +29,7 @@ from state.position import Position
 
 
 class Planner:
-    """One per run. `stop_file`: once it exists no further epoch is planned, and the running one is the last."""
+    """One per run. `folder`: once the driver asks there to stop, no further epoch is planned."""
 
     def __init__(
         self,
@@ -37,17 +38,18 @@ class Planner:
         job_state: JobState,
         job: JobFile,
         *,
-        stop_file: Path | None = None,
+        folder: RunFolder | None = None,
     ) -> None:
         self._access = access
         self._checkpoint = checkpoint
         self._job_state = job_state
         self._mode = job.mode
         self._settings = settings_of(job)
-        self._stop_file = stop_file
+        self._folder = folder
         self._goal: Position | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
         self._planned_at: tuple[int, float] | None = None
+        self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
 
     def end_at_log_end(self) -> None:
         """From now on epochs are planned up to where the log ends at this moment (trigger `once`)."""
@@ -55,7 +57,8 @@ class Planner:
 
     def next_epoch(self, committed: int) -> int:
         """The number of the epoch after `committed`, whose plan is durable, or `committed` where there is none to run."""
-        if self._stop_file is not None and self._stop_file.exists():
+        if self._folder is not None and self._folder.is_stop_asked():
+            self._recorder.save(at_once=True)
             return committed
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
@@ -69,15 +72,18 @@ class Planner:
                 "over with an empty checkpoint and an empty target.",
             )
         state = self._state_after(committed)
-        outcome = self._outcome(committed, state)
+        record, outcome = self._outcome(committed, state)
         observation = Observation(self._access.log_extent(), self._goal, outcome, self._job_state.joined)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
+        if record is not None and outcome is not None:
+            self._recorder.add(record, outcome, state)
         self._absorbed = (committed, state)
         self._access.committed(state.position)
         if plan is None:
+            self._recorder.save(at_once=self._goal is not None)
             return committed
         failpoint("planner.before_plan")
-        self._checkpoint.create_plan(PlanRecord(plan, state))
+        self._checkpoint.create_plan(PlanRecord(plan, state, planned_at_us=time.time_ns() // 1000))
         failpoint("planner.after_plan")
         self._absorbed = None
         self._planned_at = (plan.epoch, time.monotonic())
@@ -85,6 +91,7 @@ class Planner:
         if plan.phase is Phase.STREAM:
             forget_routes(self._checkpoint.store)
         self._checkpoint.forget_before(committed)
+        self._recorder.save(at_once=False)
         return plan.epoch
 
     def _state_after(self, committed: int) -> EnumeratorState:
@@ -94,10 +101,10 @@ class Planner:
             return in_mode(first_state(self._job_state, self._settings), self._mode)
         return in_mode(self._checkpoint.plan(committed).state, self._mode)
 
-    def _outcome(self, epoch: int, state: EnumeratorState) -> Outcome | None:
-        """What the committed epoch brought; its splits are made known to the gap filter."""
+    def _outcome(self, epoch: int, state: EnumeratorState) -> tuple[PlanRecord, Outcome] | tuple[None, None]:
+        """The committed epoch and what it brought; its splits are made known to the gap filter."""
         if state.awaited is None:
-            return None
+            return None, None
         record = self._checkpoint.plan(epoch)
         outcome = read_outcome(self._checkpoint, record, seconds=self._seconds(epoch))
         if isinstance(outcome, SplitsRead):
@@ -105,9 +112,11 @@ class Planner:
             splits = [split for task in record.plan.work.tasks for split in task]
             write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
             failpoint("planner.after_routes")
-        return outcome
+        return record, outcome
 
     def _seconds(self, epoch: int) -> float | None:
+        """From planning to written; where nobody tells when that was, until now, which may be a trigger's interval."""
         if self._planned_at is None or self._planned_at[0] != epoch:
             return None
-        return time.monotonic() - self._planned_at[1]
+        written_at = None if self._folder is None else self._folder.written_at(epoch)
+        return (time.monotonic() if written_at is None else written_at) - self._planned_at[1]

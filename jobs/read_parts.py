@@ -7,6 +7,8 @@ a range is fixed by the plan, and gives the same changes however often it is rea
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from conf.model import JobFile
@@ -19,9 +21,9 @@ from jobs.sources import KeyRouting, SourceServer
 from readers.gap_filter import GapFilter
 from readers.publish import PublishedSplit, publish, read_published
 from readers.published_file import PublishedFormat
-from state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, PublishedFile, split_part
+from state.change_batch import LOG_PART, ChangeBatch, ChangeType, PartEnd, PartItem, PublishedFile, split_part
 from state.failpoints import failpoint
-from state.log_range import LogRange
+from state.log_range import LogRange, TableChanges
 from state.phase import Phase
 from state.plan import LogWork, SnapshotWork
 from state.position import Position
@@ -150,17 +152,42 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
     reader = task.server.log_reading(task.schemas)
     part = _Part(task, LOG_PART)
-    read_count = 0
+    read_count, counts = 0, _Counts()
     with task.server.key_routing(task.schemas) as routing:
         gap = _Gap(task, work, checkpoint, routing)
         for batch in reader.read(work.range):
             read_count += batch.rows.num_rows
-            yield from part.add(batch.table, gap.filled(batch.table, batch.rows))
+            rows = gap.filled(batch.table, batch.rows)
+            counts.add(batch.table, rows)
+            yield from part.add(batch.table, rows)
     failpoint("log.before_report")
-    report = reader.report
-    filtered = read_count - part.row_count
-    checkpoint.create_log_report(task.epoch, replace(report, emitted_changes=part.row_count, filtered_changes=filtered))
+    emitted, filtered = part.row_count, read_count - part.row_count
+    report = replace(reader.report, emitted_changes=emitted, filtered_changes=filtered, changes=counts.by_table())
+    checkpoint.create_log_report(task.epoch, report)
     yield part.end()
+
+
+class _Counts:
+    """Counts emitted changes by table and kind."""
+
+    def __init__(self) -> None:
+        self._counts: dict[TableId, npt.NDArray[np.int64]] = {}
+
+    def add(self, table: TableId, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            kinds = np.bincount(rows.column("_change_type").to_numpy(), minlength=len(ChangeType))
+            self._counts[table] = self._counts[table] + kinds if table in self._counts else kinds
+
+    def by_table(self) -> tuple[TableChanges, ...]:
+        return tuple(
+            TableChanges(
+                table,
+                int(kinds[ChangeType.INSERT]),
+                int(kinds[ChangeType.UPDATE_POSTIMAGE]),
+                int(kinds[ChangeType.DELETE]),
+            )
+            for table, kinds in sorted(self._counts.items())
+        )
 
 
 class _Gap:

@@ -25,8 +25,12 @@ from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext, save_context
 from jobs.events import Events
 from jobs.executors import require_shared_checkpoint
+from jobs.history import KeptEvents
+from jobs.metrics import serve_metrics
+from jobs.observed import observed
 from jobs.opening import Opened, open_job
-from jobs.progress import read_progress
+from jobs.progress import RunSums, read_progress
+from jobs.run_folder import RunFolder
 from jobs.session import open_session, start_workers, stop_quietly
 from jobs.source import TidemarkDataSource
 from state.errors import from_text
@@ -56,13 +60,17 @@ class Finished:
 def run_job(job: JobFile, events: Events, *, standby: bool = False) -> Finished:
     """Runs until the job is done, or, with an interval as trigger, until SIGINT or SIGTERM: they let the running epoch
     finish. A second signal stops at once. Raises TidemarkError; whatever was committed stays."""
+    with serve_metrics(job, events) as served:
+        return _run_job(job, KeptEvents(served, Checkpoint.at(job.checkpoint).store), standby=standby)
+
+
+def _run_job(job: JobFile, events: KeptEvents, *, standby: bool) -> Finished:
     started = time.monotonic()
-    with open_job(job, events, standby=standby) as opened, _private_folder() as folder:
-        stop_file = folder / "stop"
-        held = opened.held
-        context = RunContext(job, held.server, held.state, stop_file)
+    with open_job(job, events, standby=standby) as opened, events.failures(), _private_folder() as folder:
+        held, run_folder = opened.held, RunFolder(folder)
+        context = RunContext(job, held.server, held.state, run_folder)
         save_context(context, folder / "run")
-        run = _Run(job, opened, events, stop_file)
+        run = _Run(job, opened, events, run_folder)
         session = open_session(job)
         with run.signals():
             try:
@@ -87,16 +95,17 @@ def _private_folder() -> Iterator[Path]:
 
 
 class _Run:
-    def __init__(self, job: JobFile, opened: Opened, events: Events, stop_file: Path) -> None:
+    def __init__(self, job: JobFile, opened: Opened, events: Events, folder: RunFolder) -> None:
         self._job = job
         self._opened = opened
         self._events = events
-        self._stop_file = stop_file
+        self._folder = folder
         self._checkpoint = Checkpoint.at(job.checkpoint)
         self._committed_epoch = self._checkpoint.committed_epoch()
         self._shown: tuple[int, int, bool] | None = None
         self._signals = 0
         self._following = False
+        self._epoch_seconds = 0.0
         self._lock = threading.Lock()
         self.finished = Finished(job.job)
 
@@ -111,7 +120,7 @@ class _Run:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
-        self._stop_file.touch()
+        self._folder.ask_to_stop()
         if self._signals > 2 or not self._following:
             raise KeyboardInterrupt
 
@@ -141,7 +150,7 @@ class _Run:
     def _start(self, session: SparkSession, context_path: Path) -> StreamingQuery:
         session.dataSource.register(TidemarkDataSource)
         changes = session.readStream.format("tidemark").option("run", str(context_path)).load()
-        writer = changes.writeStream.queryName(self._job.job).foreachBatch(self._write_epoch)
+        writer = observed(changes).writeStream.queryName(self._job.job).foreachBatch(self._write_epoch)
         writer = writer.option("checkpointLocation", self._checkpoint.spark_folder())
         match self._job.trigger:
             case Once():
@@ -154,7 +163,7 @@ class _Run:
 
     def _write_epoch(self, batch: DataFrame, batch_id: int) -> None:
         """Spark calls this in a thread of the driver, once an epoch; the rows stay on the executors."""
-        writing = self._opened.writing
+        began, writing = time.monotonic(), self._opened.writing
         written = list(writing.write(batch))
         failpoint("driver.epoch_written")
         with self._lock:
@@ -165,6 +174,8 @@ class _Run:
                 else:
                     self.finished.changes += rows
             self.finished.epochs += 1
+            self._epoch_seconds += time.monotonic() - began
+        self._folder.note_written(self._committed_epoch)
         # Spark commits one batch late; what lies before this epoch is committed for certain.
         writing.sink.committed_before(writing.job, self._committed_epoch)
 
@@ -184,8 +195,7 @@ class _Run:
             self._job,
             self._opened.held.state,
             self._committed_epoch,
-            changes=self.finished.changes,
-            caught_up=caught_up,
+            RunSums(self.finished.epochs, self._epoch_seconds, self.finished.changes, caught_up),
         )
         if progress is None:
             return

@@ -15,7 +15,7 @@ from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from conf.explain import keys_in_order
-from conf.model import JobFile, Spark
+from conf.model import JobFile, Metrics, Spark
 from conf.reading import Log, Reconnect, Snapshot
 from conf.section import Section, form_of
 from conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
@@ -39,6 +39,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("sink: type files", FilesSink),
     ("sink: type delta", DeltaSink),
     ("sink: type console", ConsoleSink),
+    ("metrics", Metrics),
     ("spark", Spark),
 )
 

@@ -14,12 +14,13 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from state.errors import CheckpointError
+from state.history import EpochHistory, EventHistory, SplitHistory
 from state.job_state import JobState, Joined
 from state.log_range import LogReport
 from state.plan import PlanRecord
 
 FORMAT = "tidemark"
-VERSION = 4
+VERSION = 5
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")
@@ -79,3 +80,6 @@ PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord)
 JOB: Codec[JobState] = Codec("job", JobState)
 JOINED: Codec[Joined] = Codec("joined", Joined)
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport)
+EPOCHS: Codec[EpochHistory] = Codec("epochs", EpochHistory)
+SPLITS: Codec[SplitHistory] = Codec("splits", SplitHistory)
+EVENTS: Codec[EventHistory] = Codec("events", EventHistory)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from state.job_state import Mode
-from state.log_range import LogRange, PreparedXa
+from state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
 from state.phase import Phase
 from state.position import Position
 from state.split import Bound, Split
@@ -97,11 +97,13 @@ class LogWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Epochs count from 1; epoch 0 is the empty beginning."""
+    """Epochs count from 1; epoch 0 is the empty beginning. `bytes_behind`: how much log there was, at planning, after
+    the state's position."""
 
     epoch: int
     phase: Phase
     work: SnapshotWork | LogWork
+    bytes_behind: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +146,14 @@ class EnumeratorState:
     batch_bytes: int
     awaited: AwaitedSplits | AwaitedLog | None
     joined: int = 0
+    totals: LogTotals = NOTHING_READ
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     """The content of a plan file: the plan and the state after it was made. Resuming needs nothing else but what the
-    epoch brought."""
+    epoch brought. `planned_at_us`: when, by the driver's clock, microseconds since 1970."""
 
     plan: Plan
     state: EnumeratorState
+    planned_at_us: int = 0

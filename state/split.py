@@ -43,7 +43,8 @@ class Split:
 @dataclass(frozen=True, slots=True)
 class Report:
     """What is known of a published split. `high` carries GTIDs where MySQL has them: such a position is an anchor for
-    later splits (docs/adr/0003); and a PostgreSQL split's own snapshot."""
+    later splits (docs/adr/0003); and a PostgreSQL split's own snapshot. `low`, a bare place: the SELECT sees all before
+    it; as good as the high where nothing had to be replayed."""
 
     split_id: int
     table: TableId
@@ -51,3 +52,4 @@ class Report:
     high: Position
     row_count: int
     replayed_changes: int
+    low: Position | None = None

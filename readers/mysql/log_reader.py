@@ -66,6 +66,7 @@ class LogReader:
             filtered_changes=0,
             transactions=progress.transactions,
             end_timestamp_us=progress.timestamp_us,
+            reconnects=reading.reconnects,
         )
 
     @property

@@ -299,7 +299,8 @@ def require_columns(connection: Connection, schema: TableSchema) -> None:
 
 
 def _split_read(split: Split, rows: pa.Table, high: BinlogPosition, settled: int, low: Low) -> SplitRead:
-    report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, settled)
+    low_place = BinlogPosition(low.start.file, low.start.pos)
+    report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, settled, low_place)
     return SplitRead(report, rows, low.taken_at_us)
 
 

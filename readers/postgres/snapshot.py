@@ -162,7 +162,7 @@ class SplitReader:
         failpoint("snapshot.after_select")
         hooks.after_select()
         high = WalPosition(lsn, snapshot)
-        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, replayed_changes=0)
+        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0, low=WalPosition(lsn))
         before_the_log = self._source.start.lsn - 1  # what the snapshot lacks may have its commit before the high
         return SplitRead(report, rows, taken_at_us, before_the_log)
 

@@ -57,11 +57,18 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     (table,) = facts["tables"]
     assert (table["table"], table["complete"], table["splits_done"]) == (f"{shop.name}.orders", False, 2)
     run_epochs(job)
-    shop.execute("INSERT INTO orders (note) VALUES ('h')")
+    shop.execute(
+        "INSERT INTO orders (note) VALUES ('h'), ('i')",
+        "UPDATE orders SET note = 'j' WHERE id = 1",
+        "DELETE FROM orders WHERE id IN (2, 3, 4)",
+    )
     run_epochs(job)
     facts = json.loads(tidemark("status", job, "--json").out)
     assert (facts["phase"], facts["tables"][0]["rows"], facts["tables"][0]["complete"]) == ("stream", 7, True)
-    assert 0 <= facts["lag_seconds"] < 600
+    (table,) = facts["tables"]
+    assert (table["inserts"], table["updates"], table["deletes"]) == (2, 1, 3)
+    assert (facts["transactions"], facts["filtered_changes"], facts["reconnects"]) == (3, 0, 0)
+    assert (0 <= facts["lag_seconds"] < 600, facts["lag_bytes"]) == (True, 0)
     shown = tidemark("status", job).out
     assert "phase     stream" in shown
     assert f"position  {facts['position']} · " in shown

@@ -32,7 +32,7 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
     phases: list[str] = []
     with open_job(job, Notes() if notes is None else notes) as opened:
         held, writing = opened.held, opened.writing
-        context = RunContext(job, held.server, held.state, stop_file=None)
+        context = RunContext(job, held.server, held.state, folder=None)
         planner = context.planner()
         planner.end_at_log_end()
         committed = checkpoint.committed_epoch()

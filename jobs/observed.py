@@ -1,0 +1,22 @@
+"""What Spark itself is told of each epoch: observed metrics, which stand in the query's progress."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from state.change_batch import LOG_PART
+
+NAME = "tidemark"
+
+
+def observed(batches: DataFrame) -> DataFrame:
+    """`batches`, rows of TRANSPORT, which are counted as they pass: `snapshot_rows`, `log_changes`, `splits`,
+    `batches`."""
+    is_end, is_log = f.col("table").isNull(), f.col("part") == LOG_PART
+    rows = f.when(is_end, f.col("row_count"))
+    return batches.observe(
+        NAME,
+        f.coalesce(f.sum(f.when(~is_log, rows)), f.lit(0)).alias("snapshot_rows"),
+        f.coalesce(f.sum(f.when(is_log, rows)), f.lit(0)).alias("log_changes"),
+        f.count(f.when(is_end & ~is_log, f.lit(1))).alias("splits"),
+        f.count(f.when(~is_end, f.lit(1))).alias("batches"),
+    )

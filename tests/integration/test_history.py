@@ -1,0 +1,67 @@
+"""What the planner keeps of real epochs."""
+
+import time
+from pathlib import Path
+
+from conf.load import load_job_file
+from jobs.checkpoint import Checkpoint
+from jobs.context import RunContext
+from jobs.history import Kept
+from jobs.opening import open_job
+from jobs.read_parts import read_part, tasks_of
+from jobs.run_folder import RunFolder
+from state.codec import EPOCHS, SPLITS
+from tests.support.cli import job_of
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of
+from tests.support.servers import Database
+
+
+def test_an_epoch_lasts_until_it_is_written_not_until_the_next_is_triggered(shop: Database, tmp_path: Path) -> None:
+    job, folder = load_job_file(job_of(tmp_path, shop)), RunFolder(tmp_path)
+    with open_job(job, Notes()) as opened:
+        context = RunContext(job, opened.held.server, opened.held.state, folder)
+        planner = context.planner()
+        planner.end_at_log_end()
+        began = time.monotonic()
+        assert planner.next_epoch(0) == 1
+        folder.note_written(1)
+        longest = time.monotonic() - began
+        for task in tasks_of(context, 1):
+            assert list(read_part(task))
+        assert planner.next_epoch(1) == 2
+        folder.ask_to_stop()
+        assert planner.next_epoch(1) == 1
+    kept = Kept(Checkpoint.at(job.checkpoint).store, EPOCHS).load()
+    assert kept is not None
+    (epoch,) = kept.recent
+    assert (epoch.phase, epoch.measured, epoch.rows > 0) == ("snapshot", 1, True)
+    assert epoch.seconds <= longest + 0.001
+
+
+def test_what_epochs_brought_and_which_watermarks_their_splits_had(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    database = any_source_database
+    database.execute("CREATE TABLE orders (id INT PRIMARY KEY, note VARCHAR(9))")
+    database.execute(*(f"INSERT INTO orders VALUES ({i}, 'a')" for i in range(7)))
+    source = source_of(database)
+    job = job_of(tmp_path, database, source=source)
+    run_epochs(job, at_most=1)
+    database.execute("INSERT INTO orders VALUES (100, 'late')", "UPDATE orders SET note = 'b' WHERE id = 3")
+    run_epochs(job)
+    store = Checkpoint.at(str(tmp_path / "checkpoint")).store
+    epochs, splits = Kept(store, EPOCHS).load(), Kept(store, SPLITS).load()
+    assert epochs is not None
+    assert splits is not None
+    assert [epoch.first_epoch for epoch in epochs.recent] == list(range(1, epochs.last_epoch + 1))
+    assert sum(epoch.rows for epoch in epochs.recent) == sum(s.rows for t in splits.tables for s in t.stretches) >= 7
+    assert sum(epoch.changes + epoch.filtered_changes for epoch in epochs.recent) == 2
+    (table,) = splits.tables
+    tail, *others = table.stretches
+    assert (tail.end, others[0].start, others[-1].end) == (None, None, tail.start)
+    assert [one.start for one in others[1:]] == [one.end for one in others[:-1]]
+    for one in table.stretches:
+        assert one.low is not None
+        assert one.low <= one.least_high == one.high
+    assert min(one.high for one in table.stretches) < max(one.high for one in table.stretches)

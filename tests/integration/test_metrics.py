@@ -1,0 +1,120 @@
+"""A running job seen from outside: its metrics, its history, its report, and what Spark is told."""
+
+import json
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs.checkpoint import Checkpoint
+from jobs.history import Kept
+from jobs.observed import NAME
+from state.codec import EPOCHS
+from state.history import EpochStretch
+from tests.support.cli import CommandLine
+from tests.support.jobs import SPARK, Process, running, write_job
+from tests.support.servers import Database
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+def scrape(process: Process) -> dict[tuple[str, ...], float]:
+    """(name, table or phase or "", kind or "") → value."""
+    (url,) = [event["url"] for event in process.events() if event["event"] == "metrics"]
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["job"] for sample in samples} <= {"test-job"}
+    return {
+        (
+            s.name.removeprefix("tidemark_"),
+            s.labels.get("table", s.labels.get("phase", "")),
+            s.labels.get("kind", ""),
+        ): s.value
+        for s in samples
+    }
+
+
+def test_a_running_job_is_seen_by_prometheus_status_and_spark(
+    tidemark: CommandLine, mysql_database: Database, tmp_path: Path
+) -> None:
+    mysql_database.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, kind INT)",
+        "INSERT INTO orders VALUES (1, 1), (2, 1), (3, 1), (4, 1), (5, 1)",
+    )
+    (tmp_path / "events").mkdir()
+    logged = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+    }
+    job = write_job(
+        tmp_path,
+        trigger="1s",
+        metrics={"port": 0},
+        source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.*"]},
+        snapshot={"split_rows": 2, "parallelism": 2},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+        spark={**SPARK, "conf": {**SPARK["conf"], **logged}},  # type: ignore[dict-item]
+    )
+    with running(job) as process:
+        process.wait_until(lambda: any(e.get("phase") == "stream" for e in process.events()))
+        mysql_database.execute(
+            "INSERT INTO orders VALUES (6, 1), (7, 1)",
+            "UPDATE orders SET kind = 2 WHERE id < 4",
+            "DELETE FROM orders WHERE id = 5",
+        )
+        process.wait_until(lambda: any(e.get("changes") == 6 for e in process.events()))
+        process.wait_until(lambda: scrape(process)["caught_up", "", ""] == 1)
+        found = scrape(process)
+        process.wait_until(lambda: stream_epochs(tmp_path) != [])
+        process.popen.terminate()
+        assert process.wait() == 130
+    table = f"{mysql_database.name}.orders"
+    assert found["phase", "stream", ""] == 1
+    assert [found["phase", phase, ""] for phase in ("snapshot", "catch_up", "done")] == [0, 0, 0]
+    assert (found["table_rows_total", table, ""], found["table_splits_done", table, ""]) == (5, 3)
+    kinds = [found["table_changes_total", table, kind] for kind in ("insert", "update", "delete")]
+    assert kinds == [2, 3, 1]
+    assert (found["lag_seconds", "", ""], found["lag_bytes", "", ""], found["transactions_total", "", ""]) == (0, 0, 3)
+    epochs = found["epochs_total", "", ""]
+    assert (found["epoch_seconds_count", "", ""], found["epoch_seconds_sum", "", ""] > 0) == (epochs, True)
+
+    (epoch,) = stream_epochs(tmp_path)
+    assert (epoch.changes, epoch.transactions, epoch.log_bytes > 0, epoch.lag_bytes == epoch.log_bytes) == (
+        6,
+        3,
+        True,
+        True,
+    )
+    assert epoch.seconds > 0
+
+    observed = [row for row in observed_metrics(tmp_path / "events") if row["batches"]]
+    assert sum(row["snapshot_rows"] for row in observed) == 5
+    assert sum(row["log_changes"] for row in observed) == 6
+    assert sum(row["splits"] for row in observed) == 3
+
+
+def stream_epochs(folder: Path) -> list[EpochStretch]:
+    kept = Kept(Checkpoint.at(str(folder / "checkpoint")).store, EPOCHS).load()
+    return [] if kept is None else [epoch for epoch in kept.recent if epoch.phase == "stream"]
+
+
+def observed_metrics(folder: Path) -> list[dict[str, int]]:
+    """Of each epoch, as Spark's event log has them."""
+    lines = [line for path in folder.rglob("events*") if path.is_file() for line in path.read_text().splitlines()]
+    progress = [json.loads(line)["progress"] for line in lines if '"observedMetrics"' in line]
+    rows = [one["observedMetrics"][NAME] for one in progress if one["observedMetrics"]]
+    return [dict(zip((f["name"] for f in row["schema"]["fields"]), row["values"], strict=True)) for row in rows]
+
+
+def test_a_port_that_is_taken_ends_the_run_at_its_start(tidemark: CommandLine, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        source = {"url": "mysql://cdc:secret@127.0.0.1:1/", "tables": ["shop.*"]}
+        job = write_job(tmp_path, source=source, metrics={"port": port}, sink={"type": "console"})
+        ended = tidemark("run", job)
+    assert (ended.code, f"127.0.0.1 port {port} can't be listened on" in ended.last_line) == (2, True)
+    assert not (tmp_path / "checkpoint").exists()

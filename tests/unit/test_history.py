@@ -1,0 +1,185 @@
+"""What is kept for people: bounded, sums right, and never in a job's way."""
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from enumerator.enumerator import LogRead
+from jobs.checkpoint import Checkpoint
+from jobs.history import EpochRecorder, Kept, KeptEvents
+from state.codec import EPOCHS, EVENTS
+from state.errors import CheckpointError, SinkError
+from state.history import (
+    MOST_EVENTS,
+    MOST_SPLIT_STRETCHES,
+    MOST_STRETCHES,
+    MOST_TABLES,
+    RECENT_EPOCHS,
+    EpochHistory,
+    EpochStretch,
+    EventHistory,
+    JobEvent,
+    SplitHistory,
+    TableSplits,
+)
+from state.log_range import LogRange, LogReport, LogTotals, TableChanges
+from state.phase import Phase
+from state.plan import EnumeratorState, LogWork, Plan, PlanRecord
+from state.position import BinlogPosition
+from state.split import Bound, KeyRange, Report, Split
+from state.store import LocalStore
+from state.table import TableId
+from tests.support.epochs import Notes
+
+ORDERS = TableId("shop", "orders")
+HIGH = BinlogPosition("b.000001", 100)
+
+
+def log_epoch(number: int) -> PlanRecord:
+    """Each epoch before brought one insert and nine deletes."""
+    before = number - 1
+    totals = LogTotals((TableChanges(ORDERS, before, 0, 9 * before),), 0, before, 0, 2_000_000)
+    state = EnumeratorState(
+        "full+incremental", Phase.STREAM, number, (), 0, 1, HIGH, (), None, 1 << 26, None, totals=totals
+    )
+    plan = Plan(number, Phase.STREAM, LogWork(LogRange(HIGH, HIGH)), bytes_behind=9)
+    return PlanRecord(plan, state, planned_at_us=3_000_000)
+
+
+def epoch(number: int, **amounts: float) -> EpochStretch:
+    return EpochStretch(number, number, "stream", number * 1_000_000, number * 1_000_000 + 5, **amounts)  # type: ignore[arg-type]
+
+
+def test_a_year_of_epochs_is_kept_in_few_stretches_whose_sums_are_right() -> None:
+    history, count = EpochHistory(), 60_000
+    for number in range(1, count + 1):
+        history = history.plus(epoch(number, changes=number, lag_seconds=float(number % 777)))
+    assert [one.first_epoch for one in history.recent] == list(range(count - RECENT_EPOCHS + 1, count + 1))
+    assert MOST_STRETCHES / 2 <= len(history.whole) <= MOST_STRETCHES
+    assert sum(stretch.changes for stretch in history.whole) == count * (count + 1) // 2
+    firsts = [stretch.first_epoch for stretch in history.whole]
+    assert firsts == [1, *(stretch.last_epoch + 1 for stretch in history.whole[:-1])]
+    assert max(stretch.lag_seconds or 0 for stretch in history.whole) == 776
+    assert len(EPOCHS.encode(history)) < 300_000
+
+
+def splits_of(table: TableId, first_id: int, keys: range, step: int) -> list[tuple[Split, Report]]:
+    found = []
+    for i, key in enumerate(keys[::step]):
+        start, end = (Bound((str(k),), f"{k:016x}") for k in (key, key + step))
+        split = Split(first_id + i, table, 1, ("id",), KeyRange(start, end))
+        low, high = BinlogPosition("b.000001", 100 + key), BinlogPosition("b.000001", 150 + key)
+        found.append((split, Report(split.id, table, 1, high, 10, 1, low)))
+    return found
+
+
+def test_many_splits_are_drawn_together_with_their_neighbours_only() -> None:
+    history, count, each = SplitHistory(), 20_000, 512
+    tail = Split(0, ORDERS, 1, ("id",), KeyRange(Bound((str(count),), "ff"), None))
+    read = [(tail, Report(0, ORDERS, 1, BinlogPosition("b.000001", 90), 3, 0))]
+    for number, first in enumerate(range(0, count, each)):
+        read += splits_of(ORDERS, 1 + first, range(first, min(first + each, count)), 1)
+        history, read = history.plus(number + 1, random.Random(number).sample(read, len(read)), 1), []
+    (table,) = history.tables
+    assert len(table.stretches) <= MOST_SPLIT_STRETCHES
+    assert sum(stretch.splits for stretch in table.stretches) == count + 1
+    assert sum(stretch.rows for stretch in table.stretches) == count * 10 + 3
+    tail_stretch, *others = table.stretches
+    assert (tail_stretch.end, tail_stretch.splits, tail_stretch.low) == (None, 1, None)
+    assert [stretch.start for stretch in others] == ["0", *(stretch.end for stretch in others[:-1])]
+    assert all(stretch.low < stretch.least_high <= stretch.high for stretch in others if stretch.low)
+
+
+def test_of_many_tables_the_first_are_kept_with_a_few_stretches_each() -> None:
+    history = SplitHistory()
+    for i in range(MOST_TABLES + 50):
+        history = history.plus(i + 1, splits_of(TableId("shop", f"t{i}"), i * 100, range(100), 1), 3000)
+    assert len(history.tables) == MOST_TABLES
+    assert all(isinstance(t, TableSplits) and 4 <= len(t.stretches) <= 8 for t in history.tables)
+
+
+def test_events_are_few_and_the_first_stays() -> None:
+    history = EventHistory()
+    for i in range(MOST_EVENTS * 2):
+        history = history.plus(JobEvent(i, "warning", (("text", "x" * 10_000),)))
+    assert history.begun is not None
+    assert (history.begun.at_us, len(history.events), history.events[-1].at_us) == (0, MOST_EVENTS, 2 * MOST_EVENTS - 1)
+    assert len(EVENTS.encode(history)) < 120_000
+
+
+def test_the_newest_file_counts_and_the_ones_before_it_go(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    kept = Kept(store, EPOCHS)
+    assert kept.load() is None
+    for number in range(1, 4):
+        kept.save(EpochHistory().plus(epoch(number)))
+    assert store.list("history") == ["history/epochs-0000000003"]
+    again = Kept(store, EPOCHS)
+    assert again.load() == EpochHistory().plus(epoch(3))
+    again.save(EpochHistory())
+    with pytest.raises(CheckpointError, match="Another driver"):
+        kept.save(EpochHistory())
+
+
+def run_that_fails(events: KeptEvents, store: LocalStore) -> None:
+    with events.failures():
+        events.note("warning", text="early")
+        assert store.list("history")[-1] == "history/events-0000000009"  # not ours before the job is held
+        events.note("started", job="shop", tables=[1])
+        raise SinkError("The disk is full.", "Make room.")
+
+
+def test_a_damaged_history_is_begun_anew_and_holds_what_ended_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = LocalStore(str(tmp_path))
+    store.create("history/events-0000000009", b"nonsense")
+    with caplog.at_level(logging.WARNING), pytest.raises(SinkError):
+        run_that_fails(KeptEvents(Notes(), store), store)
+    assert "damaged" in caplog.text
+    found = Kept(store, EVENTS).load()
+    assert found is not None
+    assert [(one.name, one.facts) for one in found.events] == [
+        ("warning", (("text", "early"),)),
+        ("started", (("job", "shop"),)),
+        ("error", (("text", "The disk is full. Remedy: Make room."),)),
+    ]
+
+
+def test_storage_that_fails_does_not_hurt_and_what_was_not_saved_is_told_by_the_plans(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "history").write_text("no folder")
+    checkpoint = Checkpoint.at(str(tmp_path))
+    for number in (4, 5, 6):
+        checkpoint.create_plan(log_epoch(number))
+    recorder, report = EpochRecorder(checkpoint, 1), LogReport(HIGH, (), 1, 0, 1, 2_000_000)
+    with caplog.at_level(logging.WARNING):
+        recorder.add(log_epoch(4), LogRead(4, report, 0.5), log_epoch(5).state)
+        recorder.save(at_once=True)
+    assert caplog.text.count("is not kept") == 3
+    (tmp_path / "history").unlink()
+    recorder.add(log_epoch(4), LogRead(4, report, 0.5), log_epoch(5).state)
+    recorder.save(at_once=True)
+    assert Kept(checkpoint.store, EPOCHS).load() is None  # epoch 4 is known already
+    recorder.add(log_epoch(5), LogRead(5, report, 0.25), log_epoch(6).state)
+    recorder.save(at_once=False)
+    assert Kept(checkpoint.store, EPOCHS).load() is None  # something was saved a moment ago
+    recorder.save(at_once=True)
+    found = Kept(checkpoint.store, EPOCHS).load()
+    assert found is not None
+    told = [(one.first_epoch, one.changes, one.transactions, one.seconds, one.lag_seconds) for one in found.recent]
+    assert told == [(4, 10, 1, 0.5, 1.5), (5, 10, 1, 0.25, 1.25)]
+    another = EpochRecorder(checkpoint, 1)
+    (tmp_path / "history" / "epochs-0000000001").unlink()
+    another.add(log_epoch(6), LogRead(6, report, 0.5), log_epoch(7).state)
+    another.save(at_once=True)
+    found = Kept(checkpoint.store, EPOCHS).load()
+    assert found is not None
+    assert [(one.first_epoch, one.changes, one.measured) for one in found.recent] == [
+        (4, 10, 0),
+        (5, 10, 0),
+        (6, 10, 1),
+    ]
