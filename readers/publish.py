@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from readers import published_file
-from readers.published_file import PublishedFormat, check_file, damaged, format_of, write_file
+from readers.gathered_rows import SPILL_BYTES
+from readers.published_file import PublishedFormat, batches_of, check_file, damaged, format_of, write_file
 from readers.split_read import SplitRead
 from state.change_batch import ChangeType, batch_schema
 from state.errors import CheckpointError
@@ -45,14 +46,14 @@ def publish(
     report = read.report
     if read.rows.num_rows != report.row_count:
         raise ValueError(f"{read.rows.num_rows} rows, but {report.row_count} in the report")
-    batches = tuple(_change_batches(read, batch_schema(schema)))
     name = published_name(epoch, report.split_id)
-    data = write_file(form, report, batches, schema)
+    batches = _change_batches(read, batch_schema(schema))
+    data = write_file(form, report, batches, schema, in_memory=read.rows.nbytes < SPILL_BYTES)
     failpoint("publish.before")
     created = store.create(name, data)
     failpoint("publish.after")
     if created:
-        return PublishedSplit(report, name, batches if form == "arrow" else ())
+        return PublishedSplit(report, name, batches_of(data))
     winner = read_published(store, epoch, report.split_id, form)
     if winner is None:
         raise CheckpointError(

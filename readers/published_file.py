@@ -7,12 +7,13 @@ file, taken with zeros in its own place, stand in the metadata: Arrow's schema, 
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from readers.gathered_rows import mapped, needing_room, scratch_file
 from state.change_batch import batch_schema
 from state.codec import Codec
 from state.errors import CheckpointError
@@ -38,11 +39,29 @@ _PARQUET_END = struct.Struct("<I4s")
 
 
 def write_file(
-    form: PublishedFormat, report: Report, batches: Sequence[pa.RecordBatch], schema: TableSchema
+    form: PublishedFormat, report: Report, batches: Iterable[pa.RecordBatch], schema: TableSchema, *, in_memory: bool
 ) -> pa.Buffer:
-    """`batches` have `batch_schema(schema)`."""
+    """`batches` have `batch_schema(schema)`. Where not `in_memory`, the content stands in a temporary file."""
     marks = {_REPORT_KEY: _REPORT.encode(report).decode(), _CHECKSUM_KEY: _NO_CHECKSUM}
-    file = pa.BufferOutputStream()
+    if in_memory:
+        memory = pa.BufferOutputStream()
+        _write(memory, form, marks, batches, schema)
+        data = memory.getvalue()
+    else:
+        with needing_room():
+            file = scratch_file()
+            _write(file, form, marks, batches, schema)
+            data = mapped(file)
+    view = memoryview(data).cast("B")
+    checksum = b"%08x" % zlib.crc32(view)
+    for start, end in _checksum_places(view):
+        view[start:end] = checksum
+    return data
+
+
+def _write(
+    file: Any, form: PublishedFormat, marks: Mapping[str, str], batches: Iterable[pa.RecordBatch], schema: TableSchema
+) -> None:
     if form == "parquet":
         rows = ParquetRows(file, schema)
         for group in _row_groups(batches):
@@ -52,12 +71,6 @@ def write_file(
         with pa.ipc.new_file(file, batch_schema(schema).with_metadata(marks)) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-    data = file.getvalue()
-    view = memoryview(data).cast("B")
-    checksum = b"%08x" % zlib.crc32(view)
-    for start, end in _checksum_places(view):
-        view[start:end] = checksum
-    return data
 
 
 def read_report(data: pa.Buffer, name: str) -> Report:
@@ -74,17 +87,23 @@ def read_report(data: pa.Buffer, name: str) -> Report:
 def check_file(data: pa.Buffer, name: str) -> tuple[Report, tuple[pa.RecordBatch, ...]]:
     """The report, and the rows of an Arrow file; of a Parquet file none are decoded. Raises CheckpointError."""
     _check(data, name)
+    batches = batches_of(data)
     if format_of(data) == "parquet":
         report, row_count = _parquet_report(data, name)
-        batches: tuple[pa.RecordBatch, ...] = ()
     else:
         report = read_report(data, name)
-        reader = pa.ipc.open_file(data)
-        batches = tuple(reader.get_batch(i).replace_schema_metadata(None) for i in range(reader.num_record_batches))
         row_count = sum(batch.num_rows for batch in batches)
     if row_count != report.row_count:
         raise damaged(name, "its rows are not what its report says")
     return report, batches
+
+
+def batches_of(data: pa.Buffer) -> tuple[pa.RecordBatch, ...]:
+    """The rows of an Arrow file, where they stand; () of a Parquet file."""
+    if format_of(data) == "parquet":
+        return ()
+    reader = pa.ipc.open_file(data)
+    return tuple(reader.get_batch(i).replace_schema_metadata(None) for i in range(reader.num_record_batches))
 
 
 def format_of(data: pa.Buffer) -> PublishedFormat:

@@ -23,6 +23,7 @@ import pymysql
 
 from conf.endpoint import Endpoint
 from conf.source import Tls
+from readers.gathered_rows import GatheredRows
 from readers.mysql.anchors import newest_anchor, remember_anchor
 from readers.mysql.columns import ColumnPlan
 from readers.mysql.connect import Connection, connect, error_code, error_text, quote_table
@@ -236,7 +237,10 @@ class SplitReader:
             ColumnPlan.for_result(schema),
             zero_dates_null=self._source.zero_dates_null,
         )
-        rows = pa.Table.from_batches(batches, schema.arrow_schema())
+        gathered = GatheredRows(schema.arrow_schema())
+        for batch in batches:
+            gathered.add(batch)
+        rows = gathered.table()
         if in_transaction:  # undo and metadata locks are kept no longer than they are needed
             connection.commit()
         failpoint("snapshot.after_select")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from readers.gathered_rows import GatheredRows
 from readers.postgres.connect import Connection
 from readers.postgres.copy_values import CopiedColumn
 from readers.postgres.copy_walker import AT, DAMAGED, END, FULL, MORE, ROW, STATE_SIZE, walk_rows
@@ -55,7 +56,7 @@ class CopiedRows(io.RawIOBase):
         self._start = np.empty((columns, capacity), np.int64)
         self._size = np.empty((columns, capacity), np.int64)
         self._valid = np.empty((columns, capacity), np.uint8)
-        self._batches: list[pa.RecordBatch] = []
+        self._gathered = GatheredRows(schema.arrow_schema())
 
     def writable(self) -> bool:
         return True
@@ -76,7 +77,7 @@ class CopiedRows(io.RawIOBase):
         self._decode()
         if self._reason != END or self._state[AT] != self._end:
             raise self._damaged()
-        return pa.Table.from_batches(self._batches, self._schema.arrow_schema())
+        return self._gathered.table()
 
     def _decode(self) -> None:
         """All whole rows that are there."""
@@ -104,7 +105,7 @@ class CopiedRows(io.RawIOBase):
             CopiedColumn(self._schema.table, column, self._buf, start[:count], size[:count], valid[:count]).array()
             for column, start, size, valid in planes
         ]
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow_schema()))
+        self._gathered.add(pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow_schema()))
         self._state[ROW] = 0
 
     def _make_room(self, wanted: int) -> None:

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from readers import gathered_rows, published_file
 from readers import publish as publishing
-from readers import published_file
+from readers.gathered_rows import GatheredRows
 from readers.publish import publish, published_name, read_published, read_report
 from readers.published_file import PublishedFormat
 from readers.split_read import SplitRead
 from state.change_batch import batch_schema
-from state.errors import CheckpointError
+from state.errors import CheckpointError, SourceNotUsableError
 from state.position import BinlogPosition
 from state.split import Report
 from state.store import LocalStore
@@ -218,3 +219,38 @@ def test_rows_of_a_table_whose_log_leaves_values_out_are_whole(store: LocalStore
     assert batch.schema == batch_schema(toastable)
     assert batch.schema.names == [*batch_schema(SCHEMA).names, "_unchanged"]
     assert batch.column("_unchanged").to_pylist() == [None] * 3
+
+
+@FORMATS
+def test_a_split_that_is_too_large_for_memory_goes_through_a_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, form: PublishedFormat
+) -> None:
+    expected = some_rows(1000)
+    kept = publish(store, 1, SplitRead(report_of(expected), expected, 5), SCHEMA, form)
+    monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 2000)
+    monkeypatch.setattr(publishing, "SPILL_BYTES", 2000)
+    gathered = GatheredRows(SCHEMA.arrow_schema())
+    for batch in expected.cast(SCHEMA.arrow_schema()).to_batches(max_chunksize=30):
+        gathered.add(batch)
+    rows = gathered.table()
+    assert rows.equals(expected.cast(SCHEMA.arrow_schema()))
+    assert publish(store, 2, SplitRead(report_of(rows), rows, 5), SCHEMA, form).report == kept.report
+    found = read_published(store, 2, 7, form)
+    assert found is not None
+    if form == "arrow":
+        assert pa.Table.from_batches(found.batches) == pa.Table.from_batches(kept.batches)
+    else:
+        files = [pq.read_table(pa.BufferReader(store.read(published_name(epoch, 7)))) for epoch in (1, 2)]
+        assert files[0] == files[1]
+
+
+def test_no_room_for_a_large_split_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 2000)
+    monkeypatch.setattr(gathered_rows, "scratch_file", full)
+    gathered = GatheredRows(SCHEMA.arrow_schema())
+    (batch,) = some_rows(1000).cast(SCHEMA.arrow_schema()).to_batches()
+    with pytest.raises(SourceNotUsableError, match="No space left"):
+        gathered.add(batch)
