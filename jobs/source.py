@@ -58,9 +58,9 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._held = ExitStack()
                 self._job = self._held.enter_context(open_options(self._options))
             else:
-                from jobs.context import load_context
+                from jobs.context import take_context
 
-                context = load_context(self._options["run"])
+                context = take_context(self._options["run"])
                 self._job = context, context.planner()
         return self._job
 
