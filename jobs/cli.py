@@ -1,4 +1,4 @@
-"""The command line: `tidemark run | validate | plan | status | checkpoints | drop`."""
+"""The command line: `tidemark run | validate | plan | status | report | checkpoints | drop`."""
 
 import json
 import signal
@@ -103,6 +103,25 @@ def status_command(
 ) -> None:
     """From the checkpoint: phase, splits done per table, position, lag, last epoch."""
     inspect.status(_load(job_path, overrides), as_json=as_json)
+
+
+@app.command(
+    "report",
+    epilog="Examples: tidemark report shop.yaml · tidemark report shop.yaml -o /tmp/shop.html",
+)
+def report_command(
+    job_path: JobPath,
+    overrides: Overrides = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """From the checkpoint, as one HTML page: tables, splits with their watermarks, epochs, lag, events. The job may run."""
+    job = _load(job_path, overrides)
+    from jobs.report.write import write_report
+
+    size_bytes = write_report(job, output)
+    typer.echo(f"Wrote {output} ({size_bytes / 1e6:.1f} MB).")
 
 
 @app.command("checkpoints", epilog="Example: tidemark checkpoints shop.yaml list")

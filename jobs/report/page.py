@@ -1,0 +1,232 @@
+"""Facts → one HTML page that needs nothing else: its charts' library stands in it.
+
+Every text goes through `redact` and is escaped: as HTML by Jinja, as JSON in a script element by `_script_json`.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from conf.model import JobFile
+from conf.redaction import redact
+from jobs.report.charts import splits_chart, timeline_charts
+from jobs.report.facts import ReportFacts, TableFacts
+from jobs.report.records import Record, epoch_records, event_records, split_records
+
+MOST_TABLES = 200
+MOST_EVENTS = 60
+
+_PHASES = {
+    "starting": "starting",
+    "snapshot": "copying",
+    "catch_up": "catching up",
+    "stream": "following the log",
+    "done": "complete",
+}
+
+
+def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
+    """The page. `now_us`: microseconds since 1970."""
+    records, _ = split_records(facts)
+    events = event_records(facts)
+    epochs = {"recent": epoch_records(facts.epochs.recent)} if facts.epochs.recent else {}
+    if len(facts.epochs.whole) < facts.epochs.last_epoch:
+        epochs["whole"] = epoch_records(facts.epochs.whole)
+    timelines = {name: timeline_charts(one, events) for name, one in epochs.items()}
+    phase = "starting" if facts.progress is None else facts.progress.phase
+    specs = {
+        "splits": splits_chart(records) if records else None,
+        "timelines": timelines,
+        "data": {"splits": records, "events": events, **epochs},
+    }
+    names = {"recent": f"newest {len(facts.epochs.recent)}", "whole": "since the start"}
+    environment = Environment(
+        loader=PackageLoader("jobs.report", "."), autoescape=True, undefined=StrictUndefined, finalize=_redacted
+    )
+    return environment.get_template("page.html.jinja").render(
+        title=job.job,
+        phase=phase,
+        phase_text=_PHASES[phase],
+        source=f"{job.source.url}",
+        sink=_sink(job),
+        about=_about(job, facts, now_us),
+        notes=facts.notes,
+        tiles=_tiles(facts),
+        tables_lead=_tables_lead(facts),
+        tables=_table_rows(facts.tables),
+        splits_lead=_splits_lead(facts, records) if records else "",
+        timeline_names=[(name, names[name]) for name in timelines],
+        timeline_lead=_timeline_lead(facts),
+        events=_event_rows(events),
+        footer="Drawn by tidemark report from the job's checkpoint. Times are UTC.",
+        specs_json=_script_json(specs),
+        library=_library(),
+    )
+
+
+@cache
+def _library() -> Markup:
+    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed").replace("</script", "<\\/script"))
+
+
+def _redacted(value: Any) -> Any:
+    """Of every text that the template puts in; markup is ours."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else redact(value)
+
+
+def _script_json(value: Any) -> Markup:
+    return Markup(json.dumps(_redacted_within(value)).replace("<", "\\u003c"))
+
+
+def _redacted_within(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _redacted_within(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_redacted_within(inner) for inner in value]
+        case _:
+            return _redacted(value)
+
+
+def _sink(job: JobFile) -> str:
+    match job.sink.type:
+        case "mirror":
+            return f"mirror {job.sink.url}"
+        case "files" | "delta":
+            return f"{job.sink.type} {job.sink.path}"
+        case _:
+            return job.sink.type
+
+
+def _about(job: JobFile, facts: ReportFacts, now_us: int) -> str:
+    mode = job.mode if facts.progress is None else facts.progress.mode
+    told = [f"mode {mode}", f"trigger {job.trigger}", f"first started {moment(facts.state.created_at_us)}"]
+    if facts.watermarks is not None:
+        told.append(f"watermarks by {facts.watermarks}")
+    return " · ".join([*told, f"as of {moment(now_us)}"])
+
+
+def _tiles(facts: ReportFacts) -> list[dict[str, str]]:
+    progress = facts.progress
+    if progress is None:
+        return [{"id": "epochs", "label": "Epochs", "value": "0", "more": "none is planned yet"}]
+    tables = progress.tables
+    done, total = sum(t.splits_done for t in tables), [t.splits_total for t in tables]
+    known = None if None in total else sum(count or 0 for count in total)
+    changes = sum(t.inserts + t.updates + t.deletes for t in tables)
+    lag = "–" if progress.lag_seconds is None else duration(progress.lag_seconds)
+    behind = "" if progress.lag_bytes is None else f"{size(progress.lag_bytes)} behind"
+    newest = "since the newest change that was taken"
+    return [
+        _tile("rows", "Rows copied", f"{sum(t.rows for t in tables):,}", f"{len(tables):,} tables"),
+        _tile("splits-done", "Splits", f"{done:,}", f"of {'an unknown number' if known is None else f'{known:,}'}"),
+        _tile("changes", "Changes followed", f"{changes:,}", f"{progress.transactions:,} transactions"),
+        _tile("filtered", "Gap-filtered", f"{progress.filtered_changes:,}", "splits held them"),
+        _tile("lag", "Age of the copy", lag, behind or newest),
+        _tile("epochs", "Epochs", f"{progress.committed_epoch:,}", f"{progress.reconnects:,} reconnects"),
+    ]
+
+
+def _tile(name: str, label: str, value: str, more: str) -> dict[str, str]:
+    return {"id": name, "label": label, "value": value, "more": more}
+
+
+def _shown(tables: Sequence[TableFacts]) -> list[TableFacts]:
+    """The unfinished ones first, then those with the most changes and rows."""
+
+    def weight(table: TableFacts) -> tuple[bool, int, str]:
+        progress = table.progress
+        amount = progress.inserts + progress.updates + progress.deletes + progress.rows
+        return progress.complete, -amount, progress.table
+
+    return sorted(tables, key=weight)[:MOST_TABLES]
+
+
+def _tables_lead(facts: ReportFacts) -> str:
+    complete = sum(table.progress.complete for table in facts.tables)
+    lead = f"{complete:,} of {len(facts.tables):,} are copied. Inserts, updates and deletes came by the log."
+    hidden = len(facts.tables) - MOST_TABLES
+    return lead if hidden <= 0 else f"{lead} {hidden:,} more tables are in the sums above but not listed."
+
+
+def _table_rows(tables: Sequence[TableFacts]) -> list[dict[str, Any]]:
+    rows = []
+    for table in _shown(tables):
+        progress = table.progress
+        total = "?" if progress.splits_total is None else f"{progress.splits_total:,}"
+        rows.append(
+            {
+                "name": progress.table,
+                "key": ", ".join(table.key) or "none",
+                "split_by": ", ".join(table.split_by) or "–",
+                "complete": progress.complete,
+                "percent": 100 if progress.complete else min(99, round(100 * progress.share)),
+                "splits": f"{progress.splits_done:,} / {total}",
+                "rows": f"{progress.rows:,}",
+                "inserts": f"{progress.inserts:,}",
+                "updates": f"{progress.updates:,}",
+                "deletes": f"{progress.deletes:,}",
+            }
+        )
+    return rows
+
+
+def _splits_lead(facts: ReportFacts, records: Sequence[Record]) -> str:
+    told = (
+        "Each column is a range of the key. The rows of a split are exact at its high watermark, the bold line: what the log "
+        "held before the SELECT is in them, and what came during it was replayed over them. Later changes of these keys, the "
+        "gap, come by the log: its reader passes from below to the top, drops a change below the line and takes it above."
+    )
+    if all(record["top"] == 0 for record in records):
+        told += " Here the log did not move while rows were read: all watermarks are the job's start."
+    drawn = max(table.splits_each for table in facts.splits.tables)
+    if drawn > 1:
+        told += f" So that this page stays small, up to {drawn:,} neighbouring splits are drawn as one column."
+    planned = sum(table.progress.splits_done for table in facts.tables)
+    known = sum(record["splits"] for record in records)
+    if known < planned:
+        told += f" Of {planned:,} splits {known:,} are known: the others were of tables beyond the first, or not kept."
+    return told
+
+
+def _timeline_lead(facts: ReportFacts) -> str:
+    told = "What each epoch read, and how far behind the source it was. Point at one for its numbers."
+    if facts.epochs.epochs_each > 1:
+        told += f" Since the start, {facts.epochs.epochs_each:,} epochs are drawn as one."
+    return told
+
+
+def _event_rows(events: Sequence[Record]) -> list[dict[str, str]]:
+    newest = list(reversed(events))[:MOST_EVENTS]
+    return [{**event, "at": moment(event["at"] * 1000), "name": event["event"]} for event in newest]
+
+
+def moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float) -> str:
+    """The two greatest units: `4.2 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, below, size_, part in (("min", "s", 60, 1), ("h", "min", 3600, 60)):
+        if whole < size_ * (60 if unit == "min" else 24):
+            return f"{whole // size_} {unit} {whole % size_ // part} {below}"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(count: int) -> str:
+    """`12 B`, `3.4 kB`, `5.6 MB`, …: by thousands."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:,.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+        amount /= 1000
+    return f"{amount:,.1f} TB"

@@ -1,0 +1,111 @@
+"""A report's facts as the rows that its charts are drawn from."""
+
+import re
+from typing import Any
+
+from jobs.report.facts import LogScale, ReportFacts
+from state.history import EpochStretch, SplitStretch
+
+Record = dict[str, Any]
+
+_MOST_COLUMNS = 600
+_MYSQL_TEXT = re.compile(r"_\w+ 0x([0-9a-fA-F]+)")
+
+
+def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
+    """One a stretch. Times are milliseconds since 1970; rates are per second of the time that it lasted."""
+    records = []
+    span_us = stretches[-1].end_us - stretches[0].begin_us if stretches else 0
+    least_us = span_us // _MOST_COLUMNS  # what is shorter would not be seen
+    for one in stretches:
+        lasted = one.seconds if one.first_epoch == one.last_epoch else (one.end_us - one.begin_us) / 1e6
+        known = lasted > 0
+        records.append(
+            {
+                "epochs": str(one.first_epoch)
+                if one.first_epoch == one.last_epoch
+                else f"{one.first_epoch} to {one.last_epoch}",
+                "phase": one.phase,
+                "begin": one.begin_us // 1000,
+                "end": one.end_us // 1000,
+                "until": max(one.end_us, one.begin_us + least_us) // 1000,
+                "rows": one.rows,
+                "changes": one.changes,
+                "filtered": one.filtered_changes,
+                "transactions": one.transactions,
+                "reconnects": one.reconnects,
+                "rate": round((one.rows + one.changes) / lasted, 1) if known else None,
+                "what": "rows copied" if one.phase == "snapshot" else "changes followed",
+                "seconds": round(one.seconds / one.measured, 3) if one.measured else None,
+                "lag": one.lag_seconds,
+                "behind": one.lag_bytes,
+            }
+        )
+    return records
+
+
+def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
+    """One a stretch of splits, in the key's order: `left` to `right` count splits, `low` to `high` bytes of log."""
+    places = [place for table in facts.splits.tables for one in table.stretches for place in _places(one)]
+    if facts.last_high is not None:
+        places.append(facts.last_high)
+    scale = LogScale(facts.state, places)
+    top = max(places, default=None)
+    records: list[Record] = []
+    for table in facts.splits.tables:
+        left = 0
+        for one in sorted(table.stretches, key=lambda stretch: stretch.end is None):  # the open end comes first
+            low = one.least_high if one.low is None else one.low
+            records.append(
+                {
+                    "table": str(table.table),
+                    "left": left,
+                    "right": left + one.splits,
+                    "splits": one.splits,
+                    "range": f"{key_text(one.start, '…')} – {key_text(one.end, '…')}",
+                    "rows": one.rows,
+                    "replayed": one.replayed,
+                    "low": scale.bytes_since_start(low),
+                    "high": scale.bytes_since_start(one.high),
+                    "top": scale.bytes_since_start(top or one.high),
+                    "low_text": scale.text(low),
+                    "high_text": scale.text(one.high),
+                    "gap": scale.bytes_since_start(top or one.high) - scale.bytes_since_start(one.high),
+                }
+            )
+            left += one.splits
+    return records, scale
+
+
+def event_records(facts: ReportFacts) -> list[Record]:
+    """All that are kept, oldest first; `kind` is what the charts tell apart."""
+    kinds = {"started": "start", "resumed": "start", "error": "error", "warning": "warning"}
+    events = [*facts.events.events]
+    if facts.events.begun is not None and facts.events.begun not in events:
+        events.insert(0, facts.events.begun)
+    found = [
+        {
+            "at": event.at_us // 1000,
+            "event": event.name,
+            "kind": kinds.get(event.name, "end"),
+            "text": " · ".join(text if name == "text" else f"{name} {text}" for name, text in event.facts),
+        }
+        for event in events
+    ]
+    found += [
+        {"at": one.end_us // 1000, "event": "reconnects", "kind": "reconnect", "text": f"{one.reconnects} of the log"}
+        for one in facts.epochs.whole
+        if one.reconnects
+    ]
+    return sorted(found, key=lambda record: record["at"])
+
+
+def key_text(text: str | None, unbounded: str) -> str:
+    """MySQL's hexadecimal literals as the text that they are."""
+    if text is None:
+        return unbounded
+    return _MYSQL_TEXT.sub(lambda match: repr(bytes.fromhex(match[1]).decode(errors="replace")), text)
+
+
+def _places(one: SplitStretch) -> list[tuple[int, ...]]:
+    return [place for place in (one.low, one.least_high, one.high) if place is not None]

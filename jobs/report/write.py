@@ -1,0 +1,32 @@
+"""`tidemark report JOB.yaml -o report.html`."""
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+from conf.model import JobFile
+from jobs.report.facts import read_facts
+from state.errors import JobFileError
+
+
+def write_report(job: JobFile, output: Path) -> int:
+    """Writes the page, whole or not at all; its size in bytes. Raises JobFileError where `output` can't be written, or
+    packages are missing, CheckpointError where the job was never started."""
+    try:
+        from jobs.report.page import render
+    except ImportError as error:
+        raise JobFileError(
+            f"tidemark report needs packages that are not installed ({error.name}).", "pip install 'tidemark[report]'."
+        ) from error
+    page = render(job, read_facts(job), time.time_ns() // 1000).encode()
+    unfinished = output.with_name(f".{output.name}.{uuid.uuid4().hex}.part")
+    try:
+        unfinished.write_bytes(page)
+        os.replace(unfinished, output)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise JobFileError(
+            f"-o {output} can't be written: {error.strerror}.", "Create the folder, or name another file."
+        ) from error
+    return len(page)
