@@ -56,7 +56,19 @@ def _of_server_ids(job: "JobFile") -> list[Contradiction]:
 
 
 def _of_columns(job: "JobFile") -> list[Contradiction]:
-    return [
+    found: list[Contradiction] = [
+        (("source", "columns", str(table), "mask"), f"masks '{column}', which is excluded")
+        for table, columns in job.source.columns.items()
+        for column in columns.mask
+        if column in columns.exclude
+    ]
+    found += [
+        (("source", "keys", str(table)), f"holds '{column}', which source.columns masks: rows are told apart by it")
+        for table, key in job.source.keys.items()
+        for column in key
+        if column in job.source.masked_columns(table.database, table.name)
+    ]
+    return found + [
         (("source", "keys", str(table)), f"holds '{column}', which source.columns excludes")
         for table, key in job.source.keys.items()
         for column in key

@@ -114,7 +114,7 @@ def keys_in_order(section: type[Section]) -> list[str]:
 
 def _found(node: Node | None, path: Path) -> str:
     """The value as written, or nothing where it may be secret, is missing or long."""
-    if not isinstance(node, Scalar) or path[-1] == "url" or path[:2] == ("spark", "conf"):
+    if not isinstance(node, Scalar) or path[-1] in ("url", "mask_key") or path[:2] == ("spark", "conf"):
         return ""
     if node.taken_from is not None:
         return f"the value of {node.taken_from}"

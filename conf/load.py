@@ -11,6 +11,7 @@ from conf.model import JobFile
 from conf.overrides import apply_overrides
 from conf.problems import Problem, RefusedJobFileError, in_file_order
 from conf.substitution import Substitution, is_path
+from conf.tables import parse_table_name
 from conf.yaml_tree import Mapping as TreeMapping
 from conf.yaml_tree import (
     Node,
@@ -78,7 +79,21 @@ def _load(
     problems += _unreadable_files(tree)
     if job is None or problems:
         raise refused(path, problems)
+    job.keep_places(_places(tree))
     return job
+
+
+def _places(tree: Node) -> dict[KeyPath, str]:
+    """Of the keys that are about a table, by paths that spell its name as str(TableName) does."""
+    found: dict[KeyPath, str] = {}
+    for section in (("transforms",), ("source", "columns"), ("source", "keys")):
+        node = node_at(tree, section)
+        for name, entry in node.entries.items() if isinstance(node, TreeMapping) else ():
+            below = entry.value.entries if isinstance(entry.value, TreeMapping) else {}
+            path = (*section, str(parse_table_name(name)))
+            found[path] = str(entry.key_place)
+            found |= {(*path, key): str(inner.key_place) for key, inner in below.items()}
+    return found
 
 
 def refused(path: Path, problems: Iterable[Problem]) -> RefusedJobFileError:

@@ -7,7 +7,7 @@ A JobFile pickles (with its secrets: executors need them), but no repr, str, JSO
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import annotated_types
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     StrictInt,
     WithJsonSchema,
     field_validator,
@@ -28,10 +29,13 @@ from conf.problems import dotted
 from conf.quantities import TRIGGER_FORM, Every, Once, Trigger, parse_trigger
 from conf.reading import Log, LogStart, Snapshot, StartAtEnd
 from conf.redaction import Secret
-from conf.section import Section, Text, Written, not_supported_yet, refuse
+from conf.section import Section, Text, Written, refuse
 from conf.sink import CheckedSink, StoragePath
-from conf.source import ServerIdRange, Source
+from conf.source import NameOfTable, ServerIdRange, Source
 from conf.substitution import is_secret_setting
+from conf.tables import TableName
+from conf.transform import parse_transform
+from conf.yaml_tree import Path
 
 LONGEST_JOB_NAME = 50
 """The lock that keeps a second driver out is named after the job, and MySQL's lock names end at 64 characters."""
@@ -72,6 +76,11 @@ def _settings(value: Any) -> Any:
             raise refuse("must be text or a number", key=name)
         read[name] = Secret(setting) if isinstance(setting, str) and is_secret_setting(name, setting) else setting
     return read
+
+
+def _transform(sql: str) -> str:
+    parse_transform(sql)
+    return sql.strip()
 
 
 class Spark(Section):
@@ -152,6 +161,15 @@ class JobFile(Section):
     source: Source = Field(description="Where the data comes from.")
     snapshot: Snapshot = Field(Snapshot(), description="How the rows that exist are read.")
     log: Log = Field(Log(), description="How the log is followed.")
+    transforms: Annotated[
+        Mapping[NameOfTable, Annotated[Text, AfterValidator(_transform), Written('SQL like "SELECT * FROM input"')]],
+        Written('a mapping from tables to SQL, like {shop.orders: "SELECT * FROM input"}'),
+    ] = Field(
+        {},
+        description="Per table: one `SELECT … FROM input` in DuckDB's SQL, computed row by row, after `source.columns`. "
+        "See [Columns](columns.md).",
+        examples=[{"shop.orders": "SELECT *, amount * 1.2 AS gross FROM input"}],
+    )
     sink: Annotated[CheckedSink, Written("a section with type: mirror | files | delta | console")] = Field(
         description="Where the data goes."
     )
@@ -160,7 +178,7 @@ class JobFile(Section):
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 
-    refused_keys: ClassVar[Mapping[str, str]] = {"transforms": not_supported_yet("transforming rows by SQL")}
+    _places: Mapping[Path, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("snapshot", "log", "spark", mode="before")
     @classmethod
@@ -193,6 +211,19 @@ class JobFile(Section):
         if self.has_snapshot:
             raise ValueError(f"mode {self.mode} has no log.start")
         return StartAtEnd("latest") if self.log.start is None else self.log.start
+
+    def transform(self, database: str, table: str) -> str | None:
+        """The SQL of the table's transform."""
+        return self.transforms.get(TableName(database, table))
+
+    def keep_places(self, places: Mapping[Path, str]) -> None:
+        """Where keys stand in the file, for `place`."""
+        self._places = places
+
+    def place(self, *path: str) -> str:
+        """A key's path after its place in the file, where it has one: `shop.yaml:14: transforms."shop.orders"`."""
+        text, place = dotted(path), self._places.get(path, "")
+        return text if not place else place if place.endswith(text) else f"{place}: {text}"
 
     @property
     def server_ids(self) -> ServerIdRange:
@@ -231,6 +262,13 @@ class JobFile(Section):
         found = []
         if not self.has_snapshot and "snapshot" in self.model_fields_set:
             found.append("snapshot: not used in mode incremental")
+        if self.source.mask_key is None:
+            hashed = [str(t) for t, columns in self.source.columns.items() if "sha256" in columns.mask.values()]
+            if hashed:
+                found.append(
+                    f"source.columns: {', '.join(hashed)} has plain SHA-256 masks, which can be undone by trying what is "
+                    "likely; source.mask_key prevents it"
+                )
         for name, endpoint, tls in (
             ("source", self.source.url, self.source.tls),
             *([("sink", self.sink.url, self.sink.tls)] if self.sink.type == "mirror" else []),

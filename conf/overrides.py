@@ -77,6 +77,8 @@ def _joined(steps: list[tuple[str, bool]]) -> tuple[str, ...]:
     head, rest = path[:2], path[2:]
     if head == _KEYED_BY_SETTING and rest:
         return (*head, ".".join(rest))
+    if path[0] == "transforms" and len(path) == 3 and not steps[1][1] and "." not in path[1]:
+        return ("transforms", f"{path[1]}.{path[2]}")
     if head in _KEYED_BY_TABLE and len(rest) >= 2 and not steps[2][1] and "." not in rest[0]:
         return (*head, f"{rest[0]}.{rest[1]}", *rest[2:])
     return path

@@ -3,18 +3,21 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from conf.endpoint import Endpoint, parse_endpoint
-from conf.section import ColumnNames, Flag, Section, Text, Written, not_supported_yet, refuse
+from conf.redaction import Secret
+from conf.section import ColumnNames, Flag, Section, Text, Written, refuse
 from conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
 
 GREATEST_SERVER_ID = 2**32 - 1
 LONGEST_POSTGRES_NAME_BYTES = 63
 SLOT_FORM = "a name of a-z, 0-9 and '_', at most 63 characters"
 PUBLICATION_FORM = "a name of at most 63 bytes"
+MASK_KEY_FORM = "text of 16 characters or more"
+SHORTEST_MASK_KEY = 16
 SERVER_IDS_FORM = "a range of server ids like 5400-5499"
 
 _RANGE = re.compile(r"([0-9]{1,10}) ?- ?([0-9]{1,10})")
@@ -133,18 +136,38 @@ class Tls(Section):
     )
 
 
+def _null_is_a_word(value: Any) -> Any:
+    """YAML's `null` is the word null here."""
+    return "null" if value is None else value
+
+
+Mask = Literal["sha256", "redact", "null"]
+
+
 class TableColumns(Section):
-    """Which columns of a table are copied."""
+    """Which columns of a table are copied, and which are made unreadable before anything is written."""
 
     exclude: Annotated[
         tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")
     ] = Field((), description="Columns that are neither read nor written.", examples=[["ssn"]])
-    refused_keys: ClassVar[Mapping[str, str]] = {"mask": not_supported_yet("masking columns")}
+    mask: Annotated[
+        Mapping[Text, Annotated[Mask, BeforeValidator(_null_is_a_word)]],
+        Written("a mapping from columns to sha256 | redact | null"),
+    ] = Field(
+        {},
+        description="Columns whose values are replaced; NULL stays NULL. `sha256`: the SHA-256 of the value's text (or of "
+        "its bytes) as 64 hexadecimal digits, keyed where `source.mask_key` is given. `redact`: the text `***`. `null`: "
+        "NULL. A column of the key can't be masked.",
+        examples=[{"email": "sha256", "phone": "redact"}],
+    )
 
 
-def _zero_dates(value: Any) -> Any:
-    """YAML's `null` is the word null here."""
-    return "null" if value is None else value
+def _mask_key(value: Any) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str) or len(value) < SHORTEST_MASK_KEY:
+        raise refuse(f"is no {MASK_KEY_FORM}")
+    return Secret(value)
 
 
 class Source(Section):
@@ -169,8 +192,28 @@ class Source(Section):
         (), description="Tables that are not copied although `tables` matches them.", examples=[["shop.*_old"]]
     )
     columns: Annotated[
-        Mapping[NameOfTable, TableColumns], Written("a mapping from tables to {exclude: [column, …]}")
-    ] = Field({}, description="Per table: columns to leave out.", examples=[{"shop.customers": {"exclude": ["ssn"]}}])
+        Mapping[NameOfTable, TableColumns],
+        Written("a mapping from tables to {exclude: [column, …], mask: {column: kind, …}}"),
+    ] = Field(
+        {},
+        description="Per table: columns to leave out or to mask.",
+        examples=[{"shop.customers": {"exclude": ["ssn"], "mask": {"email": "sha256"}}}],
+    )
+    mask_key: (
+        Annotated[
+            Secret,
+            PlainValidator(_mask_key),
+            PlainSerializer(str, return_type=str),
+            _TextSchema,
+            Written(MASK_KEY_FORM),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="The key of `sha256` masks, which are HMAC-SHA-256 with it, plain SHA-256 without. Whoever has a plain "
+        "hash can find an address or a number by trying. A secret: write it as `${NAME}` or `file:/run/secrets/x`.",
+        examples=["${MASK_KEY}"],
+    )
     keys: Annotated[
         Mapping[NameOfTable, Annotated[ColumnNames, AfterValidator(_without_repeats)]],
         Written("a mapping from tables to lists of columns"),
@@ -202,7 +245,7 @@ class Source(Section):
         description="Encrypts connections and checks the server. Without it they are not encrypted.",
         examples=[{"ca": "./ca.pem", "verify": True}],
     )
-    zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_zero_dates)] = Field(
+    zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_null_is_a_word)] = Field(
         "null",
         description="MySQL, MariaDB: what becomes of dates that are none, like 0000-00-00: NULL in the copy, or an error "
         "that stops the job.",
@@ -218,6 +261,11 @@ class Source(Section):
         """The columns of the table that are left out."""
         settings = self.columns.get(TableName(database, table))
         return frozenset() if settings is None else frozenset(settings.exclude)
+
+    def masked_columns(self, database: str, table: str) -> Mapping[str, Mask]:
+        """The masks of the table by column."""
+        settings = self.columns.get(TableName(database, table))
+        return {} if settings is None else settings.mask
 
     def key_columns(self, database: str, table: str) -> tuple[str, ...] | None:
         """The key named for the table, None if its own is to be used."""

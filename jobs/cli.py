@@ -17,6 +17,7 @@ from conf.redaction import install_redaction, redact
 from jobs import inspect, run
 from jobs.drop import drop
 from jobs.events import open_events
+from jobs.projections import lines_of
 from jobs.session import debugging
 from state.errors import JobFileError, TidemarkError
 
@@ -84,6 +85,8 @@ def validate_command(
     job = _load(job_path, overrides)
     for warning in job.warnings():
         typer.echo(f"warning: {redact(warning)}")
+    for line in lines_of(job):
+        typer.echo(f"columns: {redact(line)}")
     if connect:
         inspect.validate(job)
     typer.echo(f"{job_path.name}: valid")

@@ -17,16 +17,18 @@ from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
 from jobs.events import JsonEvents
 from jobs.opening import Held, hold_job
+from jobs.projections import projections_of
 from jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
 from jobs.sources import find_source
 from readers.findings import raise_refusals
 from readers.publish import is_published
 from state.errors import CheckpointError, JobFileError
+from state.projection import outputs_of
 from state.table import TableSchema
 
 _REQUIRED = ("url", "table", "checkpoint")
 _RENAMED = {"url": "source.url"}
-_NOT_OURS = frozenset({"sink", "spark", "trigger", "transforms", "path", "metrics"})
+_NOT_OURS = frozenset({"sink", "spark", "trigger", "path", "metrics"})
 _FIXED = frozenset({"source.url", "source.tables", "source.exclude_tables"})
 
 
@@ -56,10 +58,10 @@ def table_schema(options: Mapping[str, str]) -> TableSchema:
     job = job_of_options(options)
     state = Checkpoint.at(job.checkpoint).job_state()
     if state is not None:
-        return _the_table(job, state.schemas)
+        return _the_table(job, state.outputs)
     with find_source(job) as found:
         raise_refusals(found.findings)
-        return _the_table(job, found.schemas)
+        return _the_table(job, outputs_of(found.schemas, projections_of(job, found.schemas)))
 
 
 def _the_table(job: JobFile, schemas: tuple[TableSchema, ...]) -> TableSchema:

@@ -14,12 +14,15 @@ from enumerator.splitting import MAX_SPLIT_BYTES
 from jobs.checkpoint import Checkpoint
 from jobs.opening import make_sink
 from jobs.progress import read_progress
+from jobs.projections import lines_of, projections_of
 from jobs.sources import FoundSource, find_source
 from readers.findings import raise_refusals
 from readers.statistics import TableStatistics
 from sinks.sink import JobIdentity
 from state.errors import CheckpointError, SinkError
 from state.plan import LogWork
+from state.projection import outputs_of
+from state.table import TableSchema
 
 _WIDTH = 160
 
@@ -43,7 +46,7 @@ def plan(job: JobFile) -> None:
         drawn = Table(box=None, pad_edge=False)
         for heading in ("table", "key", "split by", "columns", "rows (estimate)", "splits (estimate)"):
             drawn.add_column(heading, overflow="fold")
-        for schema in found.schemas:
+        for schema, output in zip(found.schemas, _outputs(job, found), strict=True):
             statistics = found.statistics(schema.table)
             rows = statistics.row_estimate
             splits = _estimated_splits(statistics, job.snapshot.split_rows) if found.split_columns[schema.table] else 1
@@ -51,11 +54,13 @@ def plan(job: JobFile) -> None:
                 str(schema.table),
                 ", ".join(schema.key) or "none",
                 ", ".join(found.split_columns[schema.table]) or "whole table",
-                str(len(schema.captured)),
+                str(len(output.captured)),
                 "?" if rows is None else f"{rows:,}",
                 "?" if splits is None else f"{splits:,}",
             )
         console.print(drawn)
+        for line in lines_of(job):
+            console.print(f"columns   {line}")
         _print_findings(found)
         _print_sink_findings(job, found)
 
@@ -136,7 +141,7 @@ def _print_findings(found: FoundSource) -> None:
 
 def _print_sink_findings(job: JobFile, found: FoundSource) -> list[tuple[str, str]]:
     problems = []
-    for finding in make_sink(job).check(found.schemas, _identity(job)):
+    for finding in make_sink(job).check(_outputs(job, found), _identity(job)):
         where = "" if finding.table is None else f"{finding.table}: "
         if finding.remedy is None:
             print(redact(f"sink: {where}{finding.text}"))
@@ -144,6 +149,13 @@ def _print_sink_findings(job: JobFile, found: FoundSource) -> list[tuple[str, st
             problems.append((f"{where}{finding.text}", finding.remedy))
             print(redact(f"refuse: sink: {where}{finding.text} Remedy: {finding.remedy}"))
     return problems
+
+
+def _outputs(job: JobFile, found: FoundSource) -> tuple[TableSchema, ...]:
+    """The tables as the sink gets them; those that are refused as they are."""
+    refused = {finding.table for finding in found.findings if finding.severity == "refuse"}
+    projections = projections_of(job, [schema for schema in found.schemas if schema.table not in refused])
+    return outputs_of(found.schemas, projections)
 
 
 def _identity(job: JobFile) -> JobIdentity | None:

@@ -9,11 +9,13 @@ from conf.model import JobFile
 from conf.tables import TableGlob
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
+from jobs.projections import projections_of
 from jobs.sources import FoundSource
 from sinks.sink import JobIdentity
 from state.errors import SourceNotUsableError
 from state.failpoints import failpoint
 from state.job_state import JobState, Joined, SplitKey
+from state.projection import outputs_of
 from state.table import TableId, TableSchema
 
 Admit: TypeAlias = Callable[[JobIdentity, Sequence[TableSchema]], None]
@@ -34,6 +36,7 @@ def first_job_state(job: JobFile, found: FoundSource) -> JobState:
         schemas=found.schemas,
         memberships=found.memberships(),
         split_keys=_split_keys(job, found, found.schemas),
+        projections=projections_of(job, found.schemas),
     )
 
 
@@ -50,11 +53,15 @@ def with_later_tables(
         for schema in later:
             _warn(events, schema.table, f"was not there when the job started: it is not copied. {_remedy(admit)}")
         return state
-    admit(JobIdentity(state.job_uuid, state.job_name), (*state.schemas, *later))
+    projections = projections_of(job, later)
+    admit(
+        JobIdentity(state.job_uuid, state.job_name),
+        (*state.outputs, *outputs_of(later, projections)),
+    )
     tables = [schema.table for schema in later]
     start = found.joining_start(tables)
     memberships = tuple(membership for membership in found.memberships() if membership.table in tables)
-    joined = Joined(start, later, _split_keys(job, found, later), memberships)
+    joined = Joined(start, later, _split_keys(job, found, later), memberships, projections)
     failpoint("tables.before_joined")
     state = Checkpoint.at(job.checkpoint).create_joined(state, joined)
     failpoint("tables.after_joined")

@@ -9,6 +9,7 @@ import pyarrow as pa
 from conf.model import JobFile
 from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.source import KeySource
+from jobs.projections import columns_read, findings_with
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.mysql.catalog import find_tables, split_key, table_statistics
@@ -214,7 +215,14 @@ def find_mysql(job: JobFile) -> Iterator[FoundMySql]:
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
         result = preflight(connection, server, facts, _demands(job))
         columns = {table: split_key(facts[table], schema, can_cut_by) for table, schema in result.schemas.items()}
-        yield FoundMySql(job, connection, server, tuple(result.schemas.values()), columns, result.findings)
+        yield FoundMySql(
+            job,
+            connection,
+            server,
+            tuple(result.schemas.values()),
+            columns,
+            findings_with(job, result.findings, result.schemas.values()),
+        )
     finally:
         connection.close()
 
@@ -233,6 +241,7 @@ def _demands(job: JobFile) -> Demands:
         server_id_count=len(job.server_ids),
         exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
         keys={TableId(t.database, t.name): tuple(columns) for t, columns in source.keys.items()},
+        transforms=columns_read(job),
     )
 
 

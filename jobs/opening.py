@@ -12,6 +12,7 @@ from conf.sink import MirrorSink as MirrorSettings
 from jobs.checkpoint import Checkpoint
 from jobs.events import Events
 from jobs.job_tables import Admit, first_job_state, require_tables, with_later_tables
+from jobs.projections import require_same_projections
 from jobs.session import open_session
 from jobs.sources import FoundSource, Lease, SourceServer, acquire_lease, find_source
 from jobs.standing import standing
@@ -82,8 +83,8 @@ def open_job(job: JobFile, events: Events, *, standby: bool = False) -> Iterator
         raise_problems(sink.check(schemas, identity))
 
     with hold_job(job, events, standby=standby, admit=admit) as held:
-        sink.prepare(held.identity, held.state.schemas)
-        schemas = {(schema.table, schema.version): schema for schema in held.state.schemas}
+        sink.prepare(held.identity, held.state.outputs)
+        schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
         yield Opened(held, Writing(sink, held.identity, schemas))
 
 
@@ -120,6 +121,7 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
             f"The checkpoint {job.checkpoint} belongs to job {state.job_name}, not to {job.job}.",
             "Give each job a checkpoint folder of its own.",
         )
+    require_same_projections(job, state.schemas, state.projections)
     now = standing(Checkpoint.at(job.checkpoint), job, state)
     _check_mode(job, now)
     if now.phase is Phase.DONE:

@@ -12,6 +12,7 @@ from conf.model import JobFile
 from conf.reading import StartAtEnd, StartAtLsn
 from enumerator.log_extent import WalExtent
 from enumerator.source import KeySource
+from jobs.projections import columns_read, findings_with
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.lease import Lease as SourceLease
@@ -253,7 +254,14 @@ def find_postgres(job: JobFile) -> Iterator[FoundPostgres]:
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
         result = preflight(connection, server, facts, _demands(job))
         columns = {table: split_key(schema) for table, schema in result.schemas.items()}
-        yield FoundPostgres(job, connection, server, tuple(result.schemas.values()), columns, result.findings)
+        yield FoundPostgres(
+            job,
+            connection,
+            server,
+            tuple(result.schemas.values()),
+            columns,
+            findings_with(job, result.findings, result.schemas.values()),
+        )
 
 
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> SourceLease:
@@ -269,4 +277,5 @@ def _demands(job: JobFile) -> Demands:
         publication=job.publication,
         exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
         keys={TableId(t.database, t.name): tuple(columns) for t, columns in source.keys.items()},
+        transforms=columns_read(job),
     )

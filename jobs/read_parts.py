@@ -16,6 +16,7 @@ from conf.redaction import redact_exception
 from conf.sink import FilesSink
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
+from jobs.projections import projector
 from jobs.routes import load_gap_filter
 from jobs.sources import KeyRouting, SourceServer
 from readers.gap_filter import GapFilter
@@ -27,6 +28,7 @@ from state.log_range import LogRange, TableChanges
 from state.phase import Phase
 from state.plan import LogWork, SnapshotWork
 from state.position import Position
+from state.projection import TableProjection
 from state.split import Split
 from state.table import TableId, TableSchema
 
@@ -49,13 +51,15 @@ class LogTask:
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """All that an executor needs. `schemas`: those of the task's tables (a log task's are all that its plan captures)."""
+    """All that an executor needs. `schemas`: those of the task's tables (a log task's are all that its plan captures);
+    `projections`: what becomes of their columns."""
 
     epoch: int
     job: JobFile
     job_uuid: str
     server: SourceServer
     schemas: tuple[TableSchema, ...]
+    projections: tuple[TableProjection, ...]
     work: SplitsTask | LogTask
     published_format: PublishedFormat
 
@@ -74,8 +78,16 @@ def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
+    tables = {schema.table for schema in schemas}
     return PartTask(
-        epoch, context.job, context.state.job_uuid, context.server, schemas, work, _published_format(context.job)
+        epoch=epoch,
+        job=context.job,
+        job_uuid=context.state.job_uuid,
+        server=context.server,
+        schemas=schemas,
+        projections=tuple(p for p in context.state.projections if p.output.table in tables),
+        work=work,
+        published_format=_published_format(context.job),
     )
 
 
@@ -105,13 +117,14 @@ def read_part(task: PartTask) -> Iterator[PartItem]:
 
 def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
     schemas = {schema.table: schema for schema in task.schemas}
+    project = projector(task.job, task.schemas, task.projections)
     store = Checkpoint.at(task.job.checkpoint).store
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
             published = read_published(store, task.epoch, split.id, task.published_format)
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
-                published = publish(store, task.epoch, read, schemas[split.table], task.published_format)
+                published = publish(store, task.epoch, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))
             if task.published_format == "parquet":
                 yield from part.add_file(split.table, published)
@@ -151,6 +164,7 @@ class _Part:
 def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
     reader = task.server.log_reading(task.schemas)
+    project = projector(task.job, task.schemas, task.projections)
     part = _Part(task, LOG_PART)
     read_count, counts = 0, _Counts()
     with task.server.key_routing(task.schemas) as routing:
@@ -159,7 +173,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
             read_count += batch.rows.num_rows
             rows = gap.filled(batch.table, batch.rows)
             counts.add(batch.table, rows)
-            yield from part.add(batch.table, rows)
+            yield from part.add(batch.table, project.changes(batch.table, rows))
     failpoint("log.before_report")
     emitted, filtered = part.row_count, read_count - part.row_count
     report = replace(reader.report, emitted_changes=emitted, filtered_changes=filtered, changes=counts.by_table())

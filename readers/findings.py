@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from state.errors import SourceNotUsableError, TidemarkError
+from conf.tables import TableName
+from state.errors import JobFileError, SourceNotUsableError, TidemarkError
 from state.table import TableId
 
 Severity = Literal["refuse", "warn"]
@@ -13,20 +14,42 @@ MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`refuse`: the job must not start. `table` and `column` where it is about one."""
+    """`refuse`: the job must not start. `table` and `column` where it is about one, `setting` likewise: a
+    path of keys in the job file."""
 
     severity: Severity
     message: str
     remedy: str
     table: TableId | None = None
     column: str | None = None
+    setting: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.message} Remedy: {self.remedy}"
 
 
-def refusal(message: str, remedy: str, *, table: TableId | None = None, column: str | None = None) -> Finding:
-    return Finding("refuse", message, remedy, table, column)
+class SettingError(JobFileError):
+    """The table is not as a setting of the job file has it. `setting`: the setting's path."""
+
+    def __init__(self, message: str, remedy: str, setting: tuple[str, ...] = ()) -> None:
+        super().__init__(message, remedy)
+        self.setting = setting
+
+
+def exclusion_of(table: TableId) -> tuple[str, ...]:
+    """The setting that leaves out columns of the table."""
+    return ("source", "columns", str(TableName(table.database, table.name)), "exclude")
+
+
+def refusal(
+    message: str,
+    remedy: str,
+    *,
+    table: TableId | None = None,
+    column: str | None = None,
+    setting: tuple[str, ...] = (),
+) -> Finding:
+    return Finding("refuse", message, remedy, table, column, setting)
 
 
 def warning(message: str, remedy: str, *, table: TableId | None = None) -> Finding:
@@ -34,7 +57,8 @@ def warning(message: str, remedy: str, *, table: TableId | None = None) -> Findi
 
 
 def of_error(error: TidemarkError, *, table: TableId | None = None, column: str | None = None) -> Finding:
-    return Finding("refuse", error.message, error.remedy, table, column)
+    setting = error.setting if isinstance(error, SettingError) else ()
+    return Finding("refuse", error.message, error.remedy, table, column, setting)
 
 
 def raise_refusals(findings: Iterable[Finding]) -> None:

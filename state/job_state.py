@@ -5,6 +5,7 @@ from typing import Literal
 
 from state.log_range import PreparedXa
 from state.position import Position
+from state.projection import TableProjection, outputs_of
 from state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
@@ -38,6 +39,7 @@ class Joined:
     schemas: tuple[TableSchema, ...]
     split_keys: tuple[SplitKey, ...]
     memberships: tuple[Membership, ...] = ()
+    projections: tuple[TableProjection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class JobState:
     `start`: where the log is read from; in modes with a snapshot no split has been read yet when it is taken, and with
     GTIDs it is the first anchor. `prepared`: XA transactions open at `start`. `server_identity` is the server's own
     text (server_uuid) that every later connection must show again. `split_keys` are the tables to snapshot, in order;
-    () in mode `incremental`. `memberships`: of PostgreSQL tables, else (). All three hold the tables of `joined` too,
+    () in mode `incremental`. `memberships`: of PostgreSQL tables, else (). `schemas` are the source's; `projections`, of
+    the tables whose columns the job file changes, say what sinks get instead. All four hold the tables of `joined` too,
     behind the first ones.
     """
 
@@ -61,7 +64,13 @@ class JobState:
     schemas: tuple[TableSchema, ...]
     split_keys: tuple[SplitKey, ...]
     memberships: tuple[Membership, ...] = ()
+    projections: tuple[TableProjection, ...] = ()
     joined: tuple[Joined, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[TableSchema, ...]:
+        """All tables as sinks get them."""
+        return outputs_of(self.schemas, self.projections)
 
     def with_joined(self, joined: Joined) -> "JobState":
         return replace(
@@ -69,6 +78,7 @@ class JobState:
             schemas=(*self.schemas, *joined.schemas),
             split_keys=(*self.split_keys, *joined.split_keys),
             memberships=(*self.memberships, *joined.memberships),
+            projections=(*self.projections, *joined.projections),
             joined=(*self.joined, joined),
         )
 

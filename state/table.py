@@ -25,6 +25,7 @@ class Column:
     `charset` and `collation` are the column's own (character types, ENUM, SET), else None.
     A column that is not `captured` still stands in the log's row images, and so stands here.
     `toastable`: PostgreSQL's log may leave its value out of an update that did not touch it.
+    `made`: no server has it: a mask or a transform made it, and `source_type` is PostgreSQL's name for what it holds.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Column:
     collation: str | None = None
     generated: bool = False
     toastable: bool = False
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True)

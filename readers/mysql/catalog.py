@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from conf.tables import TableGlob
+from readers.findings import SettingError, exclusion_of
 from readers.mysql.connect import Connection
 from readers.mysql.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
 from readers.mysql.types import SPATIAL_TYPES, canonical_type, check_logged_form, parse_source_type
@@ -79,16 +80,18 @@ def schema_of(
     names = {column.name for column in facts.columns}
     for name in exclude_columns:
         if name not in names:
-            raise JobFileError(
+            raise SettingError(
                 f"source.columns excludes {name} of {facts.table}, which has no such column.",
                 f"Its columns are {', '.join(column.name for column in facts.columns)}.",
+                exclusion_of(facts.table),
             )
     key = _key(facts, key_override)
     excluded_of_key = [name for name in key if name in exclude_columns]
     if excluded_of_key:
-        raise JobFileError(
+        raise SettingError(
             f"source.columns excludes {', '.join(excluded_of_key)} of {facts.table}, which its key needs.",
             "Copy the column, or name another unique key in source.keys.",
+            exclusion_of(facts.table),
         )
     columns = [
         Column(

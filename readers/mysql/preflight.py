@@ -25,7 +25,8 @@ Mode = Literal["full", "incremental", "full+incremental"]
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What the job asks of its source. `server_id_count` is the size of source.server_ids."""
+    """What the job asks of its source. `server_id_count` is the size of source.server_ids; `transforms`: what those of
+    its tables are computed from, in lower case."""
 
     mode: Mode
     needs_key: bool
@@ -33,6 +34,7 @@ class Demands:
     server_id_count: int
     exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
+    transforms: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
 
     @property
     def snapshots(self) -> bool:
@@ -105,7 +107,11 @@ def check_names(tables: Mapping[TableId, TableFacts], demands: Demands) -> list[
             "Correct the name: letters match by case.",
             table=table,
         )
-        for section, named in (("source.columns", demands.exclude_columns), ("source.keys", demands.keys))
+        for section, named in (
+            ("source.columns", demands.exclude_columns),
+            ("source.keys", demands.keys),
+            ("transforms", demands.transforms),
+        )
         for table in named
         if table not in tables
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from conf.tables import TableGlob
+from readers.findings import SettingError, exclusion_of
 from readers.postgres.connect import Connection
 from readers.postgres.table_facts import TableFacts, UniqueIndex
 from readers.postgres.types import canonical_type, is_toastable
@@ -71,16 +72,18 @@ def schema_of(
     names = [column.name for column in facts.columns]
     for name in exclude_columns:
         if name not in names:
-            raise JobFileError(
+            raise SettingError(
                 f"source.columns excludes {name} of {facts.table}, which has no such column.",
                 f"Its columns are {', '.join(names)}.",
+                exclusion_of(facts.table),
             )
     key = _key(facts, key_override)
     for name in key:
         if name in exclude_columns:
-            raise JobFileError(
+            raise SettingError(
                 f"source.columns excludes {name} of {facts.table}, which its key needs.",
                 "Copy the column, or name another unique key in source.keys.",
+                exclusion_of(facts.table),
             )
         if facts.column(name).generated:
             raise JobFileError(

@@ -8,20 +8,28 @@ from readers.postgres.connect import Connection
 from readers.postgres.publication import check_publication
 from readers.postgres.server import ServerInfo
 from readers.postgres.server_checks import check_creation, check_money, check_role, check_settings, publication_exists
-from readers.postgres.table_checks import check_columns, check_identity, check_key, check_rows, check_select
+from readers.postgres.table_checks import (
+    check_columns,
+    check_identity,
+    check_key,
+    check_rows,
+    check_select,
+    check_transform,
+)
 from readers.postgres.table_facts import TableFacts
 from state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What the job asks of its source."""
+    """What the job asks of its source. `transforms`: what those of its tables are computed from, in lower case."""
 
     needs_key: bool
     slot: str
     publication: str
     exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
+    transforms: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ def preflight(
             schemas[table] = schema
             findings += check_select(facts, schema)
             findings += check_identity(facts, schema)
+            findings += check_transform(facts, schema, demands.transforms.get(table, frozenset()))
             findings += check_key(facts, schema) if demands.needs_key else []
     findings += check_money(connection, schemas.values())
     if publication_exists(connection, demands.publication):
@@ -71,7 +80,11 @@ def check_names(tables: Mapping[TableId, TableFacts], demands: Demands) -> list[
             "Correct the name: letters match by case.",
             table=table,
         )
-        for section, named in (("source.columns", demands.exclude_columns), ("source.keys", demands.keys))
+        for section, named in (
+            ("source.columns", demands.exclude_columns),
+            ("source.keys", demands.keys),
+            ("transforms", demands.transforms),
+        )
         for table in named
         if table not in tables
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from conf.tables import TableName
 from readers.findings import Finding, of_error, refusal, warning
 from readers.postgres.catalog import schema_of, type_problems
 from readers.postgres.connect import quote_identifier, quote_table
@@ -129,6 +130,23 @@ def check_identity(facts: TableFacts, schema: TableSchema) -> list[Finding]:
             f"The replica identity of {table} lacks {', '.join(missing)}, of the key that the job finds its rows by.",
             _identity_remedy(facts, schema),
             table=table,
+        )
+    ]
+
+
+def check_transform(facts: TableFacts, schema: TableSchema, reads: frozenset[str]) -> list[Finding]:
+    """An update that does not touch a long value leaves it out of the log, and nothing can be computed from it."""
+    columns = [name for name in schema.toastable if name.lower() in reads]
+    if not columns or (facts.identity == "full" and not facts.partitions):
+        return []
+    change = "" if facts.partitions else f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY FULL; or o"
+    return [
+        refusal(
+            f"The transform of {facts.table} computes from {', '.join(columns)}, which the log may leave out: such values "
+            "can be stored outside of their rows (TOAST), and the table's replica identity is not FULL.",
+            f"{change or 'O'}nly pass the column on, as it is.",
+            table=facts.table,
+            setting=("transforms", str(TableName(facts.table.database, facts.table.name))),
         )
     ]
 

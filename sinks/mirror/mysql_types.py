@@ -60,10 +60,13 @@ class MySqlDialect:
         return name.lower()
 
     def domain(self, column: Column) -> Domain:
-        if self.source_kind != "postgresql":
+        if self._has_mysql_type(column):
             return mysql_domain(column.source_type)
         domain = canonical_domain(column)
         return Moments(domain.digits, zoned=False) if isinstance(domain, Moments) else domain
+
+    def _has_mysql_type(self, column: Column) -> bool:
+        return self.source_kind != "postgresql" and not column.made
 
     def create_table(self, place: Place, schema: TableSchema) -> str:
         lines = [
@@ -78,7 +81,7 @@ class MySqlDialect:
         )
 
     def column_type(self, column: Column, *, key: bool) -> str:
-        if self.source_kind == "postgresql":
+        if not self._has_mysql_type(column):
             return self._canonical_type(column, key=key)
         domain = self.domain(column)
         kind = parse_mysql_type(column.source_type)
@@ -165,7 +168,8 @@ class MySqlDialect:
         if pa.types.is_floating(kind):
             return "float" if kind.bit_width == 32 else "double"
         if pa.types.is_string(kind):
-            text = f"varchar({self._key_characters(column)})" if key else "longtext"
+            short = column.made and column.source_type.startswith("character varying")  # a mask
+            text = f"varchar({self._key_characters(column)})" if key or short else "longtext"
             return text + self._binary_collation("utf8mb4", padded=False)
         if pa.types.is_binary(kind):
             if key:

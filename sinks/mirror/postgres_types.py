@@ -52,7 +52,8 @@ class PostgresDialect:
         return name
 
     def domain(self, column: Column) -> Domain:
-        return canonical_domain(column) if self.source_kind == "postgresql" else mysql_domain(column.source_type)
+        is_canonical = self.source_kind == "postgresql" or column.made
+        return canonical_domain(column) if is_canonical else mysql_domain(column.source_type)
 
     def create_table(self, place: Place, schema: TableSchema) -> str:
         lines = [

@@ -256,7 +256,13 @@ REFUSED = [
         "checkpoint: must not hold a password; give it in spark.conf or in the environment of all nodes",
     ),
     ("chekpoint=/x", "chekpoint: unknown key. Did you mean 'checkpoint'? Allowed here: "),
-    ("transforms={}", "transforms: transforming rows by SQL is not supported yet"),
+    ("transforms=[a]", 'transforms: must be a mapping from tables to SQL, like {shop.orders: "SELECT * FROM input"}'),
+    ("transforms.shop.orders=5", 'transforms."shop.orders": must be SQL like "SELECT * FROM input"; found: 5'),
+    ("transforms.shop.orders=SELECT 1 AS x", 'transforms."shop.orders": must read FROM input and nothing else'),
+    (
+        "transforms.shop.orders=SELECT now() AS x FROM input",
+        'transforms."shop.orders": calls now, whose result may differ',
+    ),
     ("source=x", "source: must be a section of keys; found: x"),
     ("source.url=5", "source.url: must be a database URL"),
     ("source.url=db:3306", "source.url: must be a database URL like mysql://user:password@host:3306/database"),
@@ -288,7 +294,20 @@ REFUSED = [
         "(a name with '*?[]' stands in backticks)",
     ),
     ("source.columns.shop.c=[a]", 'source.columns."shop.c": must be a section of keys'),
-    ("source.columns.shop.c.mask={a: sha256}", 'source.columns."shop.c".mask: masking columns is not supported yet'),
+    (
+        "source.columns.shop.c.mask=[a]",
+        'source.columns."shop.c".mask: must be a mapping from columns to sha256 | redact | ',
+    ),
+    (
+        "source.columns.shop.c.mask={a: md5}",
+        'source.columns."shop.c".mask.a: must be sha256 | redact | null; found: md5',
+    ),
+    (
+        "source.columns.shop.c={mask: {a: sha256}, exclude: [a]}",
+        "source.columns.\"shop.c\".mask: masks 'a', which is excluded",
+    ),
+    ("source.mask_key=fifteen letters", "source.mask_key: is no text of 16 characters or more"),
+    ("source.mask_key=5", "source.mask_key: is no text of 16 characters or more"),
     (
         "source.columns.shop.c.exlude=[a]",
         "source.columns.\"shop.c\".exlude: unknown key. Did you mean 'exclude'? Allowed here: exclude",

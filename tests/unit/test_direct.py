@@ -39,9 +39,7 @@ def test_a_missing_option_is_named(name: str) -> None:
         job_of_options({key: value for key, value in GOOD.items() if key != name})
 
 
-@pytest.mark.parametrize(
-    "name", ["sink.type", "trigger", "spark.master", "path", "source.url", "source.tables", "transforms"]
-)
+@pytest.mark.parametrize("name", ["sink.type", "trigger", "spark.master", "path", "source.url", "source.tables"])
 def test_an_option_that_would_do_nothing_is_refused(name: str) -> None:
     with pytest.raises(JobFileError, match=f"Option {name} means nothing to format tidemark"):
         job_of_options({**GOOD, name: "x"})
