@@ -108,8 +108,8 @@ class Projector:
             text = str(error).partition("\n")[0]
             raise JobFileError(
                 f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {text}.",
-                "Let the expression bear such values (TRY_CAST, CASE, COALESCE), and start over with an empty checkpoint and "
-                "an empty target; or correct the row in the source.",
+                "Correct the row in the source, if a split is read; else let the expression bear such values (TRY_CAST, CASE), "
+                "and start over with an empty checkpoint and an empty target.",
             ) from error
         finally:
             engine.unregister(BATCH)

@@ -128,6 +128,9 @@ def test_mirrors(projected_source: Database, request: pytest.FixtureRequest, tmp
     target: Database = request.getfixturevalue("postgres_database" if source.kind == "mysql" else "mysql_database")
     uids = make_tables(source)
     job = projecting_job(tmp_path, source, {"type": "mirror", "url": target.url, "table": "{table}"})
+    run_epochs(job, at_most=1)
+    assert list((tmp_path / "checkpoint" / "published").iterdir())
+    assert_hidden(tmp_path / "checkpoint")
     with changing(source, uids, 3):
         run_epochs(job)
     with changing(source, uids, 4):
