@@ -20,7 +20,7 @@ from state.log_range import LogReport
 from state.plan import PlanRecord
 
 FORMAT = "tidemark"
-VERSION = 5
+VERSION = 6
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")
