@@ -9,7 +9,7 @@ import pyarrow as pa
 from conf.model import JobFile
 from enumerator.log_extent import BinlogExtent, LogFile
 from enumerator.source import KeySource
-from jobs.projections import columns_read, findings_with
+from jobs.projections import columns_read, findings_with, masked_tables
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.mysql.catalog import find_tables, split_key, table_statistics
@@ -65,6 +65,7 @@ class MySqlServer:
                 job_uuid=job_uuid,
                 zero_dates_null=source.zero_dates == "null",
                 where={table: condition for table, condition in conditions.items() if condition is not None},
+                masked=masked_tables(job),
             )
         )
 

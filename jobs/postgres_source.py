@@ -12,7 +12,7 @@ from conf.model import JobFile
 from conf.reading import StartAtEnd, StartAtLsn
 from enumerator.log_extent import WalExtent
 from enumerator.source import KeySource
-from jobs.projections import columns_read, findings_with
+from jobs.projections import columns_read, findings_with, masked_tables
 from readers.findings import Finding
 from readers.gap_filter import Int64s, TableRoutes
 from readers.lease import Lease as SourceLease
@@ -67,7 +67,8 @@ class PostgresServer:
         job, source = self.job, self.job.source
         conditions = {s.table: job.snapshot.condition(s.table.database, s.table.name) for s in schemas}
         where = {table: condition for table, condition in conditions.items() if condition is not None}
-        return SplitReader(SnapshotSource(source.url, source.tls, self.place.identity, self.start, where))
+        identity, masked = self.place.identity, masked_tables(job)
+        return SplitReader(SnapshotSource(source.url, source.tls, identity, self.start, where, masked))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
         source, reconnect = self.job.source, self.job.log.reconnect

@@ -26,6 +26,10 @@ def columns_read(job: JobFile) -> dict[TableId, frozenset[str]]:
     return {TableId(t.database, t.name): parse_transform(sql).reads for t, sql in job.transforms.items()}
 
 
+def masked_tables(job: JobFile) -> frozenset[TableId]:
+    return frozenset(TableId(t.database, t.name) for t, columns in job.source.columns.items() if columns.mask)
+
+
 def findings_with(job: JobFile, findings: Iterable[Finding], schemas: Iterable[TableSchema]) -> tuple[Finding, ...]:
     """`findings` and what is wrong with the tables' projections, each with its place in the job file."""
     found = list(findings)

@@ -18,10 +18,12 @@ SPILL_BYTES = 256 << 20
 
 
 class GatheredRows:
-    """`add` batches of `schema`, then ask for the `table`, once."""
+    """`add` batches of `schema`, then ask for the `table`, once. `in_memory`: however many they are, for their values must
+    not be written."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, *, in_memory: bool = False) -> None:
         self._schema = schema
+        self._in_memory = in_memory
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self._file: IO[bytes] | None = None
@@ -31,7 +33,7 @@ class GatheredRows:
         """Raises SourceNotUsableError where the temporary folder has no room."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
-        if self._bytes >= SPILL_BYTES:
+        if self._bytes >= SPILL_BYTES and not self._in_memory:
             self._spill()
 
     def table(self) -> pa.Table:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from readers.gathered_rows import GatheredRows
 from readers.projection import BATCH, Projection, ProjectionSettings, compile_projection, engine_schema, setting_of
 from readers.split_read import SplitRead
 from state.change_batch import UNCHANGED_FIELD, ChangeType, meta_fields
@@ -49,12 +50,11 @@ class Projector:
             return read, self.schemas[table]
         projection = self._projection(table)
         schema = projection.output.arrow_schema()
-        batches = [
-            pa.RecordBatch.from_arrays(self._project(projection, piece), schema=schema)
-            for batch in read.rows.to_batches()
-            for piece in _pieces(batch)
-        ]
-        return replace(read, rows=pa.Table.from_batches(batches, schema)), projection.output
+        gathered = GatheredRows(schema)
+        for batch in read.rows.to_batches():
+            for piece in _pieces(batch):
+                gathered.add(pa.RecordBatch.from_arrays(self._project(projection, piece), schema=schema))
+        return replace(read, rows=gathered.table()), projection.output
 
     def changes(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Changes with `batch_schema` of the table, as sinks get them."""

@@ -79,7 +79,8 @@ class ReadHooks:
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
     """Where and how splits are read; travels to executors. `server_ids` are for log connections, `where` is
-    snapshot.where. Anchors are shared by the readers of a process that have the same job and server."""
+    snapshot.where, `masked` the tables whose rows must not be written as they are. Anchors are shared by the readers of a
+    process that have the same job and server."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -89,6 +90,7 @@ class SnapshotSource:
     job_uuid: str
     zero_dates_null: bool = True
     where: Mapping[TableId, str] = field(default_factory=dict)
+    masked: frozenset[TableId] = frozenset()
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError for another server than the job's."""
@@ -237,7 +239,7 @@ class SplitReader:
             ColumnPlan.for_result(schema),
             zero_dates_null=self._source.zero_dates_null,
         )
-        gathered = GatheredRows(schema.arrow_schema())
+        gathered = GatheredRows(schema.arrow_schema(), in_memory=schema.table in self._source.masked)
         for batch in batches:
             gathered.add(batch)
         rows = gathered.table()

@@ -24,12 +24,19 @@ _GREATEST_BATCH_ROWS = 1 << 16
 _BYTES_OF_A_VALUE = 17
 
 
-def copy_rows(connection: Connection, query: str, schema: TableSchema, *, buffer_bytes: int = BUFFER_BYTES) -> pa.Table:
-    """The rows of `query`, whose columns are the captured ones by `types.select_expression`.
+def copy_rows(
+    connection: Connection,
+    query: str,
+    schema: TableSchema,
+    *,
+    buffer_bytes: int = BUFFER_BYTES,
+    in_memory: bool = False,
+) -> pa.Table:
+    """The rows of `query`, whose columns are the captured ones by `types.select_expression`; `in_memory`: see GatheredRows.
 
     Raises psycopg2's errors; DamagedLogError and SourceNotUsableError, after which the connection is of no use.
     """
-    rows = CopiedRows(schema, buffer_bytes)
+    rows = CopiedRows(schema, buffer_bytes, in_memory=in_memory)
     with connection.cursor() as cursor, io.BufferedWriter(rows, CHUNK_BYTES) as file:
         try:
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT binary)", file)
@@ -43,7 +50,7 @@ def copy_rows(connection: Connection, query: str, schema: TableSchema, *, buffer
 class CopiedRows(io.RawIOBase):
     """The file that COPY writes to. What is not yet decoded is buf[state[AT]:end]."""
 
-    def __init__(self, schema: TableSchema, buffer_bytes: int) -> None:
+    def __init__(self, schema: TableSchema, buffer_bytes: int, *, in_memory: bool = False) -> None:
         columns = len(schema.captured)
         capacity = max(1, min(_GREATEST_BATCH_ROWS, _PLANE_BYTES // (_BYTES_OF_A_VALUE * columns)))
         self.abandoned = False
@@ -56,7 +63,7 @@ class CopiedRows(io.RawIOBase):
         self._start = np.empty((columns, capacity), np.int64)
         self._size = np.empty((columns, capacity), np.int64)
         self._valid = np.empty((columns, capacity), np.uint8)
-        self._gathered = GatheredRows(schema.arrow_schema())
+        self._gathered = GatheredRows(schema.arrow_schema(), in_memory=in_memory)
 
     def writable(self) -> bool:
         return True

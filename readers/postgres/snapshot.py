@@ -60,13 +60,15 @@ class ReadHooks:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where and how splits are read; travels to executors. `start` is the job's, `where` snapshot.where."""
+    """Where and how splits are read; travels to executors. `start` is the job's, `where` snapshot.where,
+    `masked` the tables whose rows must not be written as they are."""
 
     endpoint: Endpoint
     tls: Tls | None
     identity: ServerIdentity
     start: WalPosition
     where: Mapping[TableId, str] = field(default_factory=dict)
+    masked: frozenset[TableId] = frozenset()
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError for another server than the job's."""
@@ -156,7 +158,9 @@ class SplitReader:
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
         require_shape(key, schema)
-        rows = copy_rows(connection, self._query(split, schema, key), schema)
+        rows = copy_rows(
+            connection, self._query(split, schema, key), schema, in_memory=schema.table in self._source.masked
+        )
         with connection.cursor() as cursor:
             cursor.execute("COMMIT")
         failpoint("snapshot.after_select")

@@ -30,7 +30,8 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
     job = load_job_file(path, overrides)
     checkpoint = Checkpoint.at(job.checkpoint)
     phases: list[str] = []
-    with open_job(job, Notes() if notes is None else notes) as opened:
+    # The server may still be ending the connection of the run before, which held the lease.
+    with open_job(job, Notes() if notes is None else notes, standby=True) as opened:
         held, writing = opened.held, opened.writing
         context = RunContext(job, held.server, held.state, folder=None)
         planner = context.planner()

@@ -234,6 +234,14 @@ def test_a_split_that_is_too_large_for_memory_goes_through_a_file(
         gathered.add(batch)
     rows = gathered.table()
     assert rows.equals(expected.cast(SCHEMA.arrow_schema()))
+    monkeypatch.setattr(gathered_rows, "scratch_file", None)
+    hidden = GatheredRows(SCHEMA.arrow_schema(), in_memory=True)
+    for batch in rows.to_batches():
+        hidden.add(batch)
+    assert hidden.table() == rows
+    monkeypatch.undo()
+    monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 2000)
+    monkeypatch.setattr(publishing, "SPILL_BYTES", 2000)
     assert publish(store, 2, SplitRead(report_of(rows), rows, 5), SCHEMA, form).report == kept.report
     found = read_published(store, 2, 7, form)
     assert found is not None
