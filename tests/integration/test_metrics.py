@@ -1,6 +1,7 @@
 """A running job seen from outside: its metrics, its history, its report, and what Spark is told."""
 
 import json
+import re
 import socket
 import urllib.request
 from pathlib import Path
@@ -70,8 +71,9 @@ def test_a_running_job_is_seen_by_prometheus_status_and_spark(
         process.wait_until(lambda: scrape(process)["caught_up", "", ""] == 1)
         found = scrape(process)
         process.wait_until(lambda: stream_epochs(tmp_path) != [])
-        process.popen.terminate()
-        assert process.wait() == 130
+        running_page = reported(tidemark, job)
+        process.kill()
+    assert reported(tidemark, job) == running_page == {"rows": "5", "changes": "6", "splits-done": "3", "epochs": "3"}
     table = f"{mysql_database.name}.orders"
     assert found["phase", "stream", ""] == 1
     assert [found["phase", phase, ""] for phase in ("snapshot", "catch_up", "done")] == [0, 0, 0]
@@ -95,6 +97,14 @@ def test_a_running_job_is_seen_by_prometheus_status_and_spark(
     assert sum(row["snapshot_rows"] for row in observed) == 5
     assert sum(row["log_changes"] for row in observed) == 6
     assert sum(row["splits"] for row in observed) == 3
+
+
+def reported(tidemark: CommandLine, job: Path) -> dict[str, str]:
+    """The numbers of `tidemark report`."""
+    page = job.with_name("report.html")
+    assert tidemark("report", job, "-o", page).code == 0
+    tiles = dict(re.findall(r'<dd id="([a-z-]+)">([^<]*)', page.read_text()))
+    return {name: tiles[name] for name in ("rows", "changes", "splits-done", "epochs")}
 
 
 def stream_epochs(folder: Path) -> list[EpochStretch]:

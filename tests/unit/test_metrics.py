@@ -1,6 +1,9 @@
 """What a scrape gives, without a job."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -8,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jobs.metrics import MOST_TABLES, OTHER_TABLES, JobMetrics
 from jobs.progress import JobProgress, TableProgress
 
+ROOT = Path(__file__).parents[2]
 TABLE = TableProgress("shop.orders", 1, None, 10, 100, complete=False, inserts=1, updates=2, deletes=3)
 PROGRESS = JobProgress(
     mode="full+incremental",
@@ -58,6 +62,18 @@ def test_many_tables_have_bounded_series_and_none_is_left_out_of_the_sums() -> N
     assert sum(changes.values()) == 6 * len(tables)
     assert found[f"tidemark_table_rows_total {OTHER_TABLES}"] == 10 * 1_000
     assert found[f"tidemark_table_splits {OTHER_TABLES}"] == 2 * 1_000
+
+
+def test_the_dashboard_and_the_documentation_name_metrics_that_there_are() -> None:
+    there = {
+        name.partition(" ")[0]
+        for name in scraped(replace(PROGRESS, lag_bytes=1, tables=(replace(TABLE, splits_total=2),)))
+    }
+    panels = json.loads((ROOT / "examples/grafana/tidemark.json").read_text())["panels"]
+    asked = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    assert set(re.findall(r"tidemark_\w+", asked)) <= there
+    documented = (ROOT / "docs/monitoring.md").read_text()
+    assert [name for name in sorted(there) if name not in documented and not name.endswith("_count")] == []
 
 
 def test_names_of_tables_are_escaped() -> None:
