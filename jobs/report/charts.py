@@ -42,9 +42,11 @@ def splits_chart(records: Sequence[Record]) -> Spec:
     """Splits over the key, their watermarks over the log; a choice of table where there are several."""
     tables = list(dict.fromkeys(record["table"] for record in records))
     chosen = alt.param(name="chosen", value=tables[0], bind=alt.binding_select(options=tables, name="Table "))
-    x = alt.X("left:Q", title="splits, as the key rises", axis=alt.Axis(grid=False, tickMinStep=1, format="~s"))
+    whole_numbers = "datum.value % 1 ? '' : datum.label"
+    axis = alt.Axis(grid=False, tickCount=10, format=",~r", labelExpr=whole_numbers, labelOverlap=True)
+    x = alt.X("left:Q", title="splits, as the key rises", axis=axis)
     x = x.scale(nice=False, padding=0)
-    axis = _left(labelExpr=BYTES_LABEL, tickCount=5)
+    left = _left(labelExpr=BYTES_LABEL, tickCount=5)
     tooltip = [
         alt.Tooltip("range:N", title="key"),
         alt.Tooltip("splits:Q", title="splits", format=","),
@@ -56,7 +58,7 @@ def splits_chart(records: Sequence[Record]) -> Spec:
     ]
 
     def part(colour: str, bottom: str, top: str) -> Any:
-        y = alt.Y(f"{bottom}:Q", title="log since the job's start", axis=axis, scale=alt.Scale(nice=False))
+        y = alt.Y(f"{bottom}:Q", title="log since the job's start", axis=left, scale=alt.Scale(nice=False))
         chart = alt.Chart().mark_rect(color=colour, stroke="var(--card)", strokeWidth=0.5)
         return chart.encode(x=x, x2="right:Q", y=y, y2=alt.Y2(f"{top}:Q"), tooltip=tooltip)
 
@@ -88,7 +90,8 @@ def timeline_charts(epochs: Sequence[Record], events: Sequence[Record]) -> dict[
         "behind": _line("behind", "log behind", "var(--accent)", domain, few=few, label=BYTES_LABEL),
         "seconds": _line("seconds", "seconds an epoch", "var(--muted)", domain, few=few),
     }
-    specs = {name: _spec(chart, height=96) for name, chart in charts.items()}
+    known = {name for name in charts if any(epoch[name] is not None for epoch in epochs)}
+    specs = {name: _spec(chart, height=96) for name, chart in charts.items() if name in known}
     if shown:
         specs = {"events": _spec(_events(domain), height=44), **specs}
     return specs
@@ -138,7 +141,7 @@ def _rates(domain: list[int]) -> Any:
 
 
 def _line(field: str, title: str, colour: str, domain: list[int], *, few: bool, label: str | None = None) -> Any:
-    axis = _left(format="~s") if label is None else _left(labelExpr=label)
+    axis = _left(format=",.3~r") if label is None else _left(labelExpr=label)
     known = alt.Chart(alt.NamedData(EPOCHS)).transform_filter(f"isValid(datum.{field})")
     y = alt.Y(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(domainMin=0))
     line = known.mark_line(color=colour, strokeWidth=1.5, interpolate="monotone").encode(x=_time("end", domain), y=y)

@@ -124,7 +124,12 @@ def _tiles(facts: ReportFacts) -> list[dict[str, str]]:
     behind = "" if progress.lag_bytes is None else f"{size(progress.lag_bytes)} behind"
     newest = "since the newest change that was taken"
     return [
-        _tile("rows", "Rows copied", f"{sum(t.rows for t in tables):,}", f"{len(tables):,} tables"),
+        _tile(
+            "rows",
+            "Rows copied",
+            f"{sum(t.rows for t in tables):,}",
+            f"{len(tables):,} {'table' if len(tables) == 1 else 'tables'}",
+        ),
         _tile("splits-done", "Splits", f"{done:,}", f"of {'an unknown number' if known is None else f'{known:,}'}"),
         _tile("changes", "Changes followed", f"{changes:,}", f"{progress.transactions:,} transactions"),
         _tile("filtered", "Gap-filtered", f"{progress.filtered_changes:,}", "splits held them"),

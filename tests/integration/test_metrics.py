@@ -103,7 +103,7 @@ def reported(tidemark: CommandLine, job: Path) -> dict[str, str]:
     """The numbers of `tidemark report`."""
     page = job.with_name("report.html")
     assert tidemark("report", job, "-o", page).code == 0
-    tiles = dict(re.findall(r'<dd id="([a-z-]+)">([^<]*)', page.read_text()))
+    tiles = dict(re.findall(r'<dd id="([a-z-]+)"[^>]*>([^<]*)', page.read_text()))
     return {name: tiles[name] for name in ("rows", "changes", "splits-done", "epochs")}
 
 

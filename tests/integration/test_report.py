@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 
 
 def tile(page: str, name: str) -> str:
-    found = re.search(rf'<dd id="{name}">([^<]*)', page)
+    found = re.search(rf'<dd id="{name}"[^>]*>([^<]*)', page)
     assert found is not None
     return unescape(found[1])
 
@@ -70,6 +70,15 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path: 
     light, dark = (picture.read_bytes() for picture in pictures)
     assert light[:8] == dark[:8] == b"\x89PNG\r\n\x1a\n"
     assert light != dark
+
+
+def test_a_browser_draws_a_job_of_one_epoch(tmp_path: Path) -> None:
+    facts, page = busy_facts("orders", splits=1, epochs=1), tmp_path / "report.html"
+    page.write_text(render(job_file(), facts, as_of(facts)))
+    forget_secrets()
+    seen = visit(find_browser(), page)
+    assert (seen.console, 'data-drawn="yes"' in seen.dom) == ((), True)
+    assert re.findall(r'id="chart-(\w+)"', seen.dom) == ["splits", "events", "rate", "behind", "seconds"]
 
 
 def test_the_browser_tells_of_errors_and_requests(tmp_path: Path) -> None:
