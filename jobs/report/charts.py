@@ -114,7 +114,7 @@ def _time(field: str, domain: list[int], *, labels: bool = True) -> alt.X:
 _EPOCH_TOOLTIP = [
     alt.Tooltip("epochs:N", title="epoch"),
     alt.Tooltip("phase:N", title="phase"),
-    alt.Tooltip("begin:T", title="from (UTC)", format="%Y-%m-%d %H:%M:%S", formatType="utc"),
+    alt.Tooltip("begin_text:N", title="from"),
     alt.Tooltip("rows:Q", title="rows", format=","),
     alt.Tooltip("changes:Q", title="changes", format=","),
     alt.Tooltip("filtered:Q", title="left out by the gap filter", format=","),
@@ -167,7 +167,7 @@ def _events(domain: list[int]) -> Any:
             color=alt.Color("kind:N", scale=alt.Scale(domain=list(kinds), range=list(kinds.values())), legend=None),
             shape=alt.Shape("kind:N", scale=alt.Scale(domain=list(kinds), range=shapes), legend=None),
             tooltip=[
-                alt.Tooltip("at:T", title="at (UTC)", format="%Y-%m-%d %H:%M:%S", formatType="utc"),
+                alt.Tooltip("at_text:N", title="at"),
                 alt.Tooltip("event:N"),
                 alt.Tooltip("text:N"),
             ],

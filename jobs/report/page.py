@@ -5,7 +5,6 @@ Every text goes through `redact` and is escaped: as HTML by Jinja, as JSON in a 
 
 import json
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from conf.model import JobFile
 from conf.redaction import redact
 from jobs.report.charts import splits_chart, timeline_charts
 from jobs.report.facts import ReportFacts, TableFacts
-from jobs.report.records import Record, epoch_records, event_records, split_records
+from jobs.report.records import Record, epoch_records, event_records, moment, split_records
 
 MOST_TABLES = 200
 MOST_EVENTS = 60
@@ -209,11 +208,7 @@ def _timeline_lead(facts: ReportFacts) -> str:
 
 def _event_rows(events: Sequence[Record]) -> list[dict[str, str]]:
     newest = list(reversed(events))[:MOST_EVENTS]
-    return [{**event, "at": moment(event["at"] * 1000), "name": event["event"]} for event in newest]
-
-
-def moment(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return [{**event, "at": event["at_text"], "name": event["event"]} for event in newest]
 
 
 def duration(seconds: float) -> str:

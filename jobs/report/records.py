@@ -1,6 +1,7 @@
 """A report's facts as the rows that its charts are drawn from."""
 
 import re
+from datetime import datetime, timezone
 from typing import Any
 
 from jobs.report.facts import LogScale, ReportFacts
@@ -27,6 +28,7 @@ def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
                 else f"{one.first_epoch} to {one.last_epoch}",
                 "phase": one.phase,
                 "begin": one.begin_us // 1000,
+                "begin_text": moment(one.begin_us),
                 "end": one.end_us // 1000,
                 "until": max(one.end_us, one.begin_us + least_us) // 1000,
                 "rows": one.rows,
@@ -86,6 +88,7 @@ def event_records(facts: ReportFacts) -> list[Record]:
     found = [
         {
             "at": event.at_us // 1000,
+            "at_text": moment(event.at_us),
             "event": event.name,
             "kind": kinds.get(event.name, "end"),
             "text": " · ".join(text if name == "text" else f"{name} {text}" for name, text in event.facts),
@@ -93,7 +96,13 @@ def event_records(facts: ReportFacts) -> list[Record]:
         for event in events
     ]
     found += [
-        {"at": one.end_us // 1000, "event": "reconnects", "kind": "reconnect", "text": f"{one.reconnects} of the log"}
+        {
+            "at": one.end_us // 1000,
+            "at_text": moment(one.end_us),
+            "event": "reconnects",
+            "kind": "reconnect",
+            "text": f"{one.reconnects} of the log",
+        }
         for one in facts.epochs.whole
         if one.reconnects
     ]
@@ -105,6 +114,11 @@ def key_text(text: str | None, unbounded: str) -> str:
     if text is None:
         return unbounded
     return _MYSQL_TEXT.sub(lambda match: repr(bytes.fromhex(match[1]).decode(errors="replace")), text)
+
+
+def moment(microseconds: int) -> str:
+    """UTC."""
+    return datetime.fromtimestamp(microseconds / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _places(one: SplitStretch) -> list[tuple[int, ...]]:

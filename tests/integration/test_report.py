@@ -1,6 +1,7 @@
 """`tidemark report` of real jobs, and its page in a real browser."""
 
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from conf.redaction import forget_secrets
 from jobs.report.page import render
 from scripts.browser import find_browser, take_screenshot, visit
+from state.history import JobEvent
 from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
 from tests.support.report_facts import HOSTILE, as_of, busy_facts, job_file
@@ -70,6 +72,38 @@ def test_a_browser_draws_the_page_without_errors_and_asks_for_nothing(tmp_path: 
     light, dark = (picture.read_bytes() for picture in pictures)
     assert light[:8] == dark[:8] == b"\x89PNG\r\n\x1a\n"
     assert light != dark
+
+
+POINT = """<script>
+new MutationObserver(() => {
+  const told = [];
+  for (const mark of document.querySelectorAll(".mark-rect path, .mark-symbol path")) {
+    const box = mark.getBoundingClientRect();
+    const at = { bubbles: true, clientX: box.x + box.width / 2, clientY: box.y + box.height / 2 };
+    mark.dispatchEvent(new PointerEvent("pointermove", at));
+    told.push(document.getElementById("vg-tooltip-element").innerText);
+  }
+  document.body.append(Object.assign(document.createElement("pre"), { id: "told", textContent: told.join("\\n") }));
+}).observe(document.documentElement, { attributeFilter: ["data-drawn"] });
+</script>
+"""
+DATA = '<script type="application/json"'
+
+
+def test_what_is_pointed_at_tells_its_numbers_and_texts_as_text(tmp_path: Path) -> None:
+    facts, page = busy_facts("orders", splits=5, epochs=30), tmp_path / "report.html"
+    warning = JobEvent(facts.epochs.recent[3].begin_us, "warning", (("text", HOSTILE),))
+    facts = replace(facts, events=facts.events.plus(warning))
+    page.write_text(render(job_file(), facts, as_of(facts)).replace(DATA, POINT + DATA, 1))
+    forget_secrets()
+    seen = visit(find_browser(), page)
+    assert seen.console == ()
+    told = unescape(seen.dom.partition('<pre id="told">')[2].partition("</pre>")[0])
+    assert re.search(r"key\s+50000 – 100000", told)
+    assert re.search(r"high\s+binlog\.000041:\d+", told)
+    assert re.search(r"from\s+2026-09-21 14:1", told)
+    assert HOSTILE in told
+    assert "NaN" not in told
 
 
 def test_a_browser_draws_a_job_of_one_epoch(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
@@ -14,7 +15,7 @@ from jobs.report.facts import LogScale, ReportFacts, TableFacts
 from jobs.report.page import MOST_TABLES, duration, render, size
 from jobs.report.records import key_text, split_records
 from jobs.report.write import write_report
-from state.errors import CheckpointError
+from state.errors import CheckpointError, JobFileError
 from state.history import EpochHistory, EventHistory, JobEvent, SplitHistory
 from state.position import WalPosition
 from tests.support.report_facts import HOSTILE, START, as_of, busy_facts, job_file, unfinished
@@ -142,3 +143,11 @@ def test_without_a_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no checkpoint.*tidemark run"):
         write_report(job, tmp_path / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "jobs.report.page")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(JobFileError, match=r"\(vl_convert\).*pip install 'tidemark\[report\]'") as caught:
+        write_report(job_file(), tmp_path / "report.html")
+    assert caught.value.exit_code == 2
