@@ -144,7 +144,7 @@ def _line(field: str, title: str, colour: str, domain: list[int], *, few: bool, 
     axis = _left(format=",.3~r") if label is None else _left(labelExpr=label)
     known = alt.Chart(alt.NamedData(EPOCHS)).transform_filter(f"isValid(datum.{field})")
     y = alt.Y(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(domainMin=0))
-    line = known.mark_line(color=colour, strokeWidth=1.5, interpolate="monotone").encode(x=_time("end", domain), y=y)
+    line = known.mark_line(color=colour, strokeWidth=1.5).encode(x=_time("end", domain), y=y)
     size = 26 if few else 9
     points = known.mark_circle(color=colour, size=size, opacity=1).encode(
         x="end:T", y=f"{field}:Q", tooltip=_EPOCH_TOOLTIP

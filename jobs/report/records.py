@@ -47,14 +47,15 @@ def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
 
 
 def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
-    """One a stretch of splits, in the key's order: `left` to `right` count splits, `low` to `high` bytes of log."""
+    """One a stretch of splits, the tables with the most first, each in its key's order: `left` to `right` count splits,
+    `low` to `high` bytes of log."""
     places = [place for table in facts.splits.tables for one in table.stretches for place in _places(one)]
     if facts.last_high is not None:
         places.append(facts.last_high)
     scale = LogScale(facts.state, places)
     top = max(places, default=None)
     records: list[Record] = []
-    for table in facts.splits.tables:
+    for table in sorted(facts.splits.tables, key=lambda known: -sum(one.splits for one in known.stretches)):
         left = 0
         for one in sorted(table.stretches, key=lambda stretch: stretch.end is None):  # the open end comes first
             low = one.least_high if one.low is None else one.low
