@@ -19,10 +19,20 @@ from jobs.context import RunContext
 from jobs.projections import projector
 from jobs.routes import load_gap_filter
 from jobs.sources import KeyRouting, SourceServer
-from readers.gap_filter import GapFilter
+from readers.gap_filter import GapFilter, TableRoutes
 from readers.publish import PublishedSplit, publish, read_published
 from readers.published_file import PublishedFormat
-from state.change_batch import LOG_PART, ChangeBatch, ChangeType, PartEnd, PartItem, PublishedFile, split_part
+from state.change_batch import (
+    LOG_PART,
+    ChangeBatch,
+    ChangeType,
+    PartEnd,
+    PartItem,
+    PublishedFile,
+    is_truncation,
+    split_part,
+)
+from state.errors import UnknownLogEventError
 from state.failpoints import failpoint
 from state.log_range import LogRange, TableChanges
 from state.phase import Phase
@@ -219,7 +229,23 @@ class _Gap:
         routes = self._filter.of_table(table, versions[0])  # versions never fall
         if routes is None:
             return rows
+        if is_truncation(rows):
+            return self._truncation(table, rows, routes)
         owners = None
         if not routes.is_uniform:
             owners = self._routing.owners(self._schemas[table], self._columns[table], rows, routes)
         return rows.filter(pa.array(routes.keep(owners, versions, self._routing.transactions(rows))))
+
+    def _truncation(self, table: TableId, rows: pa.RecordBatch, routes: TableRoutes) -> pa.RecordBatch:
+        """Right where all splits were read before it, or all after it; raises UnknownLogEventError otherwise."""
+        pieces = np.arange(len(routes.highs))
+        versions = np.repeat(rows.column("_commit_version").to_numpy(), len(pieces))
+        xids = self._routing.transactions(rows)
+        kept = routes.keep(pieces, versions, None if xids is None else np.repeat(xids, len(pieces)))
+        if kept.all() or not kept.any():
+            return rows.slice(0, len(rows) if kept.all() else 0)
+        raise UnknownLogEventError(
+            f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}) while its rows were being copied: some "
+            "of its splits were read before, some after.",
+            "Start the job over with an empty checkpoint and an empty target, and let no TRUNCATE come while rows are copied.",
+        )

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from readers.kernel import Bytes, Int32s, Int64s
-from state.table import TableId
+from state.change_batch import UNCHANGED_FIELD, ChangeType, batch_schema
+from state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,22 @@ def meta_arrays(
         transaction,
         pa.Array.from_buffers(pa.bool_(), len(times), [None, pa.py_buffer(bytes((len(times) + 7) // 8))]),
     ]
+
+
+def truncation(schema: TableSchema, *, version: int, time_us: int, seq: int, transaction: str) -> LogBatch:
+    """All rows of the table went. It stands alone in its batch."""
+    arrays = [pa.nulls(1, field.type) for field in schema.arrow_schema()]
+    arrays += meta_arrays(
+        np.array([ChangeType.TRUNCATE], np.uint8),
+        np.array([version], np.int64),
+        np.array([time_us], np.int64),
+        np.array([seq], np.int32),
+        pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([transaction])),
+    )
+    if schema.toastable:
+        arrays.append(pa.nulls(1, UNCHANGED_FIELD.type))
+    rows = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(schema))
+    return LogBatch(schema.table, schema.version, rows)
 
 
 def runs(values: npt.NDArray[np.generic]) -> tuple[Int32s, npt.NDArray[np.bool_]]:

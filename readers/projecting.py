@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from readers.gathered_rows import GatheredRows
 from readers.projection import BATCH, Projection, ProjectionSettings, compile_projection, engine_schema, setting_of
 from readers.split_read import SplitRead
-from state.change_batch import UNCHANGED_FIELD, ChangeType, meta_fields
+from state.change_batch import UNCHANGED_FIELD, ChangeType, is_truncation, meta_fields
 from state.errors import JobFileError, SourceNotUsableError
 from state.projection import TableProjection
 from state.table import TableId, TableSchema
@@ -137,7 +137,10 @@ class Projector:
         return self._engine
 
     def _full_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """None: all of them. A row without a value that the source never leaves out, or with none but its key, is not."""
+        """None: all of them. A row without a value that the source never leaves out, or with none but its key, is not, nor
+        is a truncation's."""
+        if is_truncation(rows):
+            return np.zeros(1, np.bool_)
         deletes = rows.column("_change_type").to_numpy() == ChangeType.DELETE
         if not self.partial_deletes or not deletes.any():
             return None

@@ -28,6 +28,8 @@ class ChangeType(IntEnum):
     UPDATE_PREIMAGE = 1
     UPDATE_POSTIMAGE = 2
     DELETE = 3
+    TRUNCATE = 4
+    """All rows of the table went; the table's own columns are null."""
 
 
 CHANGE_TYPE_NAMES = tuple(t.name.lower() for t in ChangeType)
@@ -59,6 +61,7 @@ TRANSPORT = pa.schema(
         pa.field("row_count", pa.int64(), nullable=False),
         pa.field("payload", pa.binary()),
         pa.field("file", pa.string()),
+        pa.field("truncates", pa.bool_(), nullable=False),
     ]
 )
 
@@ -66,6 +69,10 @@ TRANSPORT = pa.schema(
 def meta_fields(schema: TableSchema) -> tuple[pa.Field, ...]:
     """META_FIELDS, and UNCHANGED_FIELD in a table with toastable columns."""
     return (*META_FIELDS, UNCHANGED_FIELD) if schema.toastable else META_FIELDS
+
+
+def is_truncation(rows: pa.RecordBatch) -> bool:
+    return bool(rows.num_rows == 1 and rows.column("_change_type")[0].as_py() == ChangeType.TRUNCATE)
 
 
 def batch_schema(schema: TableSchema) -> pa.Schema:
@@ -79,6 +86,7 @@ class ChangeBatch:
 
     An update arrives as one UPDATE_POSTIMAGE if its key stayed the same, else (and in a table without a key) as DELETE
     of the old row and INSERT of the new one, in this order, with one `_commit_version`. DELETE rows hold the old row.
+    A TRUNCATE is the only row of its batch.
     """
 
     epoch: int
@@ -87,6 +95,10 @@ class ChangeBatch:
     table: TableId
     schema_version: int
     rows: pa.RecordBatch
+
+    @property
+    def truncates(self) -> bool:
+        return is_truncation(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +135,12 @@ def to_transport(item: PartItem) -> pa.RecordBatch:
             buffer = pa.BufferOutputStream()
             with pa.ipc.new_stream(buffer, rows.schema) as writer:
                 writer.write_batch(rows)
-            values = [epoch, part, seq, table.database, table.name, version, rows.num_rows, buffer.getvalue(), None]
+            head = [epoch, part, seq, table.database, table.name, version, rows.num_rows]
+            values = [*head, buffer.getvalue(), None, is_truncation(rows)]
         case PublishedFile(epoch, part, seq, table, version, row_count, name):
-            values = [epoch, part, seq, table.database, table.name, version, row_count, None, name]
+            values = [epoch, part, seq, table.database, table.name, version, row_count, None, name, False]
         case PartEnd(epoch, part, seq, row_count):
-            values = [epoch, part, seq, None, None, None, row_count, None, None]
+            values = [epoch, part, seq, None, None, None, row_count, None, None, False]
     arrays = []
     for value, field in zip(values, TRANSPORT, strict=True):
         if isinstance(value, pa.Buffer):

@@ -32,7 +32,7 @@ class LogRange:
 @dataclass(frozen=True, slots=True)
 class TableChanges:
     """Changes of one table by kind. An update of a key (and any in a table without one) counts as the delete and the
-    insert that it travels as."""
+    insert that it travels as; truncations are not counted here."""
 
     table: TableId
     inserts: int

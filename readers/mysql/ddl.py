@@ -15,9 +15,9 @@ from state.table import TableId
 class Statement:
     """`what` names it without values: `ALTER TABLE … DROP COLUMN`. Safe for messages.
 
-    `changed`: tables that get other columns, keys, names or rows. `lost_index`: tables that may have lost a unique key.
-    `dropped_databases`: all their tables are changed. `writes`: it changes rows, perhaps of tables that it does not
-    name (triggers, functions). `unknown`: we don't know what it does.
+    `changed`: tables that get other columns, keys, names or rows. `truncated`: the one of them that only lost all its rows.
+    `lost_index`: tables that may have lost a unique key. `dropped_databases`: all their tables are changed. `writes`: it
+    changes rows, perhaps of tables that it does not name (triggers, functions). `unknown`: we don't know what it does.
     """
 
     what: str
@@ -27,6 +27,7 @@ class Statement:
     writes: bool = False
     written: TableId | None = None
     unknown: bool = False
+    truncated: TableId | None = None
 
 
 def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
@@ -144,7 +145,8 @@ class _Parser:
                 return self._rename()
             case "TRUNCATE":
                 self.word("TABLE")
-                return Statement("TRUNCATE TABLE", frozenset([self.table()]))
+                table = self.table()
+                return Statement("TRUNCATE TABLE", frozenset([table]), truncated=table)
             case "SET":
                 return self._set()
             case _ if keyword in _HARMLESS:

@@ -21,6 +21,10 @@ CHECKSUM_BYTES = 4
 FILE_START = 4
 """Where a binlog file's first event stands, after the magic number."""
 
+FLAGS = 17
+"""Where they stand in the header."""
+SESSION_FLAG = 0x04
+"""The statement depends on its session: it may mean temporary tables."""
 ARTIFICIAL_FLAG = 0x20
 """The event was made for the connection and does not stand in the file."""
 

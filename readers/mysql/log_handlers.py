@@ -14,10 +14,12 @@ from readers.mysql.log_events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
     FILE_START,
+    FLAGS,
     HEADER_BYTES,
     MARIADB_COMPLETED_XA,
     MARIADB_PREPARED_XA,
     MARIADB_STANDALONE,
+    SESSION_FLAG,
     EventType,
     Query,
     damaged,
@@ -325,14 +327,17 @@ class EventHandler:
                 "Use a source of MySQL 8.0 or newer, or MariaDB 10.5 or newer.",
             )
         else:
-            self._check_statement(found)
+            truncated = self._check_statement(found, alone=group is not Group.OPEN)
             if group is not Group.OPEN:
+                if truncated:
+                    self.log.truncated = (truncated, self.log.entry(self.log.position_of(end_pos)))
                 self.log.close_group(end_pos)
 
-    def _check_statement(self, found: Query) -> None:
+    def _check_statement(self, found: Query, *, alone: bool) -> list[TableId]:
+        """The wanted tables that it truncates."""
         log = self.log
         if log.state[w.TX_SKIP] or not log.wanted:
-            return
+            return []
         meaning = classify(found.text, found.database, found.sql_mode)
         if meaning.unknown:
             raise UnknownLogEventError(
@@ -341,6 +346,8 @@ class EventHandler:
             )
         if meaning.writes and self._may_touch(found):
             raise self._not_rows(meaning.what)
+        if meaning.truncated is not None and alone and not log.options.replay and not self._is_of_its_session():
+            return self._named(meaning.truncated)
         changed = self._wanted(meaning)
         if changed:
             raise SchemaChangedError(
@@ -350,6 +357,14 @@ class EventHandler:
         for table in meaning.lost_index:
             for wanted in self._named(table):
                 log.tables.lose_index(wanted)
+        return []
+
+    def _is_of_its_session(self) -> bool:
+        """Does the statement at EVENT depend on its session, by temporary tables? They may have a captured table's name."""
+        at = int(self.log.state[w.EVENT])
+        return bool(
+            int.from_bytes(self.log.arena.buf[at + FLAGS : at + HEADER_BYTES].tobytes(), "little") & SESSION_FLAG
+        )
 
     def _wanted(self, meaning: Statement) -> list[TableId]:
         found = {wanted for table in meaning.changed for wanted in self._named(table)}

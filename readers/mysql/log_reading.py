@@ -245,6 +245,8 @@ class Reading:
                 yield from self._full()
         else:
             self._events.handle()
+        if log.truncated is not None:
+            yield log.flush()
 
     def _new_source(self) -> None:
         """The GTID at EVENT is of a server, or of a domain and server, that we did not meet before."""

@@ -10,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 
 from readers.kernel import Int64s
-from readers.log_batch import LogBatch
+from readers.log_batch import LogBatch, truncation
 from readers.mysql import log_arrays as w
 from readers.mysql.arrow import decode_error
 from readers.mysql.log_arena import RECEIVE_BYTES, UNPACK_BYTES, Arena
 from readers.mysql.log_arrays import Group, Reason
 from readers.mysql.log_connection import LogSource
 from readers.mysql.log_events import FILE_START, damaged
-from readers.mysql.log_rows import PLANE_BYTES, Names, batches, empty_rows, gtids_of
+from readers.mysql.log_rows import PLANE_BYTES, Names, batches, empty_rows, gtids_of, transaction_ids
 from readers.mysql.log_sources import LogSources, overlap
 from readers.mysql.log_tables import KnownTables
 from readers.mysql.log_walker import close_group
@@ -132,6 +132,8 @@ class LogState:
         """Set by a handler: hand out this transaction next."""
         self.jump: BinlogPosition | None = None
         """Likewise: go on here."""
+        self.truncated: tuple[Sequence[TableId], Int64s] | None = None
+        """Likewise: hand out what waits, then that these tables were emptied, by the transaction of this line."""
 
     def start_dump(self, position: BinlogPosition, *, seeking: bool) -> None:
         """A new dump was asked for, from `position` on: everything that was not handed out comes again."""
@@ -141,7 +143,7 @@ class LogState:
         self.file_entered = self.described = False
         self.file = position.file
         self.prepared = dict(self.progress.prepared)
-        self.known = self.detour = self.jump = None
+        self.known = self.detour = self.jump = self.truncated = None
         mark = state[w.MARK]
         state[:] = 0
         state[w.MARK] = mark
@@ -354,14 +356,28 @@ class LogState:
         )
         transactions = self.rows.transactions[:ended]
         transactions = transactions[transactions[:, w.TX_DONE] == 1]
-        self.progress = self._progress(count, transactions)
+        truncations = self._truncations(names)
+        made += truncations
+        self.progress = self._progress(count, transactions, truncations=len(truncations))
         state[w.ROW] = 0
         state[w.TX] = 0
         if state[w.KNOWN]:
             self._enter_known()
         return Flush(made, transactions, self.sources.sources, self.files)
 
-    def _progress(self, count: int, transactions: Int64s) -> Progress:
+    def _truncations(self, names: Names) -> list[LogBatch]:
+        if self.truncated is None:
+            return []
+        tables, line = self.truncated
+        self.truncated = None
+        (transaction,) = transaction_ids(line[None], names).to_pylist()
+        version, time_us = int(line[w.TX_VERSION]), int(line[w.TX_TIMESTAMP])
+        return [
+            truncation(self.wanted[table], version=version, time_us=time_us, seq=seq, transaction=transaction)
+            for seq, table in enumerate(tables)
+        ]
+
+    def _progress(self, count: int, transactions: Int64s, *, truncations: int) -> Progress:
         before = self.progress
         gtids = before.gtids
         if gtids is not None and len(transactions):
@@ -383,8 +399,8 @@ class LogState:
             dict(self.prepared),
             known,
             int(self.state[w.SEQ]) if known is not None else 0,
-            before.changes + count,
-            before.transactions + started,
+            before.changes + count + truncations,
+            before.transactions + started + int(truncations > 0),
             int(transactions[-1, w.TX_TIMESTAMP]) if len(transactions) else before.timestamp_us,
         )
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from readers.log_batch import LogBatch
+from readers.log_batch import LogBatch, truncation
 from readers.postgres import log_arrays as w
 from readers.postgres.log_arrays import Reason
 from readers.postgres.log_messages import IGNORED, damaged, read_relation, read_truncate
@@ -137,7 +137,7 @@ class Reading:
                         self._make_room()
                     self._receive(stream)
                 case Reason.MESSAGE:
-                    self._message()
+                    yield from self._message()
                 case Reason.FULL:
                     yield from self._flush()
                 case Reason.END:
@@ -208,14 +208,19 @@ class Reading:
 
     # What is rare
 
-    def _message(self) -> None:
+    def _message(self) -> Iterator[LogBatch]:
         state = self.state
         start, end = int(state[w.MESSAGE]), int(state[w.MESSAGE_END])
         kind = int(self._buf[start])
         if kind == ord("R"):
             self._tables.add(read_relation(self._buf[start:end].tobytes()))
         elif kind == ord("T"):
-            self._check_truncate(read_truncate(self._buf[start:end].tobytes()))
+            truncations = self._truncations(read_truncate(self._buf[start:end].tobytes()))
+            state[w.AT] = end
+            if truncations:  # counted already: what is handed out is handed out with them
+                yield from self._flush()
+                self.changes += len(truncations)
+                yield from truncations
         elif kind not in IGNORED:
             raise UnknownLogEventError(
                 f"The log has a message of a kind that is not known: {chr(kind)!r}, in the transaction at {self._where}.",
@@ -223,16 +228,24 @@ class Reading:
             )
         state[w.AT] = end
 
-    def _check_truncate(self, relations: tuple[int, ...]) -> None:
-        if not self.state[w.OPEN]:
+    def _truncations(self, relations: tuple[int, ...]) -> list[LogBatch]:
+        """A change of its own for each of the job's tables among `relations`: those that it cascades to are named in the
+        message. RESTART IDENTITY is nothing to a copy."""
+        state, found = self.state, []
+        if not state[w.OPEN]:
             raise self._error(Reason.GRAMMAR)
-        tables = [table for table in map(self._tables.wanted_table, relations) if table is not None]
-        if tables and self.state[w.WANTED]:
-            raise UnknownLogEventError(
-                f"{', '.join(map(str, tables))} was truncated, in the transaction at {self._where}. A TRUNCATE can't be "
-                "carried yet.",
-                f"{NEW_JOB} Empty tables by DELETE while a job follows them.",
-            )
+        if not state[w.WANTED]:
+            return []
+        for relation in relations:
+            schema = self._tables.wanted_schema(relation)
+            if schema is None:
+                continue
+            seq = int(state[w.SEQ])
+            state[w.SEQ] += 1
+            if seq >= state[w.DROP_SEQ]:
+                lsn, time_us, xid = (int(state[place]) for place in (w.TX_LSN, w.TX_TIME, w.TX_XID))
+                found.append(truncation(schema, version=lsn, time_us=time_us, seq=seq, transaction=str(xid)))
+        return found
 
     @property
     def _where(self) -> WalPosition:

@@ -76,10 +76,10 @@ class KnownTables:
         """Why rows of a relation that was described have no slot."""
         return self._unfit.get(relation_id)
 
-    def wanted_table(self, relation_id: int) -> TableId | None:
-        """The job's table that the relation is, None where it is none of them."""
+    def wanted_schema(self, relation_id: int) -> TableSchema | None:
+        """Of the job's table that the relation is, None where it is none of them."""
         relation = self._relations.get(relation_id)
-        return relation.table if relation is not None and relation.table in self.wanted else None
+        return None if relation is None else self.wanted.get(relation.table)
 
     def _slot(self, relation: Relation, schema: TableSchema) -> int:
         form = (relation.table, relation.identity, relation.columns)

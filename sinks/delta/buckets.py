@@ -50,9 +50,16 @@ class Cutting:
             raise
 
     def _cut(self, change: ChangeBatch) -> Iterator[pa.RecordBatch]:
+        if change.truncates:  # it is of all keys
+            for bucket in range(self.buckets):
+                yield _in_bucket(change, bucket)
+            return
         keys = change.rows.select(list(self.schema.key)).to_pandas(date_as_object=False)
         places = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(self.buckets)
         for bucket in np.unique(places):
-            sent = to_transport(replace(change, rows=change.rows.filter(pa.array(places == bucket))))
-            column = pa.array([bucket], pa.int32())
-            yield pa.RecordBatch.from_arrays([*sent.columns, column], schema=_BUCKETED)
+            yield _in_bucket(replace(change, rows=change.rows.filter(pa.array(places == bucket))), int(bucket))
+
+
+def _in_bucket(change: ChangeBatch, bucket: int) -> pa.RecordBatch:
+    columns = to_transport(change).columns
+    return pa.RecordBatch.from_arrays([*columns, pa.array([bucket], pa.int32())], schema=_BUCKETED)

@@ -28,7 +28,7 @@ from state.table import TableId, TableSchema
 _VIEW = "tidemark_changes"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
-_HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count")
+_HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,8 @@ class EpochWriter:
         with session_settings(batch.sparkSession, settings), spark_errors(place):
             if self.style == "changelog":
                 _append(_unpacked(rows, schema, "changes"), place)
+            elif found.truncates:
+                _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), place)
             elif found.is_log:
                 _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, place)
             else:
@@ -86,10 +88,15 @@ class _EpochTable:
     epoch: int
     is_log: bool
     byte_count: int
+    truncates: bool
 
 
 def _append(rows: DataFrame, place: Path) -> None:
     rows.write.format("delta").mode("append").save(str(place))
+
+
+def _replace(rows: DataFrame, place: Path) -> None:
+    rows.write.format("delta").mode("overwrite").save(str(place))
 
 
 def _merge(effect: DataFrame, schema: TableSchema, place: Path) -> None:
@@ -150,12 +157,16 @@ def _tables(heads: list[Row]) -> list[_EpochTable]:
             head["schema_version"],
             head["part"] == LOG_PART,
         )
-        known = found.setdefault(table, _EpochTable(table, version, head["epoch"], is_log, 0))
+        known = found.setdefault(table, _EpochTable(table, version, head["epoch"], is_log, 0, truncates=False))
         if known.schema_version != version:
             raise SinkError(f"The columns of {table} change inside one epoch.", "Start the job anew for that table.")
         if known.is_log != is_log:
             raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
-        found[table] = replace(known, byte_count=known.byte_count + head["byte_count"])
+        found[table] = replace(
+            known,
+            byte_count=known.byte_count + head["byte_count"],
+            truncates=known.truncates or head["truncates"],
+        )
     return list(found.values())
 
 

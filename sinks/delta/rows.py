@@ -13,12 +13,14 @@ import pyarrow as pa
 
 from conf.redaction import redact_exception
 from sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
-from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, batch_schema, from_transport
+from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, batch_schema, from_transport, is_truncation
+from state.errors import SinkError
 from state.table import TableSchema
 from state.typed_rows import typed_batches, typed_schema
 
-Shape: TypeAlias = Literal["changes", "rows", "effect"]
-"""`changes`: all with the changelog columns. `rows`: those of splits. `effect`: what a MERGE needs, see `effect_schema`."""
+Shape: TypeAlias = Literal["changes", "rows", "effect", "rest"]
+"""`changes`: all with the changelog columns. `rows`: those of splits. `effect`: what a MERGE needs, see `effect_schema`.
+`rest`: the rows that are there in the end, of changes among which the table was emptied."""
 _OUTPUT_ROWS = 1 << 16
 
 
@@ -50,13 +52,15 @@ class Unpacking:
                     yield change.rows.select(names)
             case "effect":
                 yield from _effect(self.schema, [change.rows for change in changes])
+            case "rest":
+                yield from _rest(self.schema, [change.rows for change in changes])
 
 
 def schema_of(schema: TableSchema, shape: Shape) -> pa.Schema:
     match shape:
         case "changes":
             return typed_schema(schema)
-        case "rows":
+        case "rows" | "rest":
             return schema.arrow_schema()
         case "effect":
             return effect_schema(schema)
@@ -79,7 +83,25 @@ def effect_schema(schema: TableSchema) -> pa.Schema:
     )
 
 
+def _rest(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=-1)
+    for effect in _effects(schema, batches[last + 1 :]):
+        if effect.partial is not None:
+            raise SinkError(
+                f"The log leaves values out of an update of {schema.table} whose row went with a TRUNCATE before.",
+                "Start the job over with an empty checkpoint and an empty target, and report this.",
+            )
+        yield effect.rows
+
+
 def _effect(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for effect in _effects(schema, batches):
+        for rows in effect_rows(schema, effect):
+            for start in range(0, rows.num_rows, _OUTPUT_ROWS):
+                yield rows.slice(start, _OUTPUT_ROWS)
+
+
+def _effects(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[NetEffect]:
     if not batches:
         return
     names = batch_schema(schema).names
@@ -88,9 +110,7 @@ def _effect(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.R
     names.remove("_txn_id")  # its dictionaries differ from batch to batch
     table = pa.Table.from_batches([batch.select(names) for batch in batches])
     for changes in table.combine_chunks().to_batches():
-        for rows in effect_rows(schema, net_effect(schema, changes)):
-            for start in range(0, rows.num_rows, _OUTPUT_ROWS):
-                yield rows.slice(start, _OUTPUT_ROWS)
+        yield net_effect(schema, changes)
 
 
 def effect_rows(schema: TableSchema, effect: NetEffect) -> Iterator[pa.RecordBatch]:

@@ -89,6 +89,10 @@ class MySqlTableRows:
                     raise self._too_long(len(text))
                 self._runner.send(b"".join((self._delete, text, b")")))
 
+    def empty(self) -> None:
+        """By DELETE: TRUNCATE would end the transaction."""
+        self.run(f"DELETE FROM {full_name(self._place)}")
+
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
 

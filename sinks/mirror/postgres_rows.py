@@ -59,6 +59,10 @@ class PostgresTableRows:
             doing=f"deleting from {self._place}",
         )
 
+    def empty(self) -> None:
+        """By DELETE: TRUNCATE would lock readers out, and is refused where a foreign key refers to the table."""
+        self.run(f"DELETE FROM {full_name(self._place)}")
+
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
 

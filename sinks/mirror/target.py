@@ -103,6 +103,9 @@ class TableRows(Protocol):
     def delete(self, keys: pa.RecordBatch) -> None:
         """Removes the rows with these keys (the key's columns in the key's order), as far as they exist."""
 
+    def empty(self) -> None:
+        """Removes all rows."""
+
     def complete(self, partial: PartialRows) -> None:
         """Fills in what is missing from the rows that the target has now, and keeps the rows for `insert_completed`.
 

@@ -23,7 +23,7 @@ from sinks.mirror.planning import place_of, table_findings
 from sinks.mirror.target import Session, TableRows
 from sinks.parts import Part, check_repeated_part, parts_of
 from sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
-from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem
+from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem, is_truncation
 from state.errors import SinkError
 from state.table import TableId, TableSchema
 
@@ -122,6 +122,12 @@ class MirrorWriter:
 
 
 def _apply(rows: TableRows, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
+    last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
+    if last is not None:
+        rows.empty()
+        batches = batches[last + 1 :]
+    if not batches:
+        return
     names = [column.name for column in schema.captured]
     needed = [*names, "_change_type"]
     if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):

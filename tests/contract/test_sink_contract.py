@@ -19,6 +19,7 @@ from tests.support.change_parts import (
     ITEMS,
     ORDERS,
     SCHEMAS,
+    TRUNCATE,
     UPDATE,
     log_part,
     part,
@@ -109,6 +110,29 @@ def test_chain_of_key_changes_leaves_every_row(sink: SinkCase) -> None:
     ]
     sink.write(log_part(2, (ORDERS, moved)))
     assert_holds(sink, ORDERS, [(n + 1, *order(n, f"c{n}")[1:]) for n in range(1, 6)])
+
+
+@pytest.mark.pitfall(41)
+def test_a_truncation_takes_the_rows_before_it_and_none_after(sink: SinkCase) -> None:
+    sink.write(snapshot_part(1, 1, ORDERS, [order(1), order(2)]), snapshot_part(1, 2, ITEMS, [(1, "pen", 2)]))
+    gone = (ORDERS, [(TRUNCATE, [None] * 5)])
+    epoch = log_part(
+        2,
+        (ORDERS, [(UPDATE, order(1, "before")), (INSERT, order(3))]),
+        (ITEMS, [(INSERT, (2, "ink", 3))]),
+        gone,
+        (ORDERS, [(INSERT, order(5)), (INSERT, order(6))]),
+        gone,
+        (ORDERS, [(INSERT, order(1, "after")), (INSERT, order(4)), (DELETE, order(4)), (INSERT, order(7))]),
+    )
+    for _ in range(2):
+        sink.write(epoch)
+        assert_holds(sink, ORDERS, [order(1, "after"), order(7)])
+        assert_holds(sink, ITEMS, [(1, "pen", 2), (2, "ink", 3)])
+    sink.write(log_part(3, gone))
+    assert_holds(sink, ORDERS, [])
+    sink.write(log_part(4, (ORDERS, [(INSERT, order(8))])))
+    assert_holds(sink, ORDERS, [order(8)])
 
 
 def test_one_part_touches_several_tables(sink: SinkCase) -> None:

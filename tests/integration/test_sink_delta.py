@@ -24,6 +24,7 @@ from tests.support.change_parts import (
     NOTES,
     ORDERS,
     SCHEMAS,
+    TRUNCATE,
     UNCHANGED,
     UPDATE,
     column,
@@ -120,6 +121,11 @@ def test_more_changes_than_a_worker_takes_are_spread(
     transactions.append([(DELETE, order(n)) for n in range(30)])
     write_epochs(sink, JOB, log_part(1, *((ORDERS, changes) for changes in transactions)), SCHEMAS)
     assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
+    emptied = [[(TRUNCATE, [None] * 5)], *transactions]
+    epoch = log_part(2, *((ORDERS, changes) for changes in [[(DELETE, order(40))], *emptied, *emptied]))
+    for _ in range(2):
+        write_epochs(sink, JOB, epoch, SCHEMAS)
+        assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
 
 
 def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sinks.mirror import writer as mirror_writer
 from state.change_batch import ChangeBatch, PartEnd
 from state.table import TableSchema
-from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, SCHEMAS, UPDATE, Change, part, rows
+from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, SCHEMAS, TRUNCATE, UPDATE, Change, part, rows
 from tests.support.note_changes import Notes, note_histories
 from tests.support.sink_state import SinkCase, any_sink, any_sink_of_postgres, sorted_rows  # noqa: F401  # fixtures
 
@@ -20,13 +20,18 @@ EPOCHS = itertools.count(1)
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[list[Change]]]:
-    """Epochs of transactions of valid changes: an insert of an absent key, an update or delete of a present one."""
+    """Epochs of transactions of valid changes: an insert of an absent key, an update or delete of a present one; or one
+    truncation."""
     held: dict[tuple[Any, ...], int | None] = {}
     epochs: list[list[list[Change]]] = []
     for _ in range(draw(st.integers(1, 3))):
         transactions: list[list[Change]] = []
         for _ in range(draw(st.integers(0, 4))):
             changes: list[Change] = []
+            if draw(st.integers(0, 5)) == 0:
+                held.clear()
+                transactions.append([(TRUNCATE, (None, None, None))])
+                continue
             for _ in range(draw(st.integers(1, 5))):
                 key = draw(st.sampled_from(KEYS))
                 value = draw(st.none() | st.integers(0, 9))
@@ -52,7 +57,9 @@ def histories(draw: st.DrawFn) -> list[list[list[Change]]]:
 def applied(epochs: list[list[list[Change]]]) -> list[tuple[Any, ...]]:
     held: dict[Any, tuple[Any, ...]] = {}
     for kind, values in itertools.chain.from_iterable(itertools.chain.from_iterable(epochs)):
-        if kind is DELETE:
+        if kind is TRUNCATE:
+            held.clear()
+        elif kind is DELETE:
             del held[tuple(values[:2])]
         else:
             held[tuple(values[:2])] = tuple(values)

@@ -12,6 +12,7 @@ from state.table import Column, TableId, TableSchema, arrow_type_of
 COMMITTED_AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=datetime.timezone.utc)
 
 INSERT, UPDATE, DELETE = ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE
+TRUNCATE = ChangeType.TRUNCATE
 
 Change = tuple[ChangeType, Sequence[Any]]
 """The kind, and the row's values in the order of the captured columns."""

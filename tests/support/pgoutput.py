@@ -179,9 +179,11 @@ class _Reader:
                 cursor.take(1)
                 numbers = [cursor.number(4) for _ in range(count)]
                 cursor.end()
-                known = [self.tables[n] for n in numbers if n in self.tables]
-                if not self.open or (self.wanted and any(table.schema is not None for table in known)):
-                    raise RefusedError("a truncate")
+                if not self.open:
+                    raise RefusedError("a truncate outside of a transaction")
+                schemas = [self.tables[n].schema for n in numbers if n in self.tables]
+                for schema in filter(None, schemas if self.wanted else ()):
+                    self.add_change(schema, 4, dict.fromkeys(column.name for column in schema.captured))
             case b"O" | b"Y" | b"M":
                 pass
             case _:
@@ -289,6 +291,9 @@ class _Reader:
     def add(self, schema: TableSchema, kind: int, values: dict[str, bytes | str | None]) -> None:
         if any(not isinstance(values[name], bytes) for name in schema.key):
             raise RefusedError("no key")
+        self.add_change(schema, kind, values)
+
+    def add_change(self, schema: TableSchema, kind: int, values: Mapping[str, bytes | str | None]) -> None:
         change: Change = {"table": schema.table}
         for column in schema.captured:
             value = values[column.name]

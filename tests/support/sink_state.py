@@ -160,6 +160,10 @@ def _folded(schema: TableSchema, changes: list[dict[str, Any]]) -> list[list[Any
     removed: list[Any] | None = None
     names = [column.name for column in schema.captured]
     for change in changes:
+        if change["_change_type"] == ChangeType.TRUNCATE.name.lower():
+            assert not any(change[name] for name in names)
+            state.clear()
+            continue
         values = [_from_json(change[c.name], c) for c in schema.captured]
         key = tuple(plain(values[names.index(name)], schema.column(name)) for name in schema.key)
         if change["_change_type"] == ChangeType.DELETE.name.lower():

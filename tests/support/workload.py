@@ -32,7 +32,13 @@ POSTGRES_TABLES = {
     "quantity BIGINT, note BYTEA, PRIMARY KEY (order_id, line_no)",
 }
 KEYS = {"orders": ("id",), "customers": ("code",), "order_lines": ("order_id", "line_no")}
-_TRANSIENT = {1205, 1213, "40P01", "40001"}  # lock wait timeout, deadlock, serialization failure
+_TRANSIENT = {
+    1205,
+    1213,
+    1412,
+    "40P01",
+    "40001",
+}  # lock wait timeout, deadlock, TRUNCATE meanwhile, serialization failure
 
 
 class Uids:

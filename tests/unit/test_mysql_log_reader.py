@@ -367,7 +367,12 @@ def test_rows_written_by_a_statement_are_refused() -> None:
 @pytest.mark.pitfall(41)
 @pytest.mark.pitfall(42)
 def test_ddl_on_a_captured_table_stops() -> None:
-    for statement in ("TRUNCATE t", "ALTER TABLE shop.t DROP v", "RENAME TABLE t TO a, b TO t", "DROP DATABASE shop"):
+    for statement in (
+        "ALTER TABLE t TRUNCATE PARTITION p",
+        "ALTER TABLE shop.t DROP v",
+        "RENAME TABLE t TO a, b TO t",
+        "DROP DATABASE shop",
+    ):
         ddl = [lb.gtid(2), lb.query(statement)]
         refused(SchemaChangedError, "shop.t", *ONE, *ddl)
         refused(SplitChangedError, "shop.t", *ONE, *ddl, replay=True)
@@ -376,8 +381,28 @@ def test_ddl_on_a_captured_table_stops() -> None:
         assert read([log_of(*ONE, *ddl)], schemas={TableId("x", "other"): lb.schema(OTHER)})[0] == []
 
 
+@pytest.mark.pitfall(41)
+@pytest.mark.pitfall(28)
+def test_a_truncation_comes_once_in_its_place_whatever_breaks() -> None:
+    truncate = lb.query("TRUNCATE t")
+    parts = [*ONE, lb.gtid(2), truncate, lb.gtid(3), *ONE[1:], lb.gtid(4), truncate, lb.gtid(5), truncate]
+    file = log_of(*parts)
+    nothing = (None, None, ChangeType.TRUNCATE, 0)
+    expected = [(1, "a", 0, 0), nothing, (1, "a", 0, 0), nothing, nothing]
+    rows, reader = read([file])
+    assert [row[:4] for row in rows] == expected
+    assert [row[4] for row in rows] == [f"{lb.SERVER}:{i}" for i in range(1, 6)]
+    assert [row[5] for row in rows] == sorted({row[5] for row in rows})
+    assert (reader.report.emitted_changes, reader.report.transactions) == (5, 5)
+    refused(SplitChangedError, "shop.t", *parts, replay=True)
+    assert read([file], schemas={TableId("x", "other"): lb.schema(OTHER)})[0] == []
+    assert [row[:3] for row in read([file], skip=GtidSet.parse(f"{lb.SERVER}:2-4"))[0]] == [(1, "a", 0), nothing[:3]]
+    for cut in range(100, file.end, 13):
+        assert [row[:4] for row in read(lb.LogServer([file], cut=[cut]))[0]] == expected
+
+
 def test_names_in_ddl_follow_the_servers_rule_of_case() -> None:
-    parts = [lb.gtid(1), lb.query("TRUNCATE Shop.T")]
+    parts = [lb.gtid(1), lb.query("DROP TABLE Shop.T")]
     assert read(lb.LogServer([log_of(*parts)]))[0] == []
     with pytest.raises(SchemaChangedError):
         read(lb.LogServer([log_of(*parts)], lower_case_names=True))
@@ -732,8 +757,8 @@ def test_compressed_events_of_mariadb() -> None:
         rows = mariadb(*parts, options=options)
         assert [row[2] for row in rows] == [0] * 40 + [2] * 40 + [3]
         assert {row[4] for row in rows} == {"0-1-2"}
-    with pytest.raises(SchemaChangedError):
-        mariadb(lb.mariadb_gtid(1, flags=1), compressed(lb.query("TRUNCATE t"), 13 + 5))
+    (row,) = mariadb(lb.mariadb_gtid(1, flags=1), compressed(lb.query("TRUNCATE t"), 13 + 5))
+    assert row[2:5] == (ChangeType.TRUNCATE, 0, "0-1-1")
     kind, body = compressed(lb.write(9, (1, "a")), 12)
     with pytest.raises(DamagedLogError, match="compressed"):
         mariadb(lb.mariadb_gtid(2), lb.table_map(9), (kind, body[:-3]), XID)

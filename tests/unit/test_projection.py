@@ -22,7 +22,7 @@ from state.position import BinlogPosition
 from state.projection import TableProjection
 from state.split import Report
 from state.table import TableId, TableSchema
-from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, UNCHANGED, UPDATE, column, rows
+from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, TRUNCATE, UNCHANGED, UPDATE, column, rows
 
 KEY = Secret("a key of some length, indeed more than one block of SHA-256 holds")
 AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 500000)
@@ -161,6 +161,16 @@ def test_expressions_do_not_see_rows_that_carry_only_the_key() -> None:
     assert [row["stars"] for row in found] == [5, None, 5, 5]
     assert [row["body"] for row in found] == ["***", None, "***", "***"]
     assert [row["id"] for row in found] == [1, 1, 2, 2]
+
+
+@pytest.mark.pitfall(41)
+def test_a_truncation_stays_one_whatever_is_computed() -> None:
+    names = [column.name for column in ORDERS.captured]
+    settings = {names[-1]: "redact"}
+    transform = f"SELECT * EXCLUDE ({names[1]}), 'a' || coalesce({names[1]}, 'b') AS {names[1]} FROM input"
+    for schema_settings in ({"masks": settings}, {"transform": transform}):
+        (row,) = projected(ORDERS, [(TRUNCATE, [None] * len(names))], **schema_settings)
+        assert not any(row.values())
 
 
 def test_values_that_the_log_leaves_out_stay_so() -> None:
