@@ -13,10 +13,11 @@ import pytest
 from conf.engine import open_engine
 from conf.redaction import Secret
 from readers.findings import SettingError
+from readers.log_batch import truncation
 from readers.projecting import MAX_BATCH_BYTES, Projector
 from readers.projection import ProjectionSettings, compile_projection
 from readers.split_read import SplitRead
-from state.change_batch import batch_schema
+from state.change_batch import batch_schema, is_truncation
 from state.errors import JobFileError, SourceNotUsableError
 from state.position import BinlogPosition
 from state.projection import TableProjection
@@ -171,6 +172,18 @@ def test_a_truncation_stays_one_whatever_is_computed() -> None:
     for schema_settings in ({"masks": settings}, {"transform": transform}):
         (row,) = projected(ORDERS, [(TRUNCATE, [None] * len(names))], **schema_settings)
         assert not any(row.values())
+
+
+@pytest.mark.parametrize("schema", [ORDERS, NOTES], ids=["mysql", "postgresql"])
+def test_expressions_do_not_see_truncations(schema: TableSchema) -> None:
+    key = ", ".join(schema.key)
+    masked = schema.captured[-1].name
+    sql = f"SELECT {key}, {masked}, 1 AS one, CASE WHEN id IS NULL THEN error('no id') END AS checked FROM input"
+    project = projector(schema, {masked: "redact"}, sql)
+    batch = project.changes(schema.table, truncation(schema, version=1, time_us=0, seq=0, transaction="7").rows)
+    assert is_truncation(batch)
+    assert batch.schema == batch_schema(project.known[schema.table].output)
+    assert all(batch.column(c.name).null_count == 1 for c in project.known[schema.table].output.columns)
 
 
 def test_values_that_the_log_leaves_out_stay_so() -> None:
