@@ -23,7 +23,7 @@ from state.position import BinlogPosition
 from state.projection import TableProjection
 from state.split import Report
 from state.table import TableId, TableSchema
-from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, TRUNCATE, UNCHANGED, UPDATE, column, rows
+from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, UNCHANGED, UPDATE, column, rows
 
 KEY = Secret("a key of some length, indeed more than one block of SHA-256 holds")
 AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 500000)
@@ -165,15 +165,6 @@ def test_expressions_do_not_see_rows_that_carry_only_the_key() -> None:
 
 
 @pytest.mark.pitfall(41)
-def test_a_truncation_stays_one_whatever_is_computed() -> None:
-    names = [column.name for column in ORDERS.captured]
-    settings = {names[-1]: "redact"}
-    transform = f"SELECT * EXCLUDE ({names[1]}), 'a' || coalesce({names[1]}, 'b') AS {names[1]} FROM input"
-    for schema_settings in ({"masks": settings}, {"transform": transform}):
-        (row,) = projected(ORDERS, [(TRUNCATE, [None] * len(names))], **schema_settings)
-        assert not any(row.values())
-
-
 @pytest.mark.parametrize("schema", [ORDERS, NOTES], ids=["mysql", "postgresql"])
 def test_expressions_do_not_see_truncations(schema: TableSchema) -> None:
     key = ", ".join(schema.key)
