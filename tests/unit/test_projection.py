@@ -165,6 +165,7 @@ def test_expressions_do_not_see_rows_that_carry_only_the_key() -> None:
 
 
 @pytest.mark.pitfall(41)
+@pytest.mark.pitfall(41)
 @pytest.mark.parametrize("schema", [ORDERS, NOTES], ids=["mysql", "postgresql"])
 def test_expressions_do_not_see_truncations(schema: TableSchema) -> None:
     key = ", ".join(schema.key)
