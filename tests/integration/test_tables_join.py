@@ -1,5 +1,7 @@
 """Tables that are there only after the job has started join it at a later start; tables that go stop it."""
 
+import contextlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, create_tables
+from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, connect_for_transactions, create_tables
 
 pytestmark = pytest.mark.integration
 
@@ -60,6 +62,7 @@ def state_of(job: Path) -> JobState:
     return state
 
 
+@pytest.mark.pitfall(9)
 def test_a_table_that_is_created_later_joins_exactly_through_crashes(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +90,36 @@ def test_a_table_that_is_created_later_joins_exactly_through_crashes(
     rows = read_history(tmp_path / "out", database.schema, LATE)
     assert rows.num_rows > 300
     assert set(rows["_is_snapshot"].to_pylist()) == {True, False}
+
+
+@pytest.mark.pitfall(64)
+def test_a_transaction_that_is_open_while_a_table_joins_is_in_its_rows(
+    postgres_source_database: Database, tmp_path: Path
+) -> None:
+    """It wrote before the table was published, and after; servers of before 2025 then forget that the table is."""
+    database = postgres_source_database
+    create_tables(database, rows=5, uids=Uids())
+    database.execute(f"DROP TABLE {LATE}")
+    job = job_of(tmp_path, database)
+    run_epochs(job)
+    create_late_table(database)
+    insert = f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (%s, 1, %s, 1)"
+    with contextlib.closing(connect_for_transactions(database)) as connection, connection.cursor() as cursor:
+        cursor.execute(insert, (1, 1))
+
+        def go_on() -> None:
+            cursor.execute(insert, (2, 2))
+            connection.commit()
+
+        timer = threading.Timer(1.0, go_on)
+        timer.start()
+        assert run_epochs(job, at_most=2) == ["stream", "snapshot"]
+        timer.join()
+    assert state_of(job).joined
+    database.execute(f"UPDATE {LATE} SET version = 2 WHERE order_id = 1", f"DELETE FROM {LATE} WHERE order_id = 2")
+    run_epochs(job)
+    assert_copied(tmp_path / "out", database)
+    assert "update_postimage" in read_history(tmp_path / "out", database.schema, LATE)["_change_type"].to_pylist()
 
 
 def test_what_a_later_table_means_in_each_mode_and_for_the_target(
