@@ -67,7 +67,7 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     assert (facts["phase"], facts["tables"][0]["rows"], facts["tables"][0]["complete"]) == ("stream", 7, True)
     (table,) = facts["tables"]
     assert (table["inserts"], table["updates"], table["deletes"]) == (2, 1, 3)
-    assert (facts["transactions"], facts["filtered_changes"], facts["reconnects"]) == (3, 0, 0)
+    assert (facts["transactions"] >= 3, facts["filtered_changes"], facts["reconnects"]) == (True, 0, 0)
     assert (0 <= facts["lag_seconds"] < 600, facts["lag_bytes"]) == (True, 0)
     shown = tidemark("status", job).out
     assert "phase     stream" in shown
