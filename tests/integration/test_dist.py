@@ -29,7 +29,7 @@ def test_the_zip_holds_every_module_and_all_data(our_zip: Path) -> None:
     files = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
-        for pattern in ("**/*.py", "**/*.yaml")
+        for pattern in ("**/*.py", "**/*.yaml", "**/*.jinja")
         for path in (ROOT / package).glob(pattern)
     }
     names = {name for name in zipfile.ZipFile(our_zip).namelist() if ".dist-info/" not in name}
