@@ -19,6 +19,9 @@ from state.position import WalPosition
 SETTLE_SECONDS = 600.0
 """So long may the transactions take that are open when a slot is made."""
 _POLL_SECONDS = 0.1
+FLUSH_SECONDS = 60.0
+_UNASKED_FLUSH_SECONDS = 0.5
+_FLUSH_POLL_SECONDS = 0.02
 _TIMED_OUT = "57014"
 
 _SLOT = """
@@ -28,6 +31,10 @@ SELECT to_jsonb(s) || jsonb_build_object(
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
+"""
+
+_ENDS = """
+SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint
 """
 
 _OPEN = (
@@ -87,7 +94,7 @@ def check_slot(
     require_identity(connection, place.identity)
     found = check_place(connection, place.slot, position)
     if until is not None:
-        _check_end(WalPosition(int(found["flushed"])), until)
+        _check_end(connection, found, until)
     if found["active"]:
         raise ConnectionLostError(
             f"the slot {place.slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
@@ -121,6 +128,7 @@ def check_place(connection: Connection, slot: str, position: WalPosition) -> dic
     _check_kind(found, slot)
     _check_kept(found, slot)
     _check_place(found, slot, position)
+    _check_end(connection, found, position)
     return found
 
 
@@ -131,12 +139,31 @@ def slot_places(connection: Connection, slot: str) -> tuple[WalPosition, WalPosi
         raise LogPositionLostError(f"The replication slot {slot} is gone.", f"{NEW_JOB} It makes a new slot.")
     _check_kind(found, slot)
     _check_kept(found, slot)
-    return WalPosition(int(found["confirmed"])), WalPosition(int(found["flushed"]))
+    return WalPosition(int(found["confirmed"])), log_end(connection)
 
 
-def log_end(connection: Connection) -> WalPosition:
-    """How far the log is flushed."""
-    return WalPosition(int(_one(connection, "SELECT (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint")[0]))
+def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
+    """How far the log has come, once it is flushed as far: only then can it be read. No snapshot's high lies behind it.
+
+    The server flushes at each commit, in the background what was committed asynchronously or pruned by a SELECT, and late
+    what an open transaction wrote: an id that nobody uses makes it flush that too. Raises SourceNotUsableError after
+    `seconds`.
+    """
+    end, flushed = _one(connection, _ENDS)
+    started, asked = time.monotonic(), False
+    while flushed < end:
+        waited = time.monotonic() - started
+        if waited > seconds:
+            raise SourceNotUsableError(
+                f"The server has not flushed its log in {seconds:.0f} s: {WalPosition(flushed)} of {WalPosition(end)}.",
+                "Look after its disk.",
+            )
+        if waited > _UNASKED_FLUSH_SECONDS and not asked:
+            _one(connection, "SELECT pg_current_xact_id()")
+            asked = True
+        time.sleep(_FLUSH_POLL_SECONDS)
+        flushed = _one(connection, _ENDS)[1]
+    return WalPosition(end)
 
 
 def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bool:
@@ -217,20 +244,19 @@ def _check_kept(found: dict[str, Any], slot: str) -> None:
 
 
 def _check_place(found: dict[str, Any], slot: str, position: WalPosition) -> None:
-    confirmed, flushed = WalPosition(int(found["confirmed"])), WalPosition(int(found["flushed"]))
+    confirmed = WalPosition(int(found["confirmed"]))
     if confirmed.lsn > position.lsn:
         raise LogPositionLostError(
             f"The replication slot {slot} stands at {confirmed}, after {position}, where the job has to go on: somebody "
             "else read from it, or it was made anew.",
             f"{NEW_JOB} A slot belongs to one job.",
         )
-    _check_end(flushed, position)
 
 
-def _check_end(flushed: WalPosition, position: WalPosition) -> None:
-    if flushed.lsn < position.lsn:
+def _check_end(connection: Connection, found: dict[str, Any], position: WalPosition) -> None:
+    if int(found["flushed"]) < position.lsn and (end := log_end(connection)).lsn < position.lsn:
         raise LogPositionLostError(
-            f"The source's log ends at {flushed}, before {position}, which it had reached: the server was restored from an "
+            f"The source's log ends at {end}, before {position}, which it had reached: the server was restored from an "
             "older copy, or lost the end of its log.",
             NEW_JOB,
         )

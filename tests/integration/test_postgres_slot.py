@@ -18,6 +18,7 @@ from readers.postgres.slot import (
     check_slot,
     create_slot,
     drop_slot,
+    log_end,
     wait_for_open_transactions,
 )
 from scripts.servers import start_server
@@ -289,3 +290,42 @@ def test_a_table_that_was_out_of_the_publication_for_a_moment_is_found(log: Logg
             log.execute(part)
         with pytest.raises(LogPositionLostError, match=r"was altered for public\.t"):
             publication.require_memberships(connection, log.name, known)
+
+
+def written(log: LoggedDatabase) -> WalPosition:
+    """How far the log has come, flushed or not."""
+    return WalPosition(int(log.query("SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")[0][0]))
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+def test_the_end_of_the_log_is_waited_for_until_it_can_be_read(log: LoggedDatabase, ending: str) -> None:
+    """What is committed asynchronously or still open is flushed later than snapshots see the end of the log."""
+    with contextlib.closing(log.database.connect()) as writer, writer.cursor() as cursor, log.connected() as connection:
+        cursor.execute("SET synchronous_commit = off")
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO public.t SELECT generate_series(1, 1000)")
+        before = written(log)
+        end = log_end(connection)
+        check_place(connection, log.name, before)
+        cursor.execute(ending)
+        after = written(log)
+        check_place(connection, log.name, after)
+        assert before.lsn <= end.lsn
+        assert after.lsn <= log_end(connection).lsn
+        with pytest.raises(LogPositionLostError, match="which it had reached"):
+            check_place(connection, log.name, WalPosition(written(log).lsn + (1 << 30)))
+
+
+def test_a_server_that_does_not_flush_is_not_waited_for_forever(log: LoggedDatabase) -> None:
+    with contextlib.closing(log.database.connect()) as writer, writer.cursor() as cursor, log.connected() as connection:
+        cursor.execute("BEGIN")
+        for number in range(100):  # others' commits on this server flush what is written here too
+            cursor.execute("INSERT INTO public.t VALUES (%s)", (number,))
+            try:
+                log_end(connection, seconds=-1.0)
+            except SourceNotUsableError as error:
+                found = error.message
+                break
+        else:
+            found = "it was flushed at once each time"
+    assert "has not flushed its log" in found
