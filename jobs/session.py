@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
@@ -51,15 +52,17 @@ def open_session(job: JobFile) -> SparkSession:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     defaults = {} if submitted else DEFAULTS
-    if not submitted and job.spark.master.startswith("local"):
-        defaults |= _forking_workers_of_ours()
+    forking = not submitted and job.spark.master.startswith("local")
+    if forking:  # only where the daemon finds our code when it starts: by the environment of the JVM that we start
+        defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
     settings = defaults | job.spark.conf_with_secrets()
     if isinstance(job.sink, DeltaSettings):
         settings |= delta_settings(settings, submitted=submitted)
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        session = builder.getOrCreate()
+        with _home_in_environment() if forking else contextlib.nullcontext():
+            session = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if error.getCondition() == "JAVA_GATEWAY_EXITED" and "spark.jars.packages" in settings:
             packages = settings["spark.jars.packages"]
@@ -82,12 +85,19 @@ def _with_retries(master: str) -> str:
     return f"local[{match['threads'] or 1},{_TASK_ATTEMPTS}]" if match else master
 
 
-def _forking_workers_of_ours() -> dict[str, str]:
-    """Only where the daemon finds our code when it starts: in local mode, by the environment of the JVM that we start."""
-    known = os.environ.get("PYTHONPATH", "")
-    if _HOME.is_dir() and str(_HOME) not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HOME), known]))
-    return {"spark.python.daemon.module": WORKER_DAEMON}
+@contextlib.contextmanager
+def _home_in_environment() -> Iterator[None]:
+    """What is started meanwhile finds our code."""
+    before = os.environ.get("PYTHONPATH")
+    if _HOME.is_dir():
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HOME), before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def _let_workers_import_us(context: SparkContext) -> None:
