@@ -15,7 +15,7 @@ from readers.mysql import watermark as watermark_module
 from readers.mysql.connect import connect
 from readers.mysql.server import read_log_status, read_server
 from readers.mysql.snapshot import SplitRead
-from readers.mysql.watermark import Low, Watermarks
+from readers.mysql.watermark import Low, Watermarks, _shown_alike
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.gtid import GtidSet
 from state.position import BinlogPosition
@@ -262,3 +262,32 @@ def test_tagged_gtids_are_part_of_a_low(mysql_database: Database) -> None:
     read = table.read()
     assert {row[1] for row in rows_of(read.rows)} == {1}
     assert ":shop:" in str(read.report.high.gtids)
+
+
+def test_readers_of_mariadb_are_not_shown_each_others_positions(mariadb_database: Database) -> None:
+    """The server mixes up the answers of sessions that ask at the same moment."""
+    mariadb_database.execute("CREATE TABLE mixed (id int PRIMARY KEY)")
+    with contextlib.closing(mariadb_database.connect()) as connection:
+        info = read_server(connection, "mariadb")
+        status = read_log_status(connection, info)
+    watermarks, anchor = Watermarks(info, "consistent_snapshot"), BinlogPosition(status.file, status.pos)
+    starts: list[tuple[Any, BinlogPosition]] = []
+    wrong: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            mariadb_database.execute(f"INSERT INTO mixed VALUES ({number})")
+            connection = stack.enter_context(contextlib.closing(mariadb_database.connect()))
+            starts.append((connection, watermarks.low(connection, anchor).start))
+
+        def ask(connection: Any, start: BinlogPosition) -> None:
+            with connection.cursor() as cursor:
+                for _ in range(300):
+                    wrong.extend({_shown_alike(cursor)["binlog_snapshot_position"]} - {str(start.pos)})
+
+        threads = [threading.Thread(target=ask, args=pair) for pair in starts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len({start.pos for _, start in starts}) == 3
+    assert wrong == []
