@@ -152,7 +152,10 @@ def _check(data: pa.Buffer, name: str) -> None:
 
 
 def _checksum_places(view: memoryview) -> list[tuple[int, int]]:
-    """In the metadata, which is the file's begin and end; what looks like one between them stands in the rows."""
+    """In the metadata, which is the file's begin and end; what looks like one between them stands in the rows.
+
+    Parquet's end holds values too, the least and greatest of each column. The metadata comes after them.
+    """
     parquet = bytes(view[:4]) == _PARQUET_MAGIC
     end = _PARQUET_END if parquet else _ARROW_END
     if len(view) < end.size:
@@ -162,7 +165,7 @@ def _checksum_places(view: memoryview) -> list[tuple[int, int]]:
     footer_start = footer_end - length
     if not 0 < footer_start <= footer_end:
         return []
-    found = [_CHECKSUM.search(view, footer_start, footer_end)]
-    if not parquet:
-        found.insert(0, _CHECKSUM.search(view, 0, footer_start))
+    if parquet:
+        return [match.span(1) for match in _CHECKSUM.finditer(view, footer_start, footer_end)][-1:]
+    found = (_CHECKSUM.search(view, 0, footer_start), _CHECKSUM.search(view, footer_start, footer_end))
     return [match.span(1) for match in found if match is not None]

@@ -70,6 +70,16 @@ def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
         assert reader.read_all().select(["id", "s"]) == rows
 
 
+def test_statistics_in_parquets_footer_stay_what_the_rows_are(store: LocalStore, tmp_path: Path) -> None:
+    text = "tidemark-crc32=00000000"
+    rows = pa.table({"id": pa.array([1], pa.int32()), "s": [text]})
+    published = publish(store, 1, SplitRead(report_of(rows), rows, 1), SCHEMA, "parquet")
+    assert read_published(store, 1, 7, "parquet") == published
+    assert store.copy_to(published.name, tmp_path / "copy.parquet")
+    statistics = pq.read_metadata(tmp_path / "copy.parquet").row_group(0).column(1).statistics
+    assert (statistics.min, statistics.max) == (text, text)
+
+
 def test_for_a_sink_that_takes_it_the_file_is_parquet(store: LocalStore, tmp_path: Path) -> None:
     first, second = some_rows(5, "tidemark-crc32=00000000 "), some_rows(6)
     published = publish(store, 1, SplitRead(report_of(first), first, 1), SCHEMA, "parquet")
