@@ -1,7 +1,7 @@
 """The rows of one split while it is read: in memory, or in a temporary file where they are too many.
 
-A split has a bounded number of rows, but for that of a table without a key, which is one split. The file is mapped, so that its
-pages are the system's to drop; it has no name, so that it ends with its last user.
+A split has a bounded number of rows, but they may be wide, and a table without a key is one split. The file is mapped, so
+that its pages are the system's to drop; it has no name, so that it ends with its last user.
 """
 
 import mmap
@@ -72,6 +72,7 @@ def needing_room() -> Iterator[None]:
         yield
     except OSError as exc:
         raise SourceNotUsableError(
-            f"The rows of a table without a key, which is one split, don't fit into {tempfile.gettempdir()}: {exc}.",
-            "Make room there, or let TMPDIR name another folder on the executors; or give the table a key (source.keys).",
+            f"The rows of a split don't fit into {tempfile.gettempdir()}: {exc}.",
+            "Make room there, or let TMPDIR name another folder on the executors. Smaller splits (snapshot.split_rows) need "
+            "less; a table without a key is one split, unless source.keys names one.",
         ) from exc
