@@ -6,6 +6,7 @@ threads, which a fork does not copy. Here none is running but jemalloc's, which 
 another one some day, this is Spark's daemon and nothing more.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -39,8 +40,11 @@ def _other_threads() -> list[str]:
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return ["unknown"]
-    names = [(task / "comm").read_text().strip() for task in tasks.iterdir() if task.name != str(os.getpid())]
-    return [name for name in names if name not in _KNOW_ABOUT_FORKS]
+    names = []
+    for task in tasks.iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended since
+            names.append((task / "comm").read_text().strip() if task.name != str(os.getpid()) else "")
+    return [name for name in names if name and name not in _KNOW_ABOUT_FORKS]
 
 
 if __name__ == "__main__":
