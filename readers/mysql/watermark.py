@@ -3,7 +3,7 @@
 - gtid: the first `@@global.gtid_executed` that has all of the anchor's GTIDs. The SELECT sees what low has.
 - log_status: `performance_schema.log_status`, which stops commits while it is taken. The SELECT sees the log up to it.
 - consistent_snapshot: `Binlog_snapshot_file/_position` of the SELECT's own transaction, which sees exactly that much; asked for
-  until the server answers alike (see `_shown_alike`).
+  by one reader at a time, until the server answers alike (see `_shown_alike`).
 
 A bare file and offset is no low on either server: a transaction stands in the log before a SELECT sees it.
 The high is the log's end after the SELECT; what lies between is replayed (normalise.py). That may show changes that the
@@ -32,6 +32,9 @@ LONGEST_POLL_SECONDS = 0.1
 SHOWN_ALIKE = 10
 """Of three sessions that asked all the time, one answer in 70 was another one's; of 9,000 times five alike, none was."""
 MOST_ANSWERS = 1000
+SHOWN_LOCK = "tidemark_binlog_snapshot"
+SHOWN_LOCK_SECONDS = 2
+"""It is held for milliseconds; who holds it longer was cut off from the server or stopped, and asks nothing."""
 
 _NOW_US = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
 
@@ -135,8 +138,10 @@ def _log_status_low(connection: Connection) -> Low:
 
 def _snapshot_low(connection: Connection) -> Low:
     with connection.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, %s)", (SHOWN_LOCK, SHOWN_LOCK_SECONDS))
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         shown = _shown_alike(cursor)
+        cursor.execute("SELECT RELEASE_LOCK(%s)", (SHOWN_LOCK,))
     (now_us,) = _row(connection, f"SELECT {_NOW_US}")
     file = shown.get("binlog_snapshot_file")
     if not file:
@@ -151,8 +156,9 @@ def _snapshot_low(connection: Connection) -> Low:
 def _shown_alike(cursor: pymysql.cursors.Cursor) -> dict[str, str]:
     """The position of this session's snapshot, once SHOWN_ALIKE answers in a row have the same.
 
-    MariaDB keeps what SHOW STATUS is about to show in variables of the whole server: who asks at the same moment, another
-    reader or a monitor, may be shown in its place. An answer was seen to be that of another reader's older snapshot.
+    MariaDB keeps what SHOW STATUS is about to show in variables of the whole server: who asks at the same moment may be shown
+    in its place. An answer was seen to be that of another reader's older snapshot. Readers of Tidemark take turns by a lock
+    of their own; against others, a monitor or a dump, there are the answers, which they would have to meet each time.
     """
     last: dict[str, str] = {}
     alike = 0

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from readers.mysql import watermark as watermark_module
 from readers.mysql.connect import connect
 from readers.mysql.server import read_log_status, read_server
 from readers.mysql.snapshot import SplitRead
-from readers.mysql.watermark import Low, Watermarks, _shown_alike
+from readers.mysql.watermark import SHOWN_LOCK, SHOWN_LOCK_SECONDS, Low, Watermarks, _shown_alike
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.gtid import GtidSet
 from state.position import BinlogPosition
@@ -291,3 +292,22 @@ def test_readers_of_mariadb_are_not_shown_each_others_positions(mariadb_database
             thread.join()
     assert len({start.pos for _, start in starts}) == 3
     assert wrong == []
+
+
+def test_readers_of_mariadb_take_turns_and_outlast_one_that_was_cut_off(mariadb_database: Database) -> None:
+    with (
+        contextlib.closing(mariadb_database.connect()) as cut_off,
+        contextlib.closing(mariadb_database.connect()) as connection,
+        cut_off.cursor() as holder,
+    ):
+        info = read_server(connection, "mariadb")
+        status = read_log_status(connection, info)
+        watermarks, anchor = Watermarks(info, "consistent_snapshot"), BinlogPosition(status.file, status.pos)
+        watermarks.low(connection, anchor)
+        holder.execute("SELECT GET_LOCK(%s, 5)", (SHOWN_LOCK,))
+        assert holder.fetchone() == (1,)
+        began = time.monotonic()
+        low = watermarks.low(connection, anchor)
+        assert time.monotonic() - began >= SHOWN_LOCK_SECONDS
+        assert low.exact
+        assert low.start.order >= anchor.order
