@@ -15,6 +15,7 @@ connection, a DDL in the window) makes it read the split anew; nothing half-read
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from conf.source import Tls
 from readers.gathered_rows import GatheredRows
 from readers.mysql.anchors import newest_anchor, remember_anchor
 from readers.mysql.columns import ColumnPlan
-from readers.mysql.connect import Connection, connect, error_code, error_text, quote_table
+from readers.mysql.connect import Connection, connect, error_code, quote_table
 from readers.mysql.key_columns import column_list, null_key, range_condition
 from readers.mysql.keys import MySqlKeys
 from readers.mysql.log_connection import ServerLog, another_log, file_begun
@@ -35,26 +36,23 @@ from readers.mysql.log_state import ReadOptions
 from readers.mysql.ranks import within
 from readers.mysql.result import stream_select
 from readers.mysql.server import ServerInfo, WatermarkMethod, require_identity
-from readers.mysql.session import SqlSession, pause, will_pass
+from readers.mysql.session import SqlSession
 from readers.mysql.table_facts import read_tables
 from readers.mysql.watermark import Low, Watermarks
 from readers.normalise import Replay
 from readers.split_read import SplitRead
-from state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, SplitChangedError
+from readers.split_reader import RetryingSplitReader, columns_are_gone
+from state.errors import SourceNotUsableError, SplitChangedError
 from state.failpoints import failpoint
 from state.log_range import LogRange
 from state.position import BinlogPosition, Position, binlog_position
 from state.split import KeyRange, Report, Split
 from state.table import TableId, TableSchema
 
-READ_ATTEMPTS = 5
-"""Of a split, against connections that break."""
-
 FRESH_READS = 100
 """Of a split, against changes that make a read useless: a DDL in the window, or a table without a key that changes."""
 
 _TABLE_CHANGED = 1412
-_NO_SUCH_TABLE_OR_COLUMN = frozenset({1054, 1146})
 
 
 def _nothing() -> None:
@@ -103,79 +101,38 @@ class SnapshotSource:
         return connection
 
 
-@dataclass(slots=True)
-class ReadCounters:
-    splits: int = 0
-    lost_connections: int = 0
-    fresh_reads: int = 0
-    replays: int = 0
-    replayed_changes: int = 0
+class SplitReader(RetryingSplitReader[Connection]):
+    """Where this process knows a newer anchor than the plan's, it takes that. `read` raises SourceNotUsableError also where a
+    table never rests."""
 
-
-class SplitReader:
-    """Reads splits one after the other, on one connection. Not for several threads. A context manager."""
+    table_is_gone: ClassVar[frozenset[int]] = frozenset({1054, 1146})
+    _error_code = staticmethod(error_code)
 
     def __init__(
         self, source: SnapshotSource, *, hooks: ReadHooks | None = None, watermarks: Watermarks | None = None
     ) -> None:
+        session = SqlSession(source.connect)
+        super().__init__(session)
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
         self._watermarks = Watermarks(source.server, source.method) if watermarks is None else watermarks
-        self._session = SqlSession(source.connect)
-        self._keys = MySqlKeys(self._session, {})
+        self._keys = MySqlKeys(session, {})
         self._scope = (source.job_uuid, source.server.identity)
         self._begun: dict[str, int] = {}
-        self.counters = ReadCounters()
 
-    def __enter__(self) -> "SplitReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._session.close()
-
-    def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
-        """The rows of the split at its high. `anchor` is the plan's; a newer one that this process knows is preferred.
-
-        Raises SchemaChangedError if the table no longer has the columns of `schema`, SourceUnavailableError after
-        READ_ATTEMPTS broken connections, SourceNotUsableError where the server refuses or the table never rests.
-        """
-        if (split.table, split.schema_version) != (schema.table, schema.version):
-            raise ValueError(f"split of {split.table} version {split.schema_version} and schema of {schema.table}")
-        lost, fresh = 0, 0
+    def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        fresh = 0
         while True:
             try:
-                read = self._read(split, schema, newest_anchor(self._scope, binlog_position(anchor)))
+                return self._read_once(split, schema, newest_anchor(self._scope, binlog_position(anchor)))
             except SplitChangedError as error:
                 cause: Exception = error
             except pymysql.MySQLError as error:
-                cause = error
                 if error_code(error) != _TABLE_CHANGED:
-                    lost += 1
-                    self._count_lost(error, schema, lost)
-                    continue
-            else:
-                self.counters.splits += 1
-                return read
+                    raise
+                cause = error
             fresh += 1
             self._count_fresh(cause, schema, fresh)
-
-    def _count_lost(self, error: pymysql.MySQLError, schema: TableSchema, lost: int) -> None:
-        """Back when the split can be read again."""
-        connection = self._session.connection
-        passing = will_pass(error, connection)
-        self._session.close()
-        self.counters.lost_connections += 1
-        if not passing:
-            raise _refusal(schema.table, error) from error
-        if lost == READ_ATTEMPTS:
-            raise SourceUnavailableError(
-                f"The connection was lost {lost} times while a split of {schema.table} was read: {error_text(error)}",
-                "Check the server and the network between it and the executors.",
-            ) from error
-        pause(lost)
 
     def _count_fresh(self, cause: Exception, schema: TableSchema, fresh: int) -> None:
         self.counters.fresh_reads += 1
@@ -188,8 +145,7 @@ class SplitReader:
                 "Let DDL on the table rest; name a unique key for it in source.keys if it has none.",
             ) from cause
 
-    def _read(self, split: Split, schema: TableSchema, anchor: BinlogPosition) -> SplitRead:
-        """One attempt."""
+    def _read_once(self, split: Split, schema: TableSchema, anchor: BinlogPosition) -> SplitRead:
         connection, hooks = self._session.connection, self._hooks
         hooks.before_low()
         low = self._watermarks.low(connection, anchor)
@@ -298,26 +254,10 @@ def require_columns(connection: Connection, schema: TableSchema) -> None:
     now = [(c.name, c.source_type, c.charset, c.collation) for c in found.columns]
     known = [(c.name, c.source_type, c.charset, c.collation) for c in schema.columns]
     if now != known[: len(now)] or len(known) != len(now) + found.hidden_hashes:
-        raise SchemaChangedError(
-            f"{schema.table} no longer has the columns that it had when the job began.",
-            "Start the job anew with another checkpoint directory and an empty target.",
-        )
+        raise columns_are_gone(f"{schema.table} no longer has the columns that it had when the job began.")
 
 
 def _split_read(split: Split, rows: pa.Table, high: BinlogPosition, settled: int, low: Low) -> SplitRead:
     low_place = BinlogPosition(low.start.file, low.start.pos)
     report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, settled, low_place)
     return SplitRead(report, rows, low.taken_at_us)
-
-
-def _refusal(table: TableId, error: pymysql.MySQLError) -> SourceNotUsableError:
-    if error_code(error) in _NO_SUCH_TABLE_OR_COLUMN:
-        return SchemaChangedError(
-            f"{table} no longer has the columns that the job knows: {error_text(error)}.",
-            "Check snapshot.where, which may name a column that is not there. If the table was changed, start the job "
-            "anew with another checkpoint directory and an empty target.",
-        )
-    return SourceNotUsableError(
-        f"The source refuses to read {table}: {error_text(error)}.",
-        "Check that the account may SELECT from it, and snapshot.where for mistakes.",
-    )

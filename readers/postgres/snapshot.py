@@ -11,28 +11,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import psycopg2
+from typing import ClassVar
 
 from conf.endpoint import Endpoint
 from conf.source import Tls
-from readers.postgres.connect import Connection, connect, error_code, error_text, quote_table
+from readers.postgres.connect import Connection, connect, error_code, quote_table
 from readers.postgres.copy_rows import copy_rows
 from readers.postgres.key_columns import TableKey, range_condition, read_key
 from readers.postgres.server import ServerIdentity, require_identity
-from readers.postgres.session import SqlSession, pause, will_pass
+from readers.postgres.session import SqlSession
 from readers.postgres.types import select_expression
 from readers.split_read import SplitRead
-from state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError
+from readers.split_reader import RetryingSplitReader, columns_are_gone
+from state.errors import SourceNotUsableError
 from state.failpoints import failpoint
 from state.position import Position, WalPosition
 from state.split import Report, Split
 from state.table import TableId, TableSchema
-
-READ_ATTEMPTS = 5
-"""Of a split, against connections that break."""
-
-_NO_SUCH_TABLE_OR_COLUMN = frozenset({"42P01", "42703", "3F000"})
 
 # The target list is evaluated after the snapshot was taken.
 _TAKE = """
@@ -81,68 +76,18 @@ class SnapshotSource:
         return connection
 
 
-@dataclass(slots=True)
-class ReadCounters:
-    splits: int = 0
-    lost_connections: int = 0
+class SplitReader(RetryingSplitReader[Connection]):
+    """The high of what it reads carries the snapshot; an anchor is not needed."""
 
-
-class SplitReader:
-    """Reads splits one after the other, on one connection. Not for several threads. A context manager."""
+    table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
+        super().__init__(SqlSession(source.connect))
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
-        self._session = SqlSession(source.connect)
-        self.counters = ReadCounters()
 
-    def __enter__(self) -> "SplitReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._session.close()
-
-    def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
-        """The rows of the split at its high, which carries the snapshot. `anchor` is not needed here.
-
-        Raises SchemaChangedError if the table no longer has the columns of `schema`, SourceUnavailableError after
-        READ_ATTEMPTS broken connections, SourceNotUsableError where the server refuses or a value has no place.
-        """
-        if (split.table, split.schema_version) != (schema.table, schema.version):
-            raise ValueError(f"split of {split.table} version {split.schema_version} and schema of {schema.table}")
-        lost = 0
-        while True:
-            try:
-                read = self._read(split, schema)
-            except psycopg2.Error as error:
-                lost += 1
-                self._count_lost(error, schema, lost)
-            except BaseException:
-                self._session.close()  # in the middle of a transaction, or of a COPY
-                raise
-            else:
-                self.counters.splits += 1
-                return read
-
-    def _count_lost(self, error: psycopg2.Error, schema: TableSchema, lost: int) -> None:
-        """Back when the split can be read again."""
-        passing = will_pass(error, self._session.connection)
-        self._session.close()
-        self.counters.lost_connections += 1
-        if not passing:
-            raise _refusal(schema.table, error) from error
-        if lost == READ_ATTEMPTS:
-            raise SourceUnavailableError(
-                f"The connection was lost {lost} times while a split of {schema.table} was read: {error_text(error)}",
-                "Check the server and the network between it and the executors.",
-            ) from error
-        pause(lost)
-
-    def _read(self, split: Split, schema: TableSchema) -> SplitRead:
-        """One attempt."""
+    def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         connection, hooks = self._session.connection, self._hooks
         hooks.before_snapshot()
         with connection.cursor() as cursor:
@@ -182,27 +127,11 @@ class SplitReader:
 def require_shape(key: TableKey, schema: TableSchema) -> None:
     """Raises SchemaChangedError unless the table still has the columns of `schema`."""
     if key.shape != tuple((c.name, c.source_type, c.collation) for c in schema.columns):
-        raise SchemaChangedError(
-            f"{schema.table} no longer has the columns that it had when the job began.",
-            "Start the job anew with another checkpoint directory and an empty target.",
-        )
+        raise columns_are_gone(f"{schema.table} no longer has the columns that it had when the job began.")
 
 
 def _standby() -> SourceNotUsableError:
     return SourceNotUsableError(
         "The server is a standby: its snapshots do not say which transactions are still running.",
         "Name the primary in source.url.",
-    )
-
-
-def _refusal(table: TableId, error: psycopg2.Error) -> SourceNotUsableError:
-    if error_code(error) in _NO_SUCH_TABLE_OR_COLUMN:
-        return SchemaChangedError(
-            f"{table} no longer has the columns that the job knows: {error_text(error)}.",
-            "Check snapshot.where, which may name a column that is not there. If the table was changed, start the job "
-            "anew with another checkpoint directory and an empty target.",
-        )
-    return SourceNotUsableError(
-        f"The source refuses to read {table}: {error_text(error)}.",
-        "Check that the role may SELECT from the whole table, and snapshot.where for mistakes.",
     )

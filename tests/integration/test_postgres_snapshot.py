@@ -11,7 +11,8 @@ import pytest
 from readers.postgres.key_columns import read_key
 from readers.postgres.keys import PostgresKeys
 from readers.postgres.session import SqlSession
-from readers.postgres.snapshot import READ_ATTEMPTS, ReadHooks
+from readers.postgres.snapshot import ReadHooks
+from readers.split_reader import READ_ATTEMPTS
 from state.errors import (
     LogPositionLostError,
     SchemaChangedError,
