@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 import jobs
 from conf.model import JobFile
 from conf.sink import DeltaSink as DeltaSettings
+from jobs.class_archive import archive_options
 from sinks.delta.settings import delta_settings, how_to_have_delta
 from state.errors import SinkError
 
@@ -26,12 +27,13 @@ _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
 WORKER_DAEMON = "jobs.worker_daemon"
 _HOME = Path(jobs.__file__).resolve().parent.parent
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     # Rows pass the JVM as whole batches: code of the second compiler would never earn the time that it takes. That of the
     # first one has 48 MB without the second option, which Delta fills.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
 }
 """Of a session that we start; the job file's win."""
 
@@ -52,7 +54,9 @@ def open_session(job: JobFile) -> SparkSession:
     if not submitted:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
-    defaults = {} if submitted else DEFAULTS
+    defaults = (
+        {} if submitted else DEFAULTS | {_JAVA_OPTIONS: f"{DEFAULTS[_JAVA_OPTIONS]} {archive_options()}".rstrip()}
+    )
     forking = not submitted and job.spark.master.startswith("local")
     if forking:  # only where the daemon finds our code when it starts: by the environment of the JVM that we start
         defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
