@@ -6,13 +6,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
 
+import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, SparkFiles
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
@@ -142,12 +144,22 @@ def start_workers(session: SparkSession) -> None:
     """Lets the workers' daemon start, and Spark plan and run a first task, while the query is being set up. Only where that
     daemon is ours."""
     if session.sparkContext.getConf().get("spark.python.daemon.module") == WORKER_DAEMON:
-        threading.Thread(target=_one_task, args=(session,), daemon=True).start()
+        threading.Thread(target=_start_workers, args=(session,), daemon=True).start()
 
 
-def _one_task(session: SparkSession) -> None:
-    with contextlib.suppress(Exception):  # an epoch's tasks would fail likewise, and be heard; or the job is over
-        session.range(1, numPartitions=1).mapInArrow(iter, "id long").collect()
+def _start_workers(session: SparkSession) -> None:
+    """If it fails, an epoch's tasks will too, and be heard; or the job is over."""
+    with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+        run_a_task(session)
+
+
+def run_a_task(session: SparkSession) -> int:
+    """Of one row, by a worker. Returns the number of rows."""
+    return len(session.range(1, numPartitions=1).mapInArrow(_unchanged, "id long").collect())
+
+
+def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iter(batches)
 
 
 def local_path(url: str) -> str:
