@@ -39,7 +39,9 @@ MAX_GROWTH = 8
 """From one epoch to the next; each costs as much as a large one. Also the splits of the first one's tasks, some seconds'
 work, unless they are small: whoever wants those has long rows or a slow source."""
 SMALL_SPLIT_ROWS = 10_000
-MIN_BATCH_BYTES = 64 << 10
+MIN_BATCH_BYTES = 4 << 20
+"""An epoch has a cost of its own, several seconds where each of many tables is a commit: if it alone is above
+`max_batch_seconds`, ever smaller ranges would make the job ever slower, and it would never catch up."""
 
 
 @dataclass(frozen=True, slots=True)

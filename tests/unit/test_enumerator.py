@@ -283,21 +283,27 @@ def test_a_run_with_a_goal_ends_there_but_not_before_the_greatest_high() -> None
 def test_batches_of_log_grow_when_quick_and_shrink_when_slow() -> None:
     settings = replace(SETTINGS, max_batch_bytes=1 << 30, max_batch_seconds=10.0)
     files = (LogFile("b.000001", 10**12),)
-    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 20)
+    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 24)
     outcome, seen = None, []
     for seconds in [5.0, 6.0, 20.0, 400.0, None, *[0.1] * 16]:
         plan, state = planned(state, outcome, files=files, settings=settings)
         seen.append(state.batch_bytes)
         outcome = log_read(plan, seconds=seconds)
-    assert seen[:6] == [1 << 20, 1 << 21, 1 << 21, 1 << 20, MIN_BATCH_BYTES, MIN_BATCH_BYTES]
+    assert seen[:6] == [1 << 24, 1 << 25, 1 << 25, 1 << 24, MIN_BATCH_BYTES, MIN_BATCH_BYTES]
     assert seen[-1] == 1 << 30
 
 
 def test_a_short_range_says_nothing_about_the_size_of_a_batch() -> None:
     settings = replace(SETTINGS, max_batch_bytes=1 << 30)
-    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 20)
+    state = replace(first_state(job(mode="incremental"), settings), batch_bytes=1 << 24)
     plan, state = planned(state, files=(LogFile("b.000001", 1100),), settings=settings)
-    assert absorb(state, log_read(plan, seconds=0.3), settings).batch_bytes == 1 << 20
+    assert absorb(state, log_read(plan, seconds=0.3), settings).batch_bytes == 1 << 24
+
+
+def test_epochs_slow_by_themselves_do_not_make_batches_tiny() -> None:
+    settings = replace(SETTINGS, max_batch_bytes=1 << 30)
+    plan, state = planned(first_state(job(mode="incremental"), settings), settings=settings)
+    assert absorb(state, log_read(plan, seconds=25.0), settings).batch_bytes == MIN_BATCH_BYTES >= 1 << 22
 
 
 def test_open_xa_transactions_are_carried_to_the_next_range_and_need_their_part_of_the_log() -> None:
