@@ -240,6 +240,11 @@ class Source(Section):
         "may. Without it, `tidemark_` and the job's name.",
         examples=["tidemark_shop_mirror"],
     )
+    partitions_removed: Literal["stop", "keep"] = Field(
+        "stop",
+        description="PostgreSQL: when a partition of a copied table was detached, dropped or emptied by TRUNCATE, which is in "
+        "no log. `stop`: the job stops. `keep`: it warns and goes on, and the copy keeps the rows.",
+    )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None,
         description="Encrypts connections and checks the server. Without it they are not encrypted.",

@@ -3,6 +3,7 @@
     job                     what the job is (JobState), written once, before the first read
     joined/0000000001       tables that a later start found (Joined), written before anything of them is read
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord)
+    partitions/9f2c…        PostgreSQL: what partitioned tables consist of, as the newest plan knows it
     published/e…            an epoch's split rows with their reports, until the epoch is committed
     logs/e0000000042        what an epoch's log range was found to hold (LogReport)
     routes/e0000000042      the splits that an epoch finished, as the gap filter reads them, until the log has passed them
@@ -12,14 +13,16 @@
 Every part is written once and never changed. What is missing or damaged is an error, never read as "nothing there yet".
 """
 
+import hashlib
 import json
 import socket
 from dataclasses import dataclass
 
-from state.codec import JOB, JOINED, LOG_REPORT, PLAN
+from state.codec import JOB, JOINED, LOG_REPORT, PARTITIONS, PLAN
 from state.errors import CheckpointError
 from state.job_state import JobState, Joined
 from state.log_range import LogReport
+from state.partitions import KeptPartitions, Partitions
 from state.plan import PlanRecord
 from state.store import CheckpointStore, open_store, require_create_if_absent
 
@@ -112,6 +115,23 @@ class Checkpoint:
         name = f"plans/{epoch_name(record.plan.epoch)}"
         if not self.store.create(name, PLAN.encode(record)):
             raise _another_driver(name, self.url)
+
+    def keep_partitions(self, partitions: Partitions) -> KeptPartitions:
+        """Under a name that follows from the content: what is there already is not written again."""
+        data = PARTITIONS.encode(partitions.tables)
+        name = hashlib.sha256(data).hexdigest()[:32]
+        self.store.create(f"partitions/{name}", data)
+        return KeptPartitions(name, partitions.ended_xid)
+
+    def partitions(self, kept: KeptPartitions) -> Partitions:
+        name = f"partitions/{kept.name}"
+        return Partitions(kept.ended_xid, PARTITIONS.decode(self._read(name), name))
+
+    def forget_partitions(self, but: KeptPartitions) -> None:
+        """Once a plan with `but` is durable: no restart needs what older ones had."""
+        for known in self.store.list("partitions"):
+            if known != f"partitions/{but.name}":
+                self.store.delete(known)
 
     def committed_epoch(self) -> int:
         """The last epoch that Spark's query has committed, 0 before the first; read from Spark's own log."""

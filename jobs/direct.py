@@ -95,7 +95,11 @@ class DirectPlanner:
         if committed > self._complete_epoch:
             _read_what_was_left(self._context, committed)
             self._complete_epoch = committed
-        return self._planner.next_epoch(committed)
+        epoch = self._planner.next_epoch(committed)
+        if epoch > committed:
+            for text in self._context.checkpoint.plan(epoch).warnings:
+                JsonEvents().note("warning", text=text)
+        return epoch
 
 
 def _read_what_was_left(context: RunContext, epoch: int) -> None:

@@ -15,6 +15,8 @@ from sinks.sink import JobIdentity
 from state.errors import SourceNotUsableError
 from state.failpoints import failpoint
 from state.job_state import JobState, Joined, SplitKey
+from state.partitions import Partitions
+from state.position import Position
 from state.projection import outputs_of
 from state.table import TableId, TableSchema
 
@@ -24,7 +26,7 @@ Admit: TypeAlias = Callable[[JobIdentity, Sequence[TableSchema]], None]
 
 def first_job_state(job: JobFile, found: FoundSource) -> JobState:
     """Its start is durable before the first row is read: what is committed from here on comes by the log."""
-    start = found.first_start()
+    partitions, start = _partitions_and_start(job, found, [schema.table for schema in found.schemas], found.first_start)
     return JobState(
         job_uuid=str(uuid.uuid4()),
         job_name=job.job,
@@ -37,6 +39,7 @@ def first_job_state(job: JobFile, found: FoundSource) -> JobState:
         memberships=found.memberships(),
         split_keys=_split_keys(job, found, found.schemas),
         projections=projections_of(job, found.schemas),
+        partitions=partitions,
     )
 
 
@@ -59,9 +62,9 @@ def with_later_tables(
         (*state.outputs, *outputs_of(later, projections)),
     )
     tables = [schema.table for schema in later]
-    start = found.joining_start(tables)
+    partitions, start = _partitions_and_start(job, found, tables, lambda: found.joining_start(tables))
     memberships = tuple(membership for membership in found.memberships() if membership.table in tables)
-    joined = Joined(start, later, _split_keys(job, found, later), memberships, projections)
+    joined = Joined(start, later, _split_keys(job, found, later), memberships, projections, partitions)
     failpoint("tables.before_joined")
     state = Checkpoint.at(job.checkpoint).create_joined(state, joined)
     failpoint("tables.after_joined")
@@ -87,6 +90,17 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
         )
     for table in missing:
         _warn(events, table, "is left out by source.tables now, but was not when the job started: it is still copied.")
+
+
+def _partitions_and_start(
+    job: JobFile, found: FoundSource, tables: Sequence[TableId], take_start: Callable[[], Position]
+) -> tuple[Partitions | None, Position]:
+    """What becomes of partitions between the two is in all splits or in none; without splits it must not be passed over."""
+    if not job.has_snapshot:
+        partitions = found.partitions(tables)
+        return partitions, take_start()
+    start = take_start()
+    return found.partitions(tables), start
 
 
 def _split_keys(job: JobFile, found: FoundSource, schemas: Iterable[TableSchema]) -> tuple[SplitKey, ...]:

@@ -37,6 +37,7 @@ from readers.statistics import TableStatistics
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.gtid import GtidSet
 from state.job_state import JobState, Membership
+from state.partitions import PartitionLook, Partitions
 from state.position import BinlogPosition, Position, binlog_position
 from state.table import TableId, TableSchema
 
@@ -112,6 +113,10 @@ class MySqlAccess:
     def log_extent(self) -> BinlogExtent:
         """The files up to the log's end; the end is asked first, for the log may grow and rotate between the two."""
         return BinlogExtent(self._session.ask(lambda connection: _log_files(connection, self._server)))
+
+    def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        """What is done to partitions is in the log."""
+        return PartitionLook(known)
 
     def committed(self, position: Position) -> None:
         """The server keeps its log by its own rules."""
@@ -200,6 +205,9 @@ class FoundMySql:
 
     def memberships(self) -> tuple[Membership, ...]:
         return ()
+
+    def partitions(self, tables: Sequence[TableId]) -> None:
+        return None
 
     def server(self, state: JobState) -> MySqlServer:
         return MySqlServer(self.job, self.info, self.watermarks())

@@ -15,6 +15,7 @@ from conf.model import JobFile
 from enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
 from jobs.checkpoint import Checkpoint
 from jobs.history import EpochRecorder
+from jobs.partition_watch import PartitionWatch
 from jobs.routes import forget_routes, write_segment
 from jobs.run_folder import RunFolder
 from jobs.sources import PlannerAccess
@@ -49,6 +50,7 @@ class Planner:
         self._goal: Position | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
         self._planned_at: tuple[int, float] | None = None
+        self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
 
     def end_at_log_end(self) -> None:
@@ -75,6 +77,8 @@ class Planner:
         record, outcome = self._outcome(committed, state)
         observation = Observation(self._access.log_extent(), self._goal, outcome, self._job_state.joined)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
+        if state.phase is not Phase.DONE:
+            self._partitions.look(committed)
         if record is not None and outcome is not None:
             self._recorder.add(record, outcome, state)
         self._absorbed = (committed, state)
@@ -83,8 +87,10 @@ class Planner:
             self._recorder.save(at_once=self._goal is not None)
             return committed
         failpoint("planner.before_plan")
-        self._checkpoint.create_plan(PlanRecord(plan, state, planned_at_us=time.time_ns() // 1000))
+        partitions, warnings = self._partitions.kept(), self._partitions.warnings
+        self._checkpoint.create_plan(PlanRecord(plan, state, time.time_ns() // 1000, partitions, warnings))
         failpoint("planner.after_plan")
+        self._partitions.planned()
         self._absorbed = None
         self._planned_at = (plan.epoch, time.monotonic())
         forget_published(self._checkpoint.store, committed)

@@ -23,6 +23,8 @@ from readers.postgres.keys import PostgresKeys
 from readers.postgres.lease import Lease, lock_name
 from readers.postgres.log_reader import LogReader
 from readers.postgres.log_reading import ReadOptions
+from readers.postgres.partition_checks import look_again
+from readers.postgres.partitions import find_partitions
 from readers.postgres.preflight import Demands, preflight
 from readers.postgres.publication import add_tables, create_publication, memberships, require_memberships
 from readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
@@ -44,6 +46,7 @@ from readers.statistics import TableStatistics
 from state.errors import JobFileError, LogPositionLostError
 from state.job_state import JobState, Membership
 from state.log_range import LogRange, LogReport
+from state.partitions import PartitionLook, Partitions
 from state.position import Position, WalPosition, wal_position
 from state.table import TableId, TableSchema
 
@@ -101,6 +104,7 @@ class PostgresAccess:
     def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
         self._place = server.place
         self._slot = server.place.slot
+        self._partitions_removed = server.job.source.partitions_removed
         self._join_lsns = list(join_lsns)
         self._session = SqlSession(server.connect)
         self._advanced_at = 0.0
@@ -112,6 +116,12 @@ class PostgresAccess:
     def log_extent(self) -> WalExtent:
         start, end = self._session.ask(lambda connection: slot_places(connection, self._slot))
         return WalExtent(start, end)
+
+    def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        keeps_removed = self._partitions_removed == "keep"
+        return self._session.ask(
+            lambda connection: look_again(connection, self._place, known, keeps_removed=keeps_removed)
+        )
 
     def committed(self, position: Position) -> None:
         """Where tables joined the slot is moved before any more is read: servers of before 2025 lose changes of a table
@@ -231,6 +241,9 @@ class FoundPostgres:
     def memberships(self) -> tuple[Membership, ...]:
         found = memberships(self.connection, self.job.publication, [schema.table for schema in self.schemas])
         return tuple(Membership(table, text) for table, text in sorted(found.items()))
+
+    def partitions(self, tables: Sequence[TableId]) -> Partitions | None:
+        return find_partitions(self.connection, tables)
 
     def require_same_log(self, state: JobState, places: Sequence[Position]) -> None:
         identity = ServerIdentity.parse(state.server_identity)

@@ -102,6 +102,7 @@ class _Run:
         self._folder = folder
         self._checkpoint = Checkpoint.at(job.checkpoint)
         self._committed_epoch = self._checkpoint.committed_epoch()
+        self._warned_epoch = self._committed_epoch
         self._shown: tuple[int, int, bool] | None = None
         self._signals = 0
         self._following = False
@@ -186,7 +187,9 @@ class _Run:
     def _show(self, query: StreamingQuery, *, last: bool = False) -> None:
         done = last and not self.finished.interrupted
         caught_up = done or (self.finished.epochs > 0 and self._is_idle(query))
-        latest = max(self._checkpoint.plan_epochs(), default=0)
+        epochs = self._checkpoint.plan_epochs()
+        latest = max(epochs, default=0)
+        self._show_warnings(epochs)
         if not last and self._shown == (latest, self._committed_epoch, caught_up):
             return
         self._shown = (latest, self._committed_epoch, caught_up)
@@ -203,6 +206,13 @@ class _Run:
         if last:
             self.finished.phase, self.finished.position = progress.phase, progress.position
             self.finished.tables = [asdict(table) for table in progress.tables]
+
+    def _show_warnings(self, epochs: list[int]) -> None:
+        for epoch in epochs:
+            if epoch > self._warned_epoch:
+                self._warned_epoch = epoch
+                for text in self._checkpoint.plan(epoch).warnings:
+                    self._events.note("warning", text=text)
 
 
 def _cause_of(error: StreamingQueryException) -> Exception:

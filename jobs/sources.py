@@ -17,6 +17,7 @@ from readers.split_read import SplitRead
 from readers.statistics import TableStatistics
 from state.job_state import JobState, Membership
 from state.log_range import LogRange, LogReport
+from state.partitions import PartitionLook, Partitions
 from state.position import Position
 from state.split import Split
 from state.table import TableId, TableSchema
@@ -44,6 +45,9 @@ class PlannerAccess(Protocol):
     def log_end(self) -> Position: ...
 
     def log_extent(self) -> LogExtent: ...
+
+    def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        """PostgreSQL: the same tables' partitions now. Raises PartitionsChangedError where rows came or went with one."""
 
     def committed(self, position: Position) -> None:
         """The sink and the checkpoint hold everything before `position`: the source need not keep that log for us."""
@@ -124,6 +128,9 @@ class FoundSource(Protocol):
 
     def memberships(self) -> tuple[Membership, ...]:
         """PostgreSQL: how the tables stand in the publication, once `first_start` has been asked; else ()."""
+
+    def partitions(self, tables: Sequence[TableId]) -> Partitions | None:
+        """PostgreSQL: of those that are partitioned; None where none is."""
 
     def server(self, state: JobState) -> SourceServer: ...
 

@@ -17,10 +17,11 @@ from state.errors import CheckpointError
 from state.history import EpochHistory, EventHistory, SplitHistory
 from state.job_state import JobState, Joined
 from state.log_range import LogReport
+from state.partitions import PartitionedTable
 from state.plan import PlanRecord
 
 FORMAT = "tidemark"
-VERSION = 6
+VERSION = 7
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ def _damaged(name: str, reason: str) -> CheckpointError:
 PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord)
 JOB: Codec[JobState] = Codec("job", JobState)
 JOINED: Codec[Joined] = Codec("joined", Joined)
+PARTITIONS: Codec[tuple[PartitionedTable, ...]] = Codec("partitions", tuple[PartitionedTable, ...])
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport)
 EPOCHS: Codec[EpochHistory] = Codec("epochs", EpochHistory)
 SPLITS: Codec[SplitHistory] = Codec("splits", SplitHistory)

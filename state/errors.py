@@ -42,6 +42,10 @@ class SchemaChangedError(SourceNotUsableError):
     """A captured table no longer has the columns that the job knows."""
 
 
+class PartitionsChangedError(SourceNotUsableError):
+    """Rows of a partitioned table came or went with a partition, which is in no log."""
+
+
 class UnknownLogEventError(SourceNotUsableError):
     """The log holds something that Tidemark does not know how to carry, so it must not go on."""
 

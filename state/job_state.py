@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from state.log_range import PreparedXa
+from state.partitions import Partitions
 from state.position import Position
 from state.projection import TableProjection, outputs_of
 from state.table import TableId, TableSchema
@@ -32,7 +33,7 @@ class Joined:
     """Tables that a later start found. Durable before anything of them is read, and never changed.
 
     `start`: the log's end once they were found; from there on the log is read for them too, and no split of theirs is read
-    before the job has come there. `split_keys`: () in mode `incremental`.
+    before the job has come there. `split_keys`: () in mode `incremental`. `partitions`: as in JobState.
     """
 
     start: Position
@@ -40,6 +41,7 @@ class Joined:
     split_keys: tuple[SplitKey, ...]
     memberships: tuple[Membership, ...] = ()
     projections: tuple[TableProjection, ...] = ()
+    partitions: Partitions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,9 @@ class JobState:
     GTIDs it is the first anchor. `prepared`: XA transactions open at `start`. `server_identity` is the server's own
     text (server_uuid) that every later connection must show again. `split_keys` are the tables to snapshot, in order;
     () in mode `incremental`. `memberships`: of PostgreSQL tables, else (). `schemas` are the source's; `projections`, of
-    the tables whose columns the job file changes, say what sinks get instead. All four hold the tables of `joined` too,
-    behind the first ones.
+    the tables whose columns the job file changes, say what sinks get instead. `partitions`: of PostgreSQL's partitioned
+    tables before the first split or log range was read, None where there are none. All five hold the tables of `joined`
+    too, behind the first ones.
     """
 
     job_uuid: str
@@ -66,6 +69,7 @@ class JobState:
     memberships: tuple[Membership, ...] = ()
     projections: tuple[TableProjection, ...] = ()
     joined: tuple[Joined, ...] = ()
+    partitions: Partitions | None = None
 
     @property
     def outputs(self) -> tuple[TableSchema, ...]:
@@ -80,6 +84,7 @@ class JobState:
             memberships=(*self.memberships, *joined.memberships),
             projections=(*self.projections, *joined.projections),
             joined=(*self.joined, joined),
+            partitions=joined.partitions if self.partitions is None else self.partitions.plus(joined.partitions),
         )
 
     def schemas_after(self, count: int) -> tuple[TableSchema, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from state.job_state import Mode
 from state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
+from state.partitions import KeptPartitions
 from state.phase import Phase
 from state.position import Position
 from state.split import Bound, Split
@@ -152,8 +153,11 @@ class EnumeratorState:
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     """The content of a plan file: the plan and the state after it was made. Resuming needs nothing else but what the
-    epoch brought. `planned_at_us`: when, by the driver's clock, microseconds since 1970."""
+    epoch brought. `planned_at_us`: when, by the driver's clock, microseconds since 1970. `partitions`: as they were seen
+    before the plan was made, None where no table is partitioned; `warnings`: of them."""
 
     plan: Plan
     state: EnumeratorState
     planned_at_us: int = 0
+    partitions: KeptPartitions | None = None
+    warnings: tuple[str, ...] = ()

@@ -33,10 +33,11 @@ _WATCH_CLIENT = "SET client_connection_check_interval = '2s'"
 _IN_USE, _REMOVED, _INVALIDATED, _MISSING, _DENIED = "55006", "58P01", "55000", "42704", "42501"
 
 
-def peek_query(slot: str, publication: str, stop: WalPosition) -> str:
+def peek_query(slot: str, publication: str, stop: WalPosition, *, columns: str = "data") -> str:
+    """`columns`: of lsn, xid, data."""
     names = quote_identifier(publication)  # a list of identifiers, in one text
     return (
-        "SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes("
+        f"SELECT {columns} FROM pg_catalog.pg_logical_slot_peek_binary_changes("
         f"{quote_literal(slot)}, '{stop}', NULL, 'proto_version', '1', 'publication_names', {quote_literal(names)})"
     )
 

@@ -7,6 +7,7 @@ from state import codec
 from state.errors import CheckpointError
 from state.job_state import JobState, SplitKey
 from state.log_range import LogRange, LogReport, PreparedXa
+from state.partitions import KeptPartitions, Partition, PartitionedTable, Partitions
 from state.phase import Phase
 from state.plan import (
     AwaitedLog,
@@ -54,6 +55,10 @@ STATE = EnumeratorState(
     batch_bytes=1 << 26,
     awaited=AwaitedSplits(7, 9),
 )
+PARTITIONS = Partitions(
+    2**40,
+    (PartitionedTable(TABLE, 2**32 - 1, (Partition(7, 2**32 - 1, "a.b", 3, None), Partition(8, 7, "a.c", 3, 9))),),
+)
 RANGE = LogRange(START, BinlogPosition("binlog.000002", 5), (XA,))
 RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLIT)), LATER)), STATE)
 
@@ -69,6 +74,8 @@ RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLI
                 replace(STATE, phase=Phase.STREAM, last_high=None, awaited=AwaitedLog(RANGE, 10)),
             ),
         ),
+        (codec.PLAN, replace(RECORD, partitions=KeptPartitions("00ff", 2**40), warnings=("w",))),
+        (codec.PARTITIONS, PARTITIONS.tables),
         (codec.LOG_REPORT, LogReport(LATER, (XA,), 1, 2, 3, None)),
         (
             codec.JOB,
@@ -82,6 +89,7 @@ RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLI
                 created_at_us=1,
                 schemas=(TableSchema(TABLE, 1, (Column("a", "enum('x')", "string", nullable=True),), ("a",)),),
                 split_keys=(SplitKey(TABLE, ()),),
+                partitions=PARTITIONS,
             ),
         ),
     ],

@@ -1,0 +1,228 @@
+"""What is done to a single partition is in no log: the job looks before each plan, and stops where rows came or went."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conf.load import load_job_file
+from jobs.checkpoint import Checkpoint
+from jobs.context import RunContext
+from jobs.opening import open_job
+from state import failpoints
+from state.errors import PartitionsChangedError
+from state.failpoints import FailpointError
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(66)]
+
+KEEP = "source.partitions_removed=keep"
+LIKE = "CREATE TABLE {0} (LIKE r INCLUDING ALL)"
+ATTACH = "ALTER TABLE r ATTACH PARTITION {0} FOR VALUES FROM ({1}) TO ({1} + 10)"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Has copied r, whose partitions p0 (0 to 9) and p10 (10 to 19) have a row each, and p20, which has none."""
+
+    database: Database
+    path: Path
+
+    def do(self, *statements: str) -> None:
+        self.database.execute(*statements)
+
+    def transact(self, *statements: str) -> None:
+        with closing(self.database.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            for statement in statements:
+                cursor.execute(statement)
+            cursor.execute("COMMIT")
+
+    def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
+        return run_epochs(self.path, *overrides, at_most=at_most)
+
+    def stops(self, match: str) -> None:
+        """Also at the next start."""
+        for _ in range(2):
+            with pytest.raises(PartitionsChangedError, match=match) as caught:
+                self.run()
+            assert caught.value.exit_code == 3
+
+    def warnings(self) -> tuple[str, ...]:
+        checkpoint = Checkpoint.at(load_job_file(self.path).checkpoint)
+        return checkpoint.plan(max(checkpoint.plan_epochs())).warnings
+
+    def copied(self) -> set[int]:
+        """The keys that an insert or a snapshot brought, whatever came later."""
+        return set(read_history(self.path.parent / "out", "public", "r")["id"].to_pylist())
+
+
+def tables(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE r (id int PRIMARY KEY, v text DEFAULT 'x') PARTITION BY RANGE (id)",
+        *[f"CREATE TABLE p{n} PARTITION OF r FOR VALUES FROM ({n}) TO ({n + 10})" for n in (0, 10, 20)],
+        "INSERT INTO r VALUES (1), (11)",
+    )
+
+
+def job_file(folder: Path, database: Database, **changes: object) -> Path:
+    return write_job(
+        folder,
+        source=source_of(database, tables=["public.r"]) | changes,
+        snapshot={"split_rows": 1, "parallelism": 1},
+        sink={"type": "files", "path": str(folder / "out")},
+    )
+
+
+@pytest.fixture
+def job(postgres_source_database: Database, tmp_path: Path) -> Job:
+    tables(postgres_source_database)
+    made = Job(postgres_source_database, job_file(tmp_path, postgres_source_database))
+    made.run()
+    return made
+
+
+def test_partitions_that_came_without_rows_are_followed(job: Job) -> None:
+    job.do("CREATE TABLE p30 PARTITION OF r FOR VALUES FROM (30) TO (40)", "INSERT INTO r VALUES (31)")
+    job.transact(LIKE.format("p40"), ATTACH.format("p40", 40), "INSERT INTO r VALUES (41)")
+    job.do(LIKE.format("p50"), ATTACH.format("p50", 50), "INSERT INTO r VALUES (51)")
+    job.do(
+        "DO $$ BEGIN BEGIN PERFORM txid_current(); "
+        f"{LIKE.format('p60')}; {ATTACH.format('p60', 60)}; EXCEPTION WHEN division_by_zero THEN NULL; END; END $$",
+        "CREATE TABLE p70 PARTITION OF r FOR VALUES FROM (70) TO (90) PARTITION BY RANGE (id)",
+        "CREATE TABLE p71 PARTITION OF p70 FOR VALUES FROM (70) TO (80)",
+        "CREATE TABLE p80 PARTITION OF p70 DEFAULT",
+    )
+    with closing(job.database.connect()) as older, older.cursor() as cursor:
+        cursor.execute("BEGIN; SELECT txid_current()")
+        job.do("CREATE TABLE p90 PARTITION OF r FOR VALUES FROM (90) TO (100)")
+        job.transact(LIKE.format("p100"), ATTACH.format("p100", 100))
+        cursor.execute("INSERT INTO r VALUES (91), (101); COMMIT")
+    first = (32, 33, 42, 43, 44, 45, 46, 47, 48, 61, 62, 63, 64, 65, 71, 81)
+    job.transact(*[f"INSERT INTO r VALUES ({n})" for n in first])  # their commands have the numbers that creating had
+    job.transact(*[f"INSERT INTO r VALUES ({n})" for n in (49, 66, 67, 68, 69)])
+    assert job.run() == ["stream"]
+    wanted = {row[0] for row in job.database.query("SELECT id FROM r")}
+    assert job.copied() == wanted
+    job.do("VACUUM FULL p10", "CLUSTER p40 USING p40_pkey", "TRUNCATE r", "INSERT INTO r VALUES (2), (72)")
+    assert job.run() == ["stream"]
+    job.do("VACUUM FULL p0", "VACUUM FULL p71")
+    assert job.run() == ["stream"]
+    assert job.warnings() == ()
+
+
+def test_a_partition_that_came_with_rows_stops_the_job_until_it_is_detached(job: Job) -> None:
+    rows = "INSERT INTO {0} SELECT generate_series({1}, {1} + 3)"
+    came = r"Partition public\.(q|s) of public\.r was attached with rows"
+    job.do(LIKE.format("q"), rows.format("q", 30), ATTACH.format("q", 30), "INSERT INTO r VALUES (39)")
+    job.stops(came)
+    job.do("ALTER TABLE r DETACH PARTITION q", "CREATE TABLE p30 PARTITION OF r FOR VALUES FROM (30) TO (40)")
+    assert job.run() == ["stream"]
+    job.do("INSERT INTO r SELECT * FROM q", "DROP TABLE q")
+    assert job.run() == ["stream"]
+    assert job.copied() == {1, 11, 30, 31, 32, 33, 39}
+    for statements in (
+        [LIKE.format("q"), rows.format("q", 40), ATTACH.format("q", 40)],
+        [LIKE.format("q"), "SAVEPOINT s", rows.format("q", 40), "RELEASE s", ATTACH.format("q", 40)],
+        [LIKE.format("q"), "SAVEPOINT s", rows.format("q", 40), ATTACH.format("q", 40), "RELEASE s"],
+        ["CREATE TABLE q AS SELECT 40 AS id, 'x' AS v", "ALTER TABLE q ALTER id SET NOT NULL", ATTACH.format("q", 40)],
+        [
+            "CREATE TABLE q (LIKE r INCLUDING ALL) PARTITION BY RANGE (id)",
+            "CREATE TABLE s PARTITION OF q FOR VALUES FROM (40) TO (45)",
+            rows.format("q", 40),
+            ATTACH.format("q", 40),
+        ],
+    ):
+        job.transact(*statements)
+        job.stops(came)
+        job.do("DROP TABLE q")
+        job.run()
+
+
+def test_rows_that_went_with_a_partition_stop_the_job_or_are_kept(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.do("ALTER TABLE r DETACH PARTITION p0", "INSERT INTO r VALUES (12)")
+    job.stops(r"Partition public\.p0 of public\.r was detached or dropped")
+    job.do("ALTER TABLE r ATTACH PARTITION p0 FOR VALUES FROM (0) TO (10)")
+    job.stops(r"public\.p0 of public\.r was detached or dropped")
+    job.do("DROP TABLE p0")
+    armed = tmp_path / "failpoints"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    for name in ("planner.before_plan", "planner.after_plan"):
+        (armed / name).write_text("raise")
+        with pytest.raises(FailpointError):
+            job.run(KEEP)
+    assert "p0 of public.r was detached or dropped" in job.warnings()[0]
+    assert job.run() == ["stream"]
+    assert job.copied() == {1, 11, 12}
+    job.do("TRUNCATE p10", "INSERT INTO r VALUES (13)")
+    job.stops(r"public\.p10 of public\.r was truncated, or all its rows were written anew")
+    assert job.run(KEEP) == ["stream"]
+    assert len(job.warnings()) == 1
+    job.do("CREATE TABLE p30 PARTITION OF r FOR VALUES FROM (30) TO (40)", "INSERT INTO r VALUES (31)", "TRUNCATE p30")
+    job.stops(r"public\.p30 of public\.r was truncated")
+    assert job.run(KEEP) == ["stream"]
+    job.do("INSERT INTO r VALUES (32)")
+    assert job.run() == ["stream"]
+    assert job.copied() == {1, 11, 12, 13, 31, 32}
+    assert len(Checkpoint.at(load_job_file(job.path).checkpoint).store.list("partitions")) == 1
+
+
+def test_a_job_that_runs_looks_before_each_plan(job: Job) -> None:
+    file = load_job_file(job.path)
+    checkpoint = Checkpoint.at(file.checkpoint)
+    with open_job(file, Notes()) as opened:
+        planner = RunContext(file, opened.held.server, opened.held.state, folder=None).planner()
+        committed = checkpoint.committed_epoch()
+        for statement, match in (
+            (ATTACH.format("q", 40), r"public\.q of public\.r was attached with rows"),
+            (
+                "DROP TABLE q; CREATE UNLOGGED TABLE q PARTITION OF r FOR VALUES FROM (40) TO (50)",
+                r"public\.q .* is unlogged",
+            ),
+            ("DROP TABLE q, p10", r"public\.p10 of public\.r was detached or dropped"),
+        ):
+            job.do(
+                "CREATE TABLE IF NOT EXISTS q AS SELECT 40 AS id, 'x' AS v; ALTER TABLE q ALTER id SET NOT NULL",
+                statement,
+            )
+            with pytest.raises(PartitionsChangedError, match=match):
+                planner.next_epoch(committed)
+    assert max(checkpoint.plan_epochs()) == committed
+
+
+def test_what_happens_while_rows_are_copied_and_to_tables_that_join(
+    postgres_source_database: Database, tmp_path: Path
+) -> None:
+    """With a role that may read the partitioned table, and none of its partitions."""
+    database = postgres_source_database
+    tables(database)
+    role = f"reader_{database.name}"
+    database.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION",
+        "CREATE TABLE late (LIKE r INCLUDING ALL) PARTITION BY HASH (id)",
+        "CREATE TABLE l0 PARTITION OF late FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+        f"GRANT SELECT ON r, late TO {role}",
+        f"CREATE PUBLICATION {database.name} FOR TABLE r, late WITH (publish_via_partition_root = true)",
+    )
+    try:
+        url = database.url.replace("postgres@", f"{role}@")
+        job = Job(database, job_file(tmp_path, database, url=url))
+        assert job.run(at_most=1) == ["snapshot"]
+        job.do("CREATE TABLE q (LIKE r INCLUDING ALL)", "INSERT INTO q VALUES (31)", ATTACH.format("q", 30))
+        job.stops(r"public\.q of public\.r was attached with rows")
+        job.do("ALTER TABLE r DETACH PARTITION q", "VACUUM FULL p10", "INSERT INTO r VALUES (12)")
+        job.run()
+        assert "snapshot" in job.run("source.tables=['public.r', 'public.late']")
+        job.do("DROP TABLE l0")
+        with pytest.raises(PartitionsChangedError, match=r"public\.l0 of public\.late was detached"):
+            job.run("source.tables=['public.r', 'public.late']")
+        assert job.copied() == {1, 11, 12}
+    finally:
+        database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
