@@ -243,7 +243,7 @@ class Source(Section):
     partitions_removed: Literal["stop", "keep"] = Field(
         "stop",
         description="PostgreSQL: when a partition of a copied table was detached, dropped or emptied by TRUNCATE, which is in "
-        "no log. `stop`: the job stops. `keep`: it warns and goes on, and the copy keeps the rows.",
+        "no log. `stop`: the job stops. `keep`: it warns and goes on, and the copy keeps those rows that it has.",
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None,

@@ -124,7 +124,7 @@ class _Checks:
     def _rows_went(self, error: PartitionsChangedError) -> None:
         if not self.keeps_removed:
             raise error
-        self.warnings.append(f"{error.message} The copy keeps them: source.partitions_removed.")
+        self.warnings.append(f"{error.message} The copy keeps those that it has: source.partitions_removed.")
 
     def _check_attached(self, storage: "_Storage", attached: Attached, origins: dict[int, Origin]) -> None:
         leaf = attached.leaf
