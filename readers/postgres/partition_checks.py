@@ -210,7 +210,7 @@ def _gone(table: TableId, partition: Partition) -> PartitionsChangedError:
     return PartitionsChangedError(
         f"Partition {partition.name} of {table} was detached or dropped: its rows went, and the log does not say so.",
         f"If the copy is to keep them, run with source.partitions_removed: keep. If not: {NEW_JOB} Rows that are to "
-        "go from the copy too must be deleted before their partition goes.",
+        "go from the copy too must be deleted, and the job run, before their partition goes.",
     )
 
 
