@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyspark
 
-_SILENT = "-Xlog:disable -Xlog:all=warning:stderr:uptime,level,tags -Xlog:cds*=off"
-"""Of archives the JVM would speak on stdout, where our events are."""
+_SILENT = "-Xlog:disable -Xlog:all=warning:stderr:uptime,level,tags -Xlog:cds*=off:stderr"
+"""Of archives the JVM would speak on stdout, where our events are, and on stderr, whose last line is the cause."""
 
 
 def archive_options() -> str:

@@ -1,7 +1,9 @@
 """Which archive of classes a JVM is told to write or to map."""
 
+import subprocess
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from jobs.class_archive import archive_options
@@ -53,3 +55,13 @@ def test_without_a_place_to_keep_it_there_is_none(tmp_path: Path, monkeypatch: p
     assert archive_options() == ""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a space"))
     assert archive_options() == ""
+
+
+def test_a_jvm_that_writes_an_archive_is_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    signed = "org.codehaus.janino.Java"  # whose jar no archive takes; it is no program
+    command = ["java", *archive_options().split(), "-cp", f"{Path(pyspark.__file__).parent}/jars/*", signed]
+    words = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False).stdout
+    assert words.startswith("Error: Main method not found")
+    assert "[cds]" not in words
+    assert list(tmp_path.glob("tidemark/jvm/*.jsa"))
