@@ -51,10 +51,8 @@ def run_tidemark(job: Path) -> Run:
     if code != 0:
         raise RuntimeError(f"tidemark ended with {code}: {process.error_text()}")
     finished = process.events()[-1]
-    if not finished["epochs"]:
-        return Run(wall_seconds, 0.0, 0, 0, 0)
     checkpoint = job.parent / "checkpoint"
-    begun = [f.stat().st_mtime for f in (checkpoint / "spark/metadata", *(checkpoint / "plans").iterdir())]
+    begun = [f.stat().st_mtime for f in (checkpoint / "spark/metadata", *(checkpoint / "plans").glob("*"))]
     committed = max(f.stat().st_mtime for f in (checkpoint / "spark/commits").iterdir())
     query_seconds = committed - min(moment for moment in begun if moment >= started)
     return Run(wall_seconds, query_seconds, finished["rows"], finished["changes"], finished["epochs"])
