@@ -33,7 +33,7 @@ from jobs.progress import RunSums, read_progress
 from jobs.run_folder import RunFolder
 from jobs.session import open_session, start_workers, stop_quietly
 from jobs.source import TidemarkDataSource
-from state.errors import from_text
+from state.errors import CheckpointError, from_text
 from state.failpoints import failpoint
 
 POLL_SECONDS = 0.25
@@ -208,11 +208,19 @@ class _Run:
             self.finished.tables = [asdict(table) for table in progress.tables]
 
     def _show_warnings(self, epochs: list[int]) -> None:
-        for epoch in epochs:
-            if epoch > self._warned_epoch:
-                self._warned_epoch = epoch
-                for text in self._checkpoint.plan(epoch).warnings:
-                    self._events.note("warning", text=text)
+        """Those of partitions, which plans have."""
+        for epoch in epochs if self._opened.held.state.partitions is not None else []:
+            if epoch <= self._warned_epoch:
+                continue
+            try:
+                warnings = self._checkpoint.plan(epoch).warnings
+            except CheckpointError:
+                if epoch in self._checkpoint.plan_epochs():
+                    raise
+                continue  # two epochs later it is not needed any more
+            self._warned_epoch = epoch
+            for text in warnings:
+                self._events.note("warning", text=text)
 
 
 def _cause_of(error: StreamingQueryException) -> Exception:
