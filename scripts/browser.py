@@ -5,6 +5,7 @@ python -m scripts.browser PAGE.html SCREENSHOT.png [dark]
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,18 +51,19 @@ def find_browser(cache: Path | None = None) -> Browser:
     except ServerUnavailableError as error:
         raise ServerUnavailableError(f"no browser: install {' or '.join(INSTALLED)}. {error}") from error
     libraries, home = root / "usr/lib/x86_64-linux-gnu", root / "usr/lib/chromium"
-    with built_once(root.with_name(f"{root.name}-loader")) as filling:
+    loader, child = home / "loader", home / "child"
+    paths = os.pathsep.join(str(path) for path in (libraries, home, libraries / "pulseaudio"))
+    command = (str(loader), "--library-path", paths, str(home / "chromium-headless-shell"))
+    with built_once(root.with_name(f"{root.name}-programs")) as filling:
         if filling is not None:
             # Chromium looks for its resources beside the program that runs, which is the loader.
-            shutil.copy(root / "usr/lib64/ld-linux-x86-64.so.2", home / "loader")
+            shutil.copy(root / "usr/lib64/ld-linux-x86-64.so.2", loader)
+            child.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            child.chmod(0o755)
             fonts = f"<dir>{root / 'usr/share/fonts'}</dir><cachedir>{filling.parent / 'fonts-cache'}</cachedir>"
             (home / "fonts.conf").write_text(f"<?xml version='1.0'?><fontconfig>{fonts}</fontconfig>")
-    paths = os.pathsep.join(str(path) for path in (libraries, home, libraries / "pulseaudio"))
-    program = str(home / "chromium-headless-shell")
-    return Browser(
-        (str(home / "loader"), "--library-path", paths, program, "--single-process"),
-        {"FONTCONFIG_FILE": str(home / "fonts.conf")},
-    )
+    # In one process for all (--single-process) it crashed each fourth time.
+    return Browser((*command, f"--browser-subprocess-path={child}"), {"FONTCONFIG_FILE": str(home / "fonts.conf")})
 
 
 def visit(browser: Browser, page: Path, *, width: int = 1280) -> Visit:
