@@ -233,5 +233,9 @@ class Log(Section):
         "KiB, MiB, GiB, TiB (1024).",
         examples=["64MiB"],
     )
-    max_batch_seconds: Seconds = Field(10.0, description="Time that one epoch reads the log for, at most.")
+    max_batch_seconds: Seconds = Field(
+        10.0,
+        description="Time that an epoch should take, at most: after one that took longer the next reads less of the log, "
+        "though not less than 4 MiB.",
+    )
     reconnect: Reconnect = Field(Reconnect(), description="What happens when the log connection breaks.")

@@ -53,9 +53,6 @@ snapshot:
   parallelism: 2
 sink:
 {sink}
-spark:
-  conf:                                 # a JVM that lives for seconds should not compile much
-    spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 """
 MIRROR = """\
   type: mirror
@@ -66,7 +63,9 @@ FILES = """\
   path: ./copy"""
 DELTA = """\
   type: delta
-  path: ./copy"""
+  path: ./copy
+log:
+  max_batch_seconds: 60                 # an epoch is six commits, each of which takes a second or two"""
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import psycopg2.extras
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
+from jobs.session import DEFAULTS
 from scripts.demo_table import DATABASE, ShopTable
 from scripts.server import Server
 from sinks.delta.settings import delta_settings
@@ -96,8 +97,8 @@ def rows_in_delta(folder: Path, schema: str) -> Rows:
     """Of the Delta sink's tables of the style mirror."""
 
     def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-        for name, value in delta_settings({}, submitted=False).items():
+        builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
+        for name, value in (DEFAULTS | delta_settings({}, submitted=False)).items():
             builder = builder.config(name, value)
         session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
         found = session.read.format("delta").load(str(folder / f"{schema}.{table.name}")).select(*columns).toArrow()

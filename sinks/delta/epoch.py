@@ -18,6 +18,7 @@ from pyspark.storagelevel import StorageLevel
 
 from sinks.delta.buckets import spread
 from sinks.delta.rows import Shape, Unpacking, schema_of
+from sinks.delta.side_by_side import SideSessions, write_side_by_side
 from sinks.delta.tables import Style, merge, place_of
 from sinks.sink import JobIdentity, Schemas
 from state.change_batch import LOG_PART, PartEnd
@@ -26,6 +27,7 @@ from state.failpoints import failpoint
 from state.table import TableId, TableSchema
 
 _VIEW = "tidemark_changes"
+_EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates")
@@ -37,18 +39,26 @@ class EpochWriter:
     style: Style
     job: JobIdentity
     schemas: Schemas
+    sessions: SideSessions
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """`batch` is a whole epoch, rows of TRANSPORT. Each table reads it once more: it is kept meanwhile."""
+        view = f"{_EPOCH_VIEW}_{self.job.uuid.replace('-', '')}"
         batch.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             heads = batch.select(*_HEAD, F.length("payload").alias("byte_count")).collect()
             ends = _checked_ends(heads)
-            for found in _tables(heads):
+            batch.createOrReplaceGlobalTempView(view)  # what other sessions see, too
+
+            def write_table(found: _EpochTable) -> None:
                 failpoint("sink.before_commit")
-                self._write_table(batch, found)
+                with self.sessions.borrowed(batch.sparkSession) as session:
+                    self._write_table(session.table(f"global_temp.{view}"), found)
                 failpoint("sink.after_commit")
+
+            write_side_by_side(batch.sparkSession, _tables(heads), write_table)
         finally:
+            batch.sparkSession.catalog.dropGlobalTempView(view)
             batch.unpersist()
         return ends
 
@@ -66,6 +76,8 @@ class EpochWriter:
             _VERSION: str(found.epoch),
             # Spark turns it off for streams; a MERGE's shuffles would all have 200 tasks.
             "spark.sql.adaptive.enabled": "true",
+            # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
         }
         with session_settings(batch.sparkSession, settings), spark_errors(place):
             if self.style == "changelog":

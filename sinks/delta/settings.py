@@ -30,8 +30,9 @@ def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, st
     extensions = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     settings = {
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # As many tasks as this list the files of a table, for each commit; 50 is for tables of millions of files.
-        "spark.databricks.delta.snapshotPartitions": "4",
+        # As many tasks as this list the files of a table, several times for each commit, and a task takes longer to begin
+        # than to list thousands of files; Delta's 50 are for tables of millions.
+        "spark.databricks.delta.snapshotPartitions": "1",
     }
     settings = {name: value for name, value in settings.items() if name not in given}
     settings["spark.sql.extensions"] = ",".join(dict.fromkeys([*extensions, _EXTENSION]))

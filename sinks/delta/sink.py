@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from conf.sink import DeltaSink as DeltaSettings
 from sinks.delta.epoch import EpochWriter, spark_errors
 from sinks.delta.settings import require_delta
+from sinks.delta.side_by_side import SideSessions
 from sinks.delta.tables import (
     JOB_NAME,
     JOB_UUID,
@@ -44,6 +45,7 @@ class DeltaSink:
     style: Style
     partition_by: PartitionBy
     session: Callable[[], SparkSession]
+    sessions: SideSessions = field(default_factory=SideSessions)
 
     @classmethod
     def of(cls, settings: DeltaSettings, session: Callable[[], SparkSession]) -> "DeltaSink":
@@ -131,7 +133,7 @@ class DeltaSink:
                 ) from exc
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
-        return EpochWriter(self.root, self.style, job, schemas).write(batch)
+        return EpochWriter(self.root, self.style, job, schemas, self.sessions).write(batch)
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Delta forgets transaction identifiers by itself, where a table is set to."""

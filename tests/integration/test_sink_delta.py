@@ -31,7 +31,7 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
-from tests.support.delta import commits_of, read_delta, rows_of_delta, write_epochs
+from tests.support.delta import commits_of, read_delta, rows_of_delta, transactions_of, write_epochs
 from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
 
@@ -95,6 +95,31 @@ def test_each_epoch_is_one_commit_and_a_repeated_one_is_none(delta: Callable[...
     assert commits[1]["operationMetrics"]["numTargetDeletionVectorsAdded"] != "0"
     assert commits[1]["operationMetrics"]["numTargetRowsCopied"] == "0"
     assert len(rows_of_delta(sink, ORDERS)) == 101
+
+
+@pytest.mark.pitfall(74)
+def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[..., DeltaSink]) -> None:
+    tables = [replace(ORDERS, table=TableId("shop", f"orders{n}")) for n in range(3)]
+    schemas = {(schema.table, 1): schema for schema in tables}
+    sink = delta()
+    sink.prepare(JOB, tables)
+    for epoch in (1, 2, 1, 2):
+        changes = ((schema, [(INSERT, order(epoch, schema.table.name))]) for schema in tables)
+        write_epochs(sink, JOB, log_part(epoch, *changes), schemas)
+    for schema in tables:
+        written = [(f"tidemark/{JOB.uuid}/{schema.table}", epoch) for epoch in (1, 2)]
+        assert transactions_of(sink, schema) == written
+        assert sorted(rows_of_delta(sink, schema)) == [order(epoch, schema.table.name) for epoch in (1, 2)]
+    away = place_of(sink.root, tables[1])
+    away.rename(away.with_name("away"))
+    third = log_part(3, *((schema, [(DELETE, order(1))]) for schema in tables))
+    with pytest.raises(SinkError, match=r"the copy of shop\.orders1, is gone"):
+        write_epochs(sink, JOB, third, schemas)
+    away.with_name("away").rename(away)
+    write_epochs(sink, JOB, third, schemas)
+    for schema in tables:
+        assert [epoch for _, epoch in transactions_of(sink, schema)] == [1, 2, 3]
+        assert len(rows_of_delta(sink, schema)) == 1
 
 
 def test_changelog_keeps_every_change(delta: Callable[..., DeltaSink]) -> None:

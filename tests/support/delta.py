@@ -2,6 +2,7 @@
 
 import fcntl
 import itertools
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,3 +80,12 @@ def commits_of(sink: DeltaSink, schema: TableSchema) -> list[dict[str, Any]]:
     """Operation and metrics of each commit, the oldest first."""
     history = sink.session().sql(f"DESCRIBE HISTORY {relation(place_of(sink.root, schema))}").collect()
     return [row.asDict() for row in sorted(history, key=lambda row: row["version"])]
+
+
+def transactions_of(sink: DeltaSink, schema: TableSchema) -> list[tuple[str, int]]:
+    """Application and version of each commit that bears them, the oldest first."""
+    found = []
+    for commit in sorted((place_of(sink.root, schema) / "_delta_log").glob("*.json")):
+        actions = map(json.loads, commit.read_text().splitlines())
+        found += [(action["txn"]["appId"], action["txn"]["version"]) for action in actions if "txn" in action]
+    return found
