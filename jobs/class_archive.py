@@ -45,8 +45,8 @@ def _archive_file() -> Path | None:
 
 
 def _is_whole(archive: Path) -> bool:
-    """The JVM writes the header last."""
-    with contextlib.suppress(FileNotFoundError), archive.open("rb") as file:
+    """The JVM writes the header last. One that is not there, or can't be read, is none: a job starts without it too."""
+    with contextlib.suppress(OSError), archive.open("rb") as file:
         return any(file.read(4))
     return False
 
