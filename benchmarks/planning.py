@@ -24,6 +24,7 @@ from state.position import BinlogPosition
 from state.rank import integer_rank
 from state.split import Bound, Report
 from state.table import TableId, TableSchema
+from tests.support.key_source import WithoutPages
 
 TABLE = TableId("shop", "orders")
 SPLIT_ROWS = 50_000
@@ -32,7 +33,7 @@ SEGMENTS_MERGED_AT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class EvenKey:
+class EvenKey(WithoutPages):
     """A KeySource whose one table has every `gap`-th integer: 1 is cut by arithmetic, a large one is walked."""
 
     row_count: int

@@ -6,11 +6,12 @@ tables that joined the job; `plan_epoch` decides the next one. The same state, o
 source give the same plan; still, a plan that was once written is used as it is (the caller's part).
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from enumerator.log_extent import LogExtent
+from enumerator.pages import begun, collected, next_pages
 from enumerator.source import KeySource
 from enumerator.splitting import next_ranges
 from state.errors import CheckpointError
@@ -20,6 +21,8 @@ from state.phase import Phase, move
 from state.plan import (
     AwaitedLog,
     AwaitedSplits,
+    Collecting,
+    Emitting,
     EnumeratorState,
     Exhausted,
     LogWork,
@@ -28,7 +31,7 @@ from state.plan import (
     TableState,
 )
 from state.position import Position
-from state.split import Report, Split
+from state.split import Collect, Emit, Report, Split
 from state.table import TableId, TableSchema
 
 TARGET_EPOCH_SECONDS = 10.0
@@ -202,25 +205,25 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
             f"Epoch {state.epoch} has the splits {awaited.first_id} to {awaited.end_id - 1}, "
             f"but the checkpoint has the reports of {found}."
         )
-    highs = [report.high for report in outcome.reports]
+    highs = [report.high for report in outcome.reports if report.kind in {"read", "emitted"}]
     if state.last_high is not None:
         highs.append(state.last_high)
-    splits, rows = Counter[TableId](), Counter[TableId]()
+    reports = defaultdict[TableId, list[Report]](list)
     for report in outcome.reports:
-        splits[report.table] += 1
-        rows[report.table] += report.row_count
+        reports[report.table].append(report)
     return replace(
         state,
-        tables=tuple(
-            replace(t, done_splits=t.done_splits + splits[t.table], done_rows=t.done_rows + rows[t.table])
-            if t.table in splits
-            else t
-            for t in state.tables
-        ),
+        tables=tuple(_with_reports(t, reports[t.table]) if t.table in reports else t for t in state.tables),
         splits_per_task=_splits_per_task(state.splits_per_task, outcome.seconds),
-        last_high=max(highs, key=lambda high: high.order),
+        last_high=max(highs, key=lambda high: high.order, default=None),
         awaited=None,
     )
+
+
+def _with_reports(table: TableState, reports: list[Report]) -> TableState:
+    new = [report for report in reports if report.kind != "emitted"]
+    done_rows = table.done_rows + sum(report.row_count for report in new)
+    return collected(replace(table, done_splits=table.done_splits + len(new), done_rows=done_rows), reports)
 
 
 def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, settings: Settings) -> EnumeratorState:
@@ -277,10 +280,16 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
             break
         if isinstance(table.cursor, Exhausted):
             continue
-        ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=wanted - len(splits))
-        for key_range in ranges:
-            split_id = state.next_split_id + len(splits)
-            splits.append(Split(split_id, table.table, table.schema_version, table.columns, key_range))
+        first_id, count = state.next_split_id + len(splits), wanted - len(splits)
+        if not table.columns:
+            table = begun(table, source, split_rows=settings.split_rows, generation=first_id)
+        pages: Collect | Emit | None = None
+        if isinstance(table.cursor, (Collecting, Emitting)):
+            ranges, pages, tables[i] = next_pages(table, count)
+        else:
+            ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=count)
+        for split_id, key_range in enumerate(ranges, first_id):
+            splits.append(Split(split_id, table.table, table.schema_version, table.columns, key_range, pages))
     tasks = tuple(tuple(splits[i :: settings.parallelism]) for i in range(min(settings.parallelism, len(splits))))
     anchor = state.position if state.last_high is None else state.last_high
     end_id = state.next_split_id + len(splits)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from enumerator.source import KeySource
 from state.errors import SourceNotUsableError
 from state.key_statistics import IntegerKey, KeyStatistics
-from state.plan import Cursor, Exhausted, Stepping, TableState, Untouched, Walking
+from state.plan import Collecting, Cursor, Emitting, Exhausted, Stepping, TableState, Untouched, Walking
 from state.rank import integer_rank
 from state.split import Bound, KeyRange
 
@@ -68,6 +68,8 @@ def estimated_splits(table: TableState) -> int | None:
             if table.estimated_rows is None:
                 return None
             return max(table.planned_splits + 1, -(-table.estimated_rows // rows) + 1)
+        case Collecting(_, _, _, until, pages) | Emitting(_, _, until, pages):
+            return -(-until // pages)
 
 
 def _open(table: TableState, source: KeySource, split_rows: int) -> tuple[list[KeyRange], TableState]:
@@ -127,7 +129,7 @@ def _cut(table: TableState, source: KeySource, count: int) -> tuple[list[KeyRang
             return _step(cursor, count)
         case Walking() as cursor:
             return _walk(table, source, cursor, count)
-        case Untouched() | Exhausted():
+        case _:
             raise ValueError(f"{table.table} has no cursor to cut from")
 
 

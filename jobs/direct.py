@@ -111,7 +111,7 @@ def _read_what_was_left(context: RunContext, epoch: int) -> None:
     for task in tasks_of(context, epoch):
         match task.work:
             case SplitsTask(splits):
-                was_read = all(is_published(checkpoint.store, epoch, split.id) for split in splits)
+                was_read = all(is_published(checkpoint.store, epoch, split) for split in splits)
             case LogTask():
                 was_read = checkpoint.has_log_report(epoch)
         if not was_read:

@@ -13,6 +13,7 @@ import time
 
 from conf.model import JobFile
 from enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
+from enumerator.pages import generations
 from jobs.checkpoint import Checkpoint
 from jobs.history import EpochRecorder
 from jobs.partition_watch import PartitionWatch
@@ -20,7 +21,7 @@ from jobs.routes import forget_routes, write_segment
 from jobs.run_folder import RunFolder
 from jobs.sources import PlannerAccess
 from jobs.standing import read_outcome, settings_of
-from readers.publish import forget_published
+from readers.publish import forget_collected, forget_published
 from state.errors import CheckpointError
 from state.failpoints import failpoint
 from state.job_state import JobState
@@ -94,6 +95,7 @@ class Planner:
         self._absorbed = None
         self._planned_at = (plan.epoch, time.monotonic())
         forget_published(self._checkpoint.store, committed)
+        forget_collected(self._checkpoint.store, generations(plan, state))
         if plan.phase is Phase.STREAM:
             forget_routes(self._checkpoint.store)
         self._checkpoint.forget_before(committed)

@@ -20,7 +20,7 @@ from jobs.projections import projector
 from jobs.routes import load_gap_filter
 from jobs.sources import KeyRouting, SourceServer
 from readers.gap_filter import GapFilter, TableRoutes
-from readers.publish import PublishedSplit, publish, read_published
+from readers.publish import PublishedSplit, is_lost, publish, published_name, read_published
 from readers.published_file import PublishedFormat
 from state.change_batch import (
     LOG_PART,
@@ -39,7 +39,7 @@ from state.phase import Phase
 from state.plan import LogWork, SnapshotWork
 from state.position import Position
 from state.projection import TableProjection
-from state.split import Split
+from state.split import Collect, Emit, Split
 from state.table import TableId, TableSchema
 
 
@@ -131,11 +131,16 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
     store = Checkpoint.at(task.job.checkpoint).store
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
-            published = read_published(store, task.epoch, split.id, task.published_format)
+            published = read_published(store, task.epoch, split, task.published_format)
+            if published is None and isinstance(split.pages, Emit):
+                raise is_lost(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
-                published = publish(store, task.epoch, *project.split(read), task.published_format)
+                published = publish(store, task.epoch, split, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))
+            if isinstance(split.pages, Collect):
+                yield part.end()
+                continue
             if task.published_format == "parquet":
                 yield from part.add_file(split.table, published)
             for rows in published.batches:

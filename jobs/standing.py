@@ -26,7 +26,7 @@ def read_outcome(checkpoint: Checkpoint, record: PlanRecord, *, seconds: float |
             return LogRead(epoch, checkpoint.log_report(epoch), seconds)
         case SnapshotWork(tasks):
             splits = [split for task in tasks for split in task]
-            return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split.id) for split in splits), seconds)
+            return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split) for split in splits), seconds)
 
 
 def was_read(checkpoint: Checkpoint, record: PlanRecord) -> bool:
@@ -36,7 +36,7 @@ def was_read(checkpoint: Checkpoint, record: PlanRecord) -> bool:
         case LogWork():
             return checkpoint.has_log_report(epoch)
         case SnapshotWork(tasks):
-            return all(is_published(checkpoint.store, epoch, split.id) for task in tasks for split in task)
+            return all(is_published(checkpoint.store, epoch, split) for task in tasks for split in task)
 
 
 def standing(checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed: int | None = None) -> EnumeratorState:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from readers.kernel import kernel
 from state.errors import CheckpointError
 from state.position import WalPosition
-from state.split import Report, Split
+from state.split import Collect, Report, Split
 from state.table import TableId
 from state.wal_snapshot import SnapshotWatermarks
 
@@ -59,9 +59,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def write_segment(splits: Iterable[Split], reports: Iterable[Report]) -> pa.Buffer:
-    """One epoch's segment. Raises ValueError unless each split has its report."""
-    by_id = {report.split_id: report for report in reports}
-    pairs = [(split, by_id.pop(split.id, None)) for split in splits]
+    """One epoch's segment; what was only collected has no part in it. Raises ValueError unless each split has its report."""
+    by_id = {report.split_id: report for report in reports if report.kind not in {"collected", "void"}}
+    pairs = [(split, by_id.pop(split.id, None)) for split in splits if not isinstance(split.pages, Collect)]
     found = [(split, report) for split, report in pairs if report is not None and report.table == split.table]
     if by_id or len(found) != len(pairs):
         raise ValueError("splits and reports do not belong together")
@@ -107,8 +107,8 @@ class TableRoutes:
 
     @property
     def is_uniform(self) -> bool:
-        """Do all pieces have the same high, so that a change's owner does not matter?"""
-        return len(self.highs) == 1 or (self.snapshots is None and self.least_high == self.greatest_high)
+        """Is there one piece alone, so that a change's owner does not matter?"""
+        return len(self.highs) == 1
 
     def keep(self, owners: Int64s | None, versions: Int64s, xids: Int64s | None = None) -> Mask:
         """Which changes to emit, by the piece, commit version and (PostgreSQL) transaction of each. `owners` may be None
@@ -235,8 +235,10 @@ def _routes(rows: pa.Table, wanted: Collection[TableId], name: str) -> Iterator[
         tiled = not starts[first].is_valid and not last_end.is_valid and not cuts.null_count
         if not tiled or not cuts.equals(ends.slice(first, count - 1)):
             raise _damaged(name, f"the splits of {table} leave out a part of its key, or overlap")
-        watermarks = _watermarks(snapshots.slice(first, count))
-        yield table, TableRoutes.of(cuts, highs.slice(first, count).to_numpy(), watermarks)
+        pieces, marks = highs.slice(first, count), snapshots.slice(first, count)
+        if len(pc.unique(pieces)) == 1 and len(pc.unique(marks)) == 1:  # one high: where a split begins does not matter
+            cuts, pieces, marks = cuts.slice(0, 0), pieces.slice(0, 1), marks.slice(0, 1)
+        yield table, TableRoutes.of(cuts, pieces.to_numpy(), _watermarks(marks))
 
 
 def _watermarks(snapshots: pa.DictionaryArray) -> SnapshotWatermarks | None:

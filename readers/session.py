@@ -33,6 +33,10 @@ class AskingSession(ABC, Generic[Connection]):
             self._connection = self._connect()
         return self._connection
 
+    def another(self) -> Connection:
+        """One more connection, which is the caller's."""
+        return self._connect()
+
     def query(self, sql: str) -> Sequence[Row]:
         """All rows. Errors as `ask`."""
 

@@ -21,7 +21,7 @@ from state.partitions import PartitionedTable
 from state.plan import PlanRecord
 
 FORMAT = "tidemark"
-VERSION = 7
+VERSION = 8
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")

@@ -172,7 +172,8 @@ class SplitHistory:
         most = max(LEAST_SPLIT_STRETCHES, MOST_SPLIT_STRETCHES // max(1, table_count))
         tables = {known.table: known for known in self.tables}
         found: dict[TableId, list[SplitStretch]] = {}
-        for split, report in sorted(read, key=lambda pair: pair[0].id):
+        emitted = [(split, report) for split, report in read if report.kind in {"read", "emitted"}]
+        for split, report in sorted(emitted, key=lambda pair: pair[0].id):
             found.setdefault(split.table, []).append(_stretch(split, report))
         for table, splits in found.items():
             if table in tables or len(tables) < MOST_TABLES:

@@ -1,4 +1,4 @@
-"""What a source says of a table's split key: the enumerator decides by it how the table is cut."""
+"""What a source says of a table's split key, or of its pages: the enumerator decides by it how the table is cut."""
 
 from dataclasses import dataclass
 
@@ -27,3 +27,13 @@ class KeyStatistics:
     integers: IntegerKey | None
     row_estimate: int | None
     average_row_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PageStatistics:
+    """A table without a key as it stands now: `page_count` pages, and `data_bytes` in them and outside of its rows.
+    `row_estimate`: the server's guess, None where it has none."""
+
+    page_count: int
+    data_bytes: int
+    row_estimate: int | None

@@ -13,7 +13,7 @@ from state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
 from state.partitions import KeptPartitions
 from state.phase import Phase
 from state.position import Position
-from state.split import Bound, Split
+from state.split import Bound, SharedSnapshot, Split
 from state.table import TableId
 
 
@@ -50,20 +50,44 @@ class Walking:
 
 
 @dataclass(frozen=True, slots=True)
+class Collecting:
+    """Cut by pages, `pages` a split, up to `until`, behind which one open range comes last. `next_start` is the next
+    split's first page, None once all are planned. Nothing of `generation` counts before all of it is there."""
+
+    generation: int
+    snapshot: SharedSnapshot
+    next_start: int | None
+    until: int
+    pages: int
+    kind: Literal["collecting"] = "collecting"
+
+
+@dataclass(frozen=True, slots=True)
+class Emitting:
+    """Everything of `generation` is there, and is handed out by the same cuts."""
+
+    generation: int
+    next_start: int
+    until: int
+    pages: int
+    kind: Literal["emitting"] = "emitting"
+
+
+@dataclass(frozen=True, slots=True)
 class Exhausted:
     """All splits of the table are planned."""
 
     kind: Literal["exhausted"] = "exhausted"
 
 
-Cursor = Untouched | Stepping | Walking | Exhausted
+Cursor = Untouched | Stepping | Walking | Collecting | Emitting | Exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
     """One table of the snapshot. `columns` () has no key. `estimated_rows`: the server's guess when the first split was
-    planned. `done_*` count committed splits. `passed`: the log had passed all its highs when other tables joined; before
-    any do, the phase tells."""
+    planned. `done_*` count committed splits: those by pages when they are collected. `lost_generations`: of such
+    splits. `passed`: the log had passed all its highs when other tables joined; before any do, the phase tells."""
 
     table: TableId
     schema_version: int
@@ -73,6 +97,7 @@ class TableState:
     planned_splits: int = 0
     done_splits: int = 0
     done_rows: int = 0
+    lost_generations: int = 0
     passed: bool = False
 
 

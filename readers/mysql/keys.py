@@ -22,9 +22,9 @@ from readers.mysql.key_columns import (
 from readers.mysql.ranks import Ranks, rank_of_text, ranks
 from readers.mysql.session import Row, SqlSession
 from readers.mysql.weights import Weights
-from state.key_statistics import IntegerKey, KeyStatistics
+from state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from state.rank import composite_rank
-from state.split import Bound, KeyRange
+from state.split import Bound, KeyRange, SharedSnapshot
 from state.table import TableId, TableSchema
 
 
@@ -35,6 +35,21 @@ class MySqlKeys:
         self._session = session
         self._schemas = schemas
         self._known_weights: Weights | None = None
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """None: a row has no place that could be asked for."""
+        return None
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        """Of a table with pages: of none."""
+        raise ValueError(f"{table} has no pages")
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        """See enumerator/source.py."""
+        return False
+
+    def release_snapshot(self, table: TableId) -> None:
+        """See enumerator/source.py."""
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         """See enumerator/source.py."""

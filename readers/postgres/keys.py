@@ -16,12 +16,13 @@ import pyarrow as pa
 from readers.gap_filter import TableRoutes
 from readers.postgres.key_columns import KeyColumn, TableKey, column_list, compared, range_condition, read_key
 from readers.postgres.key_text import array_literal, key_expression, key_text
+from readers.postgres.pages import SharedSnapshots, page_statistics
 from readers.postgres.session import SqlSession
 from readers.postgres.statistics import table_statistics
 from state.errors import SourceNotUsableError
-from state.key_statistics import IntegerKey, KeyStatistics
+from state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from state.rank import integer_rank
-from state.split import Bound, KeyRange
+from state.split import Bound, KeyRange, SharedSnapshot
 from state.table import TableId, TableSchema
 
 _ORDINAL = struct.Struct(">Q")
@@ -37,6 +38,7 @@ class PostgresKeys:
     def __init__(self, session: SqlSession, schemas: Mapping[TableId, TableSchema]) -> None:
         self._session = session
         self._schemas = schemas
+        self._shared = SharedSnapshots(session.another)
         self._known: dict[tuple[TableId, tuple[str, ...]], TableKey] = {}
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
@@ -75,6 +77,22 @@ class PostgresKeys:
                 break
             bounds.append(_bound(key, texts, ordinal + len(bounds)))
         return bounds
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """See enumerator/source.py."""
+        return self._session.ask(lambda connection: page_statistics(connection, table))
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        """See enumerator/source.py."""
+        return self._shared.share(table)
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        """See enumerator/source.py."""
+        return self._shared.holds(table, snapshot)
+
+    def release_snapshot(self, table: TableId) -> None:
+        """See enumerator/source.py."""
+        self._shared.release(table)
 
     def owners(
         self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch, routes: TableRoutes

@@ -6,6 +6,7 @@
   every commit that it contains.
 - The lock is the one that a SELECT takes. It comes first because a DDL that rewrites a table, and TRUNCATE, make it look
   empty to snapshots that are older than themselves: no DDL comes between snapshot, shape and SELECT.
+- A split by pages is read under the snapshot that it shares with the others of its table.
 - `where` (snapshot.where) limits what the SELECT reads. It never limits changes.
 """
 
@@ -17,7 +18,8 @@ from conf.endpoint import Endpoint
 from conf.source import Tls
 from readers.postgres.connect import Connection, connect, error_code, quote_table
 from readers.postgres.copy_rows import copy_rows
-from readers.postgres.key_columns import TableKey, range_condition, read_key
+from readers.postgres.key_columns import KeyColumn, TableKey, range_condition, read_key
+from readers.postgres.pages import take_over
 from readers.postgres.server import ServerIdentity, require_identity
 from readers.postgres.session import SqlSession
 from readers.postgres.types import select_expression
@@ -26,9 +28,10 @@ from readers.split_reader import RetryingSplitReader, columns_are_gone
 from state.errors import SourceNotUsableError
 from state.failpoints import failpoint
 from state.position import Position, WalPosition
-from state.split import Report, Split
+from state.split import Collect, Report, SharedSnapshot, Split
 from state.table import TableId, TableSchema
 
+_PLACE = KeyColumn("ctid", "tid", "pg_catalog", None)
 # The target list is evaluated after the snapshot was taken.
 _TAKE = """
 SELECT pg_current_snapshot()::text,
@@ -93,12 +96,13 @@ class SplitReader(RetryingSplitReader[Connection]):
         with connection.cursor() as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute(f"LOCK TABLE {quote_table(schema.table)} IN ACCESS SHARE MODE")
-            cursor.execute(_TAKE)
-            taken = cursor.fetchone()
-        assert taken is not None
-        snapshot, lsn, taken_at_us = taken
-        if lsn is None:
-            raise _standby()
+        if isinstance(split.pages, Collect):
+            shared = split.pages.snapshot
+            if not take_over(connection, schema.table, shared):
+                return self._void(split, schema, shared)
+            high, taken_at_us = shared.high, shared.taken_at_us
+        else:
+            high, taken_at_us = _take(connection)
         failpoint("snapshot.after_low")
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
@@ -110,18 +114,44 @@ class SplitReader(RetryingSplitReader[Connection]):
             cursor.execute("COMMIT")
         failpoint("snapshot.after_select")
         hooks.after_select()
-        high = WalPosition(lsn, snapshot)
-        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0, low=WalPosition(lsn))
+        report = Report(
+            split.id,
+            split.table,
+            split.schema_version,
+            high,
+            rows.num_rows,
+            0,
+            low=WalPosition(high.lsn),
+            kind="read" if split.pages is None else "collected",
+        )
         before_the_log = self._source.start.lsn - 1  # what the snapshot lacks may have its commit before the high
         return SplitRead(report, rows, taken_at_us, before_the_log)
 
+    def _void(self, split: Split, schema: TableSchema, shared: SharedSnapshot) -> SplitRead:
+        with self._session.connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+        report = Report(split.id, split.table, split.schema_version, shared.high, 0, 0, kind="void")
+        return SplitRead(report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.lsn - 1)
+
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
-        condition = range_condition(key.columns, split.range)
+        condition = range_condition(key.columns or (_PLACE,), split.range)
         where = self._source.where.get(schema.table)
         if where is not None:
             condition = f"({condition}) AND (\n{where}\n)"
         columns = ", ".join(select_expression(column) for column in schema.captured)
         return f"SELECT {columns} FROM {key.relation} WHERE {condition}"
+
+
+def _take(connection: Connection) -> tuple[WalPosition, int]:
+    """The transaction's own snapshot, and when it was taken, microseconds since 1970."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TAKE)
+        taken = cursor.fetchone()
+    assert taken is not None
+    snapshot, lsn, taken_at_us = taken
+    if lsn is None:
+        raise _standby()
+    return WalPosition(lsn, snapshot), taken_at_us
 
 
 def require_shape(key: TableKey, schema: TableSchema) -> None:

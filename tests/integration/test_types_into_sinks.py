@@ -54,7 +54,7 @@ def test_what_is_written_reads_back(
     schemas = {(table.schema.table, table.schema.version): table.schema}
     case.sink.prepare(case.job, [table.schema])
     read = table.read()
-    published = publish(open_store(str(tmp_path)), 1, read, table.schema)
+    published = publish(open_store(str(tmp_path)), 1, table.split(), read, table.schema)
     case.write(part(1, "s1", [(table.schema, batch) for batch in published.batches]), schemas=schemas)
     insert_rows(from_database, 1000, kind)
     case.write(part(2, "log", [(table.schema, batch) for batch in table.batches(table.anchor)]), schemas=schemas)

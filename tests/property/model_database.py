@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from enumerator.log_extent import BinlogExtent, LogExtent, LogFile, WalExtent
-from state.key_statistics import IntegerKey, KeyStatistics
+from state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from state.log_range import LogRange
 from state.position import BinlogPosition, Position, WalPosition, binlog_position
 from state.rank import bytes_rank, composite_rank, integer_rank
-from state.split import Bound, KeyRange
+from state.split import Bound, KeyRange, SharedSnapshot
 from state.table import TableId
 
 Key = tuple[int | str, ...]
@@ -81,7 +81,20 @@ TABLES = (
         lambda key: int_rank(key[0]) + b"\0\0",
         lambda key: composite_rank([int_rank(key[0]), int_rank(key[1])]),
     ),
+    ModelTable(  # without a key that could be split: what is called so here tells rows apart, for the log and the checks
+        TableId("stock", "heap"),
+        (),
+        tuple((f"r{n}",) for n in range(9)),
+        lambda key: str(key[0]).encode(),
+        lambda key: str(key[0]).encode(),
+    ),
 )
+PAGE_COUNT = 5
+
+
+def page_of(key: Key, state: State) -> int:
+    """Each transaction that changes a row gives it another place."""
+    return (int(str(key[0])[1:]) + 2 * state[0]) % PAGE_COUNT
 
 
 @dataclass(frozen=True)
@@ -243,6 +256,18 @@ class ModelDatabase:
             bounds.append(self._bound(table, keys[at]))
         return bounds
 
+    def pages(self, table: TableId) -> PageStatistics | None:
+        return None
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        raise AssertionError(table)
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        raise AssertionError(table)
+
+    def release_snapshot(self, table: TableId) -> None:
+        raise AssertionError(table)
+
     def _sorted_keys(self, table: TableId, columns: tuple[str, ...]) -> list[Key]:
         model = _model_table(table)
         assert columns == model.split_columns
@@ -258,6 +283,8 @@ class WalDatabase(ModelDatabase):
     """PostgreSQL: a transaction stands in the log at its commit record, and any place may end a range."""
 
     kept_from_lsn: int = 0
+    exported: dict[TableId, tuple[SharedSnapshot, frozenset[int]]] = field(default_factory=dict)
+    """What the driver's sessions hold: each with the transactions that it contains."""
 
     def _append(self, number: int, changes: tuple[Change, ...], begin: Position, end: Position) -> None:
         self.log.append(Transaction(number, changes, end, begin.version))
@@ -279,6 +306,22 @@ class WalDatabase(ModelDatabase):
     def prefix(self, place: Position) -> int:
         return bisect_left(self.places, place.order)
 
+    def pages(self, table: TableId) -> PageStatistics | None:
+        rows = sum(t == table for t, _ in self.rows_at(self.visible))
+        return PageStatistics(PAGE_COUNT, 1, rows or None)
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        high = WalPosition(self.log_end().version, self.snapshot())
+        shared = SharedSnapshot("the same name each time", high, 0, filenode=1)
+        self.exported[table] = shared, frozenset(self.visible)
+        return shared
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        return table in self.exported and self.exported[table][0] == snapshot
+
+    def release_snapshot(self, table: TableId) -> None:
+        self.exported.pop(table, None)
+
     def snapshot(self) -> str:
         """pg_current_snapshot() of what is visible now."""
         visible = {xid_of(number) for number in self.visible}
@@ -298,6 +341,13 @@ def in_range(table: ModelTable, key: Key, key_range: KeyRange) -> bool:
     return (key_range.start is None or key_range.start.rank <= rank) and (
         key_range.end is None or rank < key_range.end.rank
     )
+
+
+def on_pages(page: int, key_range: KeyRange) -> bool:
+    """Is the page in a range of pages?"""
+    rank = integer_rank(page, unsigned=True).hex()
+    start, end = key_range.start, key_range.end
+    return (start is None or start.rank <= rank) and (end is None or rank < end.rank)
 
 
 def _model_table(table: TableId) -> ModelTable:

@@ -7,7 +7,7 @@ visible.
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -25,7 +25,9 @@ from enumerator.enumerator import (
     join,
     plan_epoch,
 )
+from enumerator.pages import generations
 from readers.gap_filter import GapFilter, merge_segments, write_segment
+from readers.publish import forget_collected, published_name
 from state import codec
 from state.gtid import GtidSet
 from state.job_state import JobState, Joined, Mode, SplitKey
@@ -33,7 +35,7 @@ from state.log_range import LogReport
 from state.phase import Phase
 from state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
 from state.position import Position, WalPosition, binlog_position
-from state.split import Report, Split
+from state.split import Collect, Emit, Report, Split
 from state.table import TableId, TableSchema
 from tests.property.model_database import (
     SERVER_UUID,
@@ -46,6 +48,8 @@ from tests.property.model_database import (
     Transaction,
     WalDatabase,
     in_range,
+    on_pages,
+    page_of,
 )
 from tests.support.gap_filter import keep
 
@@ -113,15 +117,16 @@ the same, but decided by where the log ended."""
 
 @dataclass
 class Job:
-    """`filtered`: False leaves the gap filter out; `bounded`: False lets the log be read beyond the place where tables
-    join. `mode`: the job file's, now. `logged_epoch`: Spark's offset log;
-    `marked_epoch`: the last one that Spark surely has marked as committed."""
+    """`filtered`: False leaves the gap filter out; `shared`: False reads each split by pages as it is then; `bounded`: False
+    lets the log be read beyond the place where tables join. `mode`: the job file's, now. `logged_epoch`: Spark's offset
+    log; `marked_epoch`: the last one that Spark surely has marked as committed."""
 
     database: ModelDatabase
     settings: Settings
     reading: Reading = "replay"
     filtered: bool = True
     bounded: bool = True
+    shared: bool = True
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
     mode: Mode = "full+incremental"
@@ -182,6 +187,7 @@ class Attempt:
     low: set[int]
     rows: dict[Key, State] | None = None
     selected_at: Position | None = None
+    is_void: bool = False
 
 
 class Driver:
@@ -193,6 +199,8 @@ class Driver:
         self.attempts: dict[int, Attempt] = {}
         self.output: list[Entry] | None = None
         self.running: Plan | None = None
+        if isinstance(job.database, WalDatabase):
+            job.database.exported.clear()
         if job.logged_epoch == 0:
             self.state = in_mode(first_state(job.job_state(), job.settings), job.mode)
         else:
@@ -217,6 +225,7 @@ class Driver:
                 self.state = state
                 return
             assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
+            forget_collected(job.store, generations(plan, state))
             if plan.phase is Phase.STREAM:
                 for route in job.store.list("routes")[: None if epoch % 3 else 1]:  # a crash may leave some
                     job.store.delete(route)
@@ -239,7 +248,10 @@ class Driver:
                 return LogRead(epoch, codec.LOG_REPORT.decode(self.job.file(f"logs/{epoch:08}"), "log"), seconds)
 
     def settled_state(self) -> EnumeratorState:
-        """With what the last epoch brought, if the sink has it."""
+        """With what the last epoch brought, if the sink has it. Once the next one is planned, that may be removed."""
+        following = self.job.logged_epoch + 1
+        if self.job.store.read(f"plans/{following:08}") is not None:
+            return in_mode(self.job.record(following).state, self.job.mode)
         if self.running is not None and self.running.epoch not in self.job.sink.ledger:
             return self.state
         outcome = self._outcome(None)
@@ -258,6 +270,8 @@ class Driver:
         database = self.job.database
         assert self.running is not None
         assert isinstance(self.running.work, SnapshotWork)
+        if isinstance(split.pages, Emit):
+            return True
         if self.job.reading in {"prefix", "snapshot", "lsn"}:
             low: set[int] = set()
         elif self.job.reading == "naive":
@@ -274,6 +288,9 @@ class Driver:
 
     def select(self, attempt: Attempt) -> None:
         table = _table(attempt.split.table)
+        if isinstance(attempt.split.pages, Collect):
+            self._select_pages(attempt, attempt.split.pages)
+            return
         attempt.selected_at = self._seen_by_select()
         rows = self.job.database.rows_at(self.job.database.visible)
         attempt.rows = {
@@ -281,6 +298,19 @@ class Driver:
             for (t, key), state in rows.items()
             if t == table.id and in_range(table, key, attempt.split.range)
         }
+
+    def _select_pages(self, attempt: Attempt, pages: Collect) -> None:
+        database, split = self.job.database, attempt.split
+        assert isinstance(database, WalDatabase)
+        attempt.is_void = not database.is_shared(split.table, pages.snapshot)
+        attempt.selected_at, attempt.rows = pages.snapshot.high, {}
+        if not attempt.is_void:
+            contained = database.exported[split.table][1] if self.job.shared else database.visible
+            attempt.rows = {
+                key: state
+                for (table, key), state in database.rows_at(contained).items()
+                if table == split.table and on_pages(page_of(key, state), split.range)
+            }
 
     def _seen_by_select(self) -> Position:
         database = self.job.database
@@ -313,21 +343,29 @@ class Driver:
                         if not change.is_delete:
                             attempt.rows[change.key] = change.state
         report = Report(split.id, split.table, split.schema_version, high, len(attempt.rows), replayed)
+        if isinstance(split.pages, Collect):
+            report = replace(report, kind="void" if attempt.is_void else "collected")
         rows = json.dumps([[list(key), list(state)] for key, state in attempt.rows.items()])
-        self.job.store.create(f"splits/{split.id:08}", REPORT.encode(report) + rows.encode())
+        self.job.store.create(_name(split), REPORT.encode(report) + rows.encode())
         del self.attempts[split.id]
 
     def published(self, split: Split) -> tuple[Report, list[Entry]]:
-        data = self.job.file(f"splits/{split.id:08}")
+        """Its report, and what the sink gets of it."""
+        data = self.job.file(_name(split))
         head, body, rows = data.split(b"\n", 2)
         report = REPORT.decode(head + b"\n" + body + b"\n", "split")
+        if isinstance(split.pages, Collect):
+            return report, []
+        if isinstance(split.pages, Emit):
+            assert report.kind == "collected"
+            report = replace(report, split_id=split.id, kind="emitted")
         return report, [
             Entry(split.table, tuple(key), tuple(state), is_delete=False, is_snapshot=True)
             for key, state in json.loads(rows)
         ]
 
     def is_published(self, split: Split) -> bool:
-        return self.job.store.read(f"splits/{split.id:08}") is not None
+        return self.job.store.read(_name(split)) is not None
 
     # --- ReadLog
 
@@ -394,6 +432,10 @@ def _schemas(tables: Sequence[ModelTable]) -> tuple[TableSchema, ...]:
 
 def splits_of(work: SnapshotWork) -> list[Split]:
     return [split for task in work.tasks for split in task]
+
+
+def _name(split: Split) -> str:
+    return f"splits/{split.id:08}" if split.pages is None else published_name(0, split)
 
 
 def _table(table: TableId) -> ModelTable:

@@ -17,12 +17,13 @@ from state.plan import Exhausted, Stepping, TableState
 from state.rank import bytes_rank, composite_rank, integer_rank
 from state.split import Bound, KeyRange
 from state.table import TableId
+from tests.support.key_source import WithoutPages
 
 TABLE = TableId("shop", "orders")
 CODEC: TypeAdapter[TableState] = TypeAdapter(TableState)
 
 
-class KeyList:
+class KeyList(WithoutPages):
     """A KeySource of one table. `ranks` may hold a rank more than once: many rows share the split key."""
 
     def __init__(

@@ -30,6 +30,7 @@ from state.position import BinlogPosition
 from state.rank import integer_rank
 from state.split import Bound, KeyRange, Report
 from state.table import TableId, TableSchema
+from tests.support.key_source import WithoutPages
 
 START = BinlogPosition("b.000001", 1000, "a:1-10")
 FILES = (LogFile("b.000001", 5000), LogFile("b.000002", 9000))
@@ -45,7 +46,7 @@ def bound(value: int) -> Bound:
 
 
 @dataclass
-class EvenTables:
+class EvenTables(WithoutPages):
     """A KeySource: the table `n<rows>` has the keys 0 … rows - 1."""
 
     average_row_bytes: int | None = None

@@ -19,7 +19,7 @@ from readers.split_read import SplitRead
 from state.change_batch import batch_schema
 from state.errors import CheckpointError, SourceNotUsableError
 from state.position import BinlogPosition
-from state.split import Report
+from state.split import KeyRange, Report, Split
 from state.store import LocalStore
 from state.table import Column, TableId, TableSchema
 
@@ -27,6 +27,7 @@ TABLE = TableId("shop", "orders")
 SCHEMA = TableSchema(TABLE, 1, (Column("id", "int", "int32", False), Column("s", "text", "string", True)), ("id",))
 FORMATS = pytest.mark.parametrize("form", ["arrow", "parquet"])
 HIGH = BinlogPosition("binlog.000003", 1234, "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5")
+SPLIT = Split(7, TABLE, 1, ("id",), KeyRange(None, None))
 
 
 def report_of(rows: pa.Table, split_id: int = 7) -> Report:
@@ -45,8 +46,8 @@ def store(tmp_path: Path) -> LocalStore:
 
 def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
     rows = some_rows(5)
-    published = publish(store, 3, SplitRead(report_of(rows), rows, 1_700_000_000_000_001), SCHEMA)
-    found = read_published(store, 3, 7)
+    published = publish(store, 3, SPLIT, SplitRead(report_of(rows), rows, 1_700_000_000_000_001), SCHEMA)
+    found = read_published(store, 3, SPLIT)
     assert found == published
     assert found is not None
     assert found.report == report_of(rows)
@@ -63,8 +64,8 @@ def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
 
 def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
     rows = some_rows(4)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
-    path = Path(store.root, published_name(1, 7))
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    path = Path(store.root, published_name(1, SPLIT))
     assert path == Path(store.root, "published", "e1-s7")
     with pa.ipc.open_file(path.read_bytes()) as reader:
         assert reader.read_all().select(["id", "s"]) == rows
@@ -73,8 +74,8 @@ def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
 def test_statistics_in_parquets_footer_stay_what_the_rows_are(store: LocalStore, tmp_path: Path) -> None:
     text = "tidemark-crc32=00000000"
     rows = pa.table({"id": pa.array([1], pa.int32()), "s": [text]})
-    published = publish(store, 1, SplitRead(report_of(rows), rows, 1), SCHEMA, "parquet")
-    assert read_published(store, 1, 7, "parquet") == published
+    published = publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 1), SCHEMA, "parquet")
+    assert read_published(store, 1, SPLIT, "parquet") == published
     assert store.copy_to(published.name, tmp_path / "copy.parquet")
     statistics = pq.read_metadata(tmp_path / "copy.parquet").row_group(0).column(1).statistics
     assert (statistics.min, statistics.max) == (text, text)
@@ -82,11 +83,11 @@ def test_statistics_in_parquets_footer_stay_what_the_rows_are(store: LocalStore,
 
 def test_for_a_sink_that_takes_it_the_file_is_parquet(store: LocalStore, tmp_path: Path) -> None:
     first, second = some_rows(5, "tidemark-crc32=00000000 "), some_rows(6)
-    published = publish(store, 1, SplitRead(report_of(first), first, 1), SCHEMA, "parquet")
+    published = publish(store, 1, SPLIT, SplitRead(report_of(first), first, 1), SCHEMA, "parquet")
     assert (published.report, published.batches) == (report_of(first), ())
-    assert publish(store, 1, SplitRead(report_of(second), second, 2), SCHEMA, "parquet") == published
-    assert read_published(store, 1, 7, "parquet") == published
-    assert read_report(store, 1, 7) == report_of(first)
+    assert publish(store, 1, SPLIT, SplitRead(report_of(second), second, 2), SCHEMA, "parquet") == published
+    assert read_published(store, 1, SPLIT, "parquet") == published
+    assert read_report(store, 1, SPLIT) == report_of(first)
     assert store.copy_to(published.name, tmp_path / "copy.parquet")
     rows = pq.read_table(tmp_path / "copy.parquet")
     assert rows.select(["id", "s"]) == first
@@ -99,21 +100,21 @@ def test_a_split_published_for_another_sink_is_refused(
     store: LocalStore, before: PublishedFormat, now: PublishedFormat
 ) -> None:
     rows = some_rows(3)
-    publish(store, 2, SplitRead(report_of(rows), rows, 0), SCHEMA, before)
+    publish(store, 2, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, before)
     with pytest.raises(CheckpointError, match="another kind of sink"):
-        read_published(store, 2, 7, now)
+        read_published(store, 2, SPLIT, now)
     with pytest.raises(CheckpointError, match="another kind of sink"):
-        publish(store, 2, SplitRead(report_of(rows), rows, 0), SCHEMA, now)
+        publish(store, 2, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, now)
 
 
 def test_nothing_published_is_none(store: LocalStore) -> None:
-    assert read_published(store, 1, 7) is None
+    assert read_published(store, 1, SPLIT) is None
 
 
 def test_a_split_without_rows_is_published_too(store: LocalStore) -> None:
     rows = some_rows(0)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
-    found = read_published(store, 1, 7)
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    found = read_published(store, 1, SPLIT)
     assert found is not None
     assert (found.report.row_count, found.batches) == (0, ())
 
@@ -121,18 +122,18 @@ def test_a_split_without_rows_is_published_too(store: LocalStore) -> None:
 @pytest.mark.pitfall(74)
 def test_the_second_attempt_gets_what_the_first_one_published(store: LocalStore) -> None:
     first, second = some_rows(5), some_rows(6, "other")
-    publish(store, 3, SplitRead(report_of(first), first, 1), SCHEMA)
-    found = publish(store, 3, SplitRead(report_of(second), second, 2), SCHEMA)
+    publish(store, 3, SPLIT, SplitRead(report_of(first), first, 1), SCHEMA)
+    found = publish(store, 3, SPLIT, SplitRead(report_of(second), second, 2), SCHEMA)
     assert found.report.row_count == 5
     assert pa.Table.from_batches(found.batches).select(["id", "s"]) == first
-    other_epoch = publish(store, 4, SplitRead(report_of(second), second, 2), SCHEMA)
+    other_epoch = publish(store, 4, SPLIT, SplitRead(report_of(second), second, 2), SCHEMA)
     assert other_epoch.report.row_count == 6
 
 
 def race(root: str, number: int, start: Any, answers: Any) -> None:
     rows = some_rows(number + 1, f"attempt {number} ")
     start.wait()
-    published = publish(LocalStore(root), 1, SplitRead(report_of(rows), rows, number), SCHEMA)
+    published = publish(LocalStore(root), 1, SPLIT, SplitRead(report_of(rows), rows, number), SCHEMA)
     answers.put((published.report.row_count, pa.Table.from_batches(published.batches).to_pylist()))
 
 
@@ -152,8 +153,8 @@ def test_racing_processes_all_emit_the_winners_rows(store: LocalStore) -> None:
 def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "MAX_BATCH_BYTES", 4096)
     rows = pa.table({"id": pa.array(range(100), pa.int32()), "s": pa.array(["y" * (i * 20) for i in range(100)])})
-    found = publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
-    read = read_published(store, 1, 7)
+    found = publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    read = read_published(store, 1, SPLIT)
     assert read == found
     assert len(found.batches) > 10
     assert all(batch.select(["id", "s"]).nbytes <= 4096 or batch.num_rows == 1 for batch in found.batches)
@@ -164,41 +165,41 @@ def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPa
 
 def test_many_small_chunks_become_one_batch(store: LocalStore) -> None:
     rows = pa.concat_tables([some_rows(3)] * 20)
-    assert len(publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA).batches) == 1
+    assert len(publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA).batches) == 1
 
 
 def test_rows_that_look_like_a_checksum_do_no_harm(store: LocalStore) -> None:
     rows = some_rows(5, "tidemark-crc32=00000000 ")
-    published = publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
-    assert read_published(store, 1, 7) == published
+    published = publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    assert read_published(store, 1, SPLIT) == published
 
 
 def test_the_report_must_fit_the_rows(store: LocalStore) -> None:
     with pytest.raises(ValueError, match="6 in the report"):
-        publish(store, 1, SplitRead(report_of(some_rows(6)), some_rows(5), 0), SCHEMA)
+        publish(store, 1, SPLIT, SplitRead(report_of(some_rows(6)), some_rows(5), 0), SCHEMA)
 
 
 @FORMATS
 def test_any_damaged_byte_is_noticed(store: LocalStore, form: PublishedFormat) -> None:
     rows = some_rows(20)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
-    path = Path(store.root, published_name(1, 7))
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
+    path = Path(store.root, published_name(1, SPLIT))
     whole = path.read_bytes()
     for at in range(0, len(whole), 7):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         with pytest.raises(CheckpointError, match="e1-s7 is damaged"):
-            read_published(store, 1, 7, form)
+            read_published(store, 1, SPLIT, form)
 
 
 @FORMATS
 @pytest.mark.parametrize("length", [0, 1, 8, 200, -1, -8, -300])
 def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore, form: PublishedFormat) -> None:
     rows = some_rows(20)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
-    path = Path(store.root, published_name(1, 7))
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
+    path = Path(store.root, published_name(1, SPLIT))
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(CheckpointError, match="damaged"):
-        read_published(store, 1, 7, form)
+        read_published(store, 1, SPLIT, form)
 
 
 def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,22 +211,22 @@ def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: py
 
     rows = some_rows(2)
     monkeypatch.setattr(published_file._REPORT, "encode", of_tomorrow)
-    publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
     with pytest.raises(CheckpointError, match="version 999"):
-        read_published(store, 1, 7)
+        read_published(store, 1, SPLIT)
 
 
 def test_a_winner_that_is_gone_already_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_rows(2)
     monkeypatch.setattr(LocalStore, "create", lambda self, name, data: False)
     with pytest.raises(CheckpointError, match="committed"):
-        publish(store, 1, SplitRead(report_of(rows), rows, 0), SCHEMA)
+        publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
 
 
 def test_rows_of_a_table_whose_log_leaves_values_out_are_whole(store: LocalStore) -> None:
     toastable = replace(SCHEMA, columns=(SCHEMA.columns[0], replace(SCHEMA.columns[1], toastable=True)))
     rows = some_rows(3)
-    (batch,) = publish(store, 1, SplitRead(report_of(rows), rows, 0), toastable).batches
+    (batch,) = publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), toastable).batches
     assert batch.schema == batch_schema(toastable)
     assert batch.schema.names == [*batch_schema(SCHEMA).names, "_unchanged"]
     assert batch.column("_unchanged").to_pylist() == [None] * 3
@@ -236,7 +237,7 @@ def test_a_split_that_is_too_large_for_memory_goes_through_a_file(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, form: PublishedFormat
 ) -> None:
     expected = some_rows(1000)
-    kept = publish(store, 1, SplitRead(report_of(expected), expected, 5), SCHEMA, form)
+    kept = publish(store, 1, SPLIT, SplitRead(report_of(expected), expected, 5), SCHEMA, form)
     monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 2000)
     monkeypatch.setattr(publishing, "SPILL_BYTES", 2000)
     gathered = GatheredRows(SCHEMA.arrow_schema())
@@ -252,13 +253,13 @@ def test_a_split_that_is_too_large_for_memory_goes_through_a_file(
     monkeypatch.undo()
     monkeypatch.setattr(gathered_rows, "SPILL_BYTES", 2000)
     monkeypatch.setattr(publishing, "SPILL_BYTES", 2000)
-    assert publish(store, 2, SplitRead(report_of(rows), rows, 5), SCHEMA, form).report == kept.report
-    found = read_published(store, 2, 7, form)
+    assert publish(store, 2, SPLIT, SplitRead(report_of(rows), rows, 5), SCHEMA, form).report == kept.report
+    found = read_published(store, 2, SPLIT, form)
     assert found is not None
     if form == "arrow":
         assert pa.Table.from_batches(found.batches) == pa.Table.from_batches(kept.batches)
     else:
-        files = [pq.read_table(pa.BufferReader(store.read(published_name(epoch, 7)))) for epoch in (1, 2)]
+        files = [pq.read_table(pa.BufferReader(store.read(published_name(epoch, SPLIT)))) for epoch in (1, 2)]
         assert files[0] == files[1]
 
 
