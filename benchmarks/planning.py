@@ -7,7 +7,7 @@ they come back, and the segments that the gap filter keeps of them. Peak memory 
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -120,7 +120,9 @@ def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
         written = PLAN.encode(PlanRecord(plan, state))
         splits = [split for task in plan.work.tasks for split in task]
         reports = tuple(Report(split.id, TABLE, 1, start, SPLIT_ROWS, 0) for split in splits)
-        yield len(written), write_segment(splits, reports)
+        # Each split has another high, as under writes; the state has none, so that there is no log to plan.
+        highs = [replace(r, high=BinlogPosition(start.file, start.pos + r.split_id)) for r in reports]
+        yield len(written), write_segment(splits, highs)
         outcome = SplitsRead(plan.epoch, reports, seconds=1.0)
 
 

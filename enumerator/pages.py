@@ -31,7 +31,7 @@ def begun(table: TableState, source: KeySource, *, split_rows: int, generation: 
     statistics = source.pages(table.table)
     if statistics is None:
         return table
-    pages = _pages_per_split(statistics, split_rows)
+    pages = pages_per_split(statistics, split_rows)
     table = replace(table, estimated_rows=statistics.row_estimate)
     if statistics.page_count <= pages:
         return table
@@ -76,6 +76,15 @@ def collected(table: TableState, reports: list[Report]) -> TableState:
     return table
 
 
+def pages_per_split(statistics: PageStatistics, split_rows: int) -> int:
+    """By the server's guess as many rows as a split has, and no more bytes."""
+    count = max(1, statistics.page_count)
+    pages = count * MAX_SPLIT_BYTES // max(1, statistics.data_bytes)
+    if statistics.row_estimate:
+        pages = min(pages, count * split_rows // statistics.row_estimate)
+    return max(1, pages)
+
+
 def generations(plan: Plan, state: EnumeratorState) -> set[int]:
     """Those that are still needed, by this plan and after it."""
     splits = [split for task in plan.work.tasks for split in task] if isinstance(plan.work, SnapshotWork) else []
@@ -92,15 +101,6 @@ def _lost(table: TableState) -> TableState:
         done_rows=0,
         lost_generations=table.lost_generations + 1,
     )
-
-
-def _pages_per_split(statistics: PageStatistics, split_rows: int) -> int:
-    """By the server's guess as many rows as a split has, and no more bytes."""
-    count = max(1, statistics.page_count)
-    pages = count * MAX_SPLIT_BYTES // max(1, statistics.data_bytes)
-    if statistics.row_estimate:
-        pages = min(pages, count * split_rows // statistics.row_estimate)
-    return max(1, pages)
 
 
 def _bound(page: int) -> Bound | None:

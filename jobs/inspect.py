@@ -10,6 +10,7 @@ from rich.table import Table
 
 from conf.model import JobFile
 from conf.redaction import redact
+from enumerator.pages import pages_per_split
 from enumerator.splitting import MAX_SPLIT_BYTES
 from jobs.checkpoint import Checkpoint
 from jobs.opening import make_sink
@@ -22,7 +23,7 @@ from sinks.sink import JobIdentity
 from state.errors import CheckpointError, SinkError
 from state.plan import LogWork
 from state.projection import outputs_of
-from state.table import TableSchema
+from state.table import TableId, TableSchema
 
 _WIDTH = 160
 
@@ -49,11 +50,11 @@ def plan(job: JobFile) -> None:
         for schema, output in zip(found.schemas, _outputs(job, found), strict=True):
             statistics = found.statistics(schema.table)
             rows = statistics.row_estimate
-            splits = _estimated_splits(statistics, job.snapshot.split_rows) if found.split_columns[schema.table] else 1
+            split_by, splits = _split_by(found, schema.table, statistics, job.snapshot.split_rows)
             drawn.add_row(
                 str(schema.table),
                 ", ".join(schema.key) or "none",
-                ", ".join(found.split_columns[schema.table]) or "whole table",
+                split_by,
                 str(len(output.captured)),
                 "?" if rows is None else f"{rows:,}",
                 "?" if splits is None else f"{splits:,}",
@@ -131,6 +132,17 @@ def _estimated_splits(statistics: TableStatistics, split_rows: int) -> int | Non
         return None
     rows = max(1, min(split_rows, MAX_SPLIT_BYTES // max(1, statistics.average_row_bytes or 1)))
     return statistics.row_estimate // rows + 1
+
+
+def _split_by(
+    found: FoundSource, table: TableId, statistics: TableStatistics, split_rows: int
+) -> tuple[str, int | None]:
+    """What the table is cut by, and into how many splits."""
+    if columns := found.split_columns[table]:
+        return ", ".join(columns), _estimated_splits(statistics, split_rows)
+    pages = found.pages(table)
+    splits = 1 if pages is None else -(-pages.page_count // pages_per_split(pages, split_rows))
+    return ("pages", splits) if splits > 1 else ("whole table", 1)
 
 
 def _print_findings(found: FoundSource) -> None:

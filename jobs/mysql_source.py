@@ -37,6 +37,7 @@ from readers.statistics import TableStatistics
 from state.errors import LogPositionLostError, SourceNotUsableError
 from state.gtid import GtidSet
 from state.job_state import JobState, Membership
+from state.key_statistics import PageStatistics
 from state.partitions import PartitionLook, Partitions
 from state.position import BinlogPosition, Position, binlog_position
 from state.table import TableId, TableSchema
@@ -157,6 +158,9 @@ class FoundMySql:
 
     def statistics(self, table: TableId) -> TableStatistics:
         return table_statistics(self.connection, table)
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        return None
 
     def identity(self) -> str:
         return self.info.identity.uuid

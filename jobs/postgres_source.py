@@ -23,6 +23,7 @@ from readers.postgres.keys import PostgresKeys
 from readers.postgres.lease import Lease, lock_name
 from readers.postgres.log_reader import LogReader
 from readers.postgres.log_reading import ReadOptions
+from readers.postgres.pages import page_statistics
 from readers.postgres.partition_checks import look_again
 from readers.postgres.partitions import find_partitions
 from readers.postgres.preflight import Demands, preflight
@@ -45,6 +46,7 @@ from readers.postgres.table_facts import read_tables
 from readers.statistics import TableStatistics
 from state.errors import JobFileError, LogPositionLostError
 from state.job_state import JobState, Membership
+from state.key_statistics import PageStatistics
 from state.log_range import LogRange, LogReport
 from state.partitions import PartitionLook, Partitions
 from state.position import Position, WalPosition, wal_position
@@ -199,6 +201,9 @@ class FoundPostgres:
 
     def statistics(self, table: TableId) -> TableStatistics:
         return table_statistics(self.connection, table)
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        return page_statistics(self.connection, table)
 
     def identity(self) -> str:
         return str(self.info.identity)

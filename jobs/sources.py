@@ -16,6 +16,7 @@ from readers.log_batch import LogBatch
 from readers.split_read import SplitRead
 from readers.statistics import TableStatistics
 from state.job_state import JobState, Membership
+from state.key_statistics import PageStatistics
 from state.log_range import LogRange, LogReport
 from state.partitions import PartitionLook, Partitions
 from state.position import Position
@@ -111,6 +112,9 @@ class FoundSource(Protocol):
         """How they are taken."""
 
     def statistics(self, table: TableId) -> TableStatistics: ...
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """Of a table without a key, where its rows can be read by pages."""
 
     def identity(self) -> str:
         """Which server the job's positions belong to; JobState.server_identity."""

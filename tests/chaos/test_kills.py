@@ -15,6 +15,7 @@ import pytest
 from scripts.servers import start_server
 from tests.support.history import assert_copied
 from tests.support.jobs import Process, running, source_of, start_tidemark, write_job
+from tests.support.keyless import CREATE, KeylessWriter, assert_keyless_copied
 from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
@@ -192,3 +193,13 @@ def _plain(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
         )
         for row in rows
     ]
+
+
+def test_kill_while_a_table_is_read_by_pages(long_version: None, postgres18_database: Database, tmp_path: Path) -> None:
+    postgres18_database.execute(*CREATE)
+    job = _files_job(tmp_path, postgres18_database)
+    with armed(tmp_path, FAILPOINTS) as environment:
+        with KeylessWriter(postgres18_database):
+            run_until_done(job, environment)
+        run_until_done(job, environment)
+    assert_keyless_copied(tmp_path, postgres18_database)

@@ -1,0 +1,62 @@
+"""Table `t` without a key on PostgreSQL: its rows, who changes them, and whether files hold what it has."""
+
+import contextlib
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.dataset as ds
+
+from tests.support.servers import Database
+
+ROWS = 6000
+CREATE = (
+    "CREATE TABLE t (uid bigint, version int, note text)",
+    "ALTER TABLE t REPLICA IDENTITY FULL",
+    f"INSERT INTO t SELECT i % 4000, 1, repeat('x', (i % 90)::int) FROM generate_series(1, {ROWS}) i",  # some are alike
+    "ANALYZE t",
+)
+HOLDERS = "application_name = 'tidemark' AND state = 'idle in transaction' AND backend_xmin IS NOT NULL"
+
+
+class KeylessWriter(threading.Thread):
+    """Changes rows of `t`, and ends a session that shares a snapshot, twice."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(daemon=True)
+        self._database, self._stopped, self.ended = database, threading.Event(), 0
+
+    def __enter__(self) -> "KeylessWriter":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self.join()
+
+    def run(self) -> None:
+        number = 0
+        with contextlib.closing(self._database.connect()) as connection, connection.cursor() as cursor:
+            while not self._stopped.wait(0.01):
+                number += 1
+                cursor.execute("UPDATE t SET version = version + 1 WHERE uid = %s", (number * 37 % 4000,))
+                cursor.execute("INSERT INTO t VALUES (%s, 1, 'new'), (%s, 1, 'new')", (number, number))
+                if number % 10 == 0 and self.ended < 2:
+                    cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {HOLDERS}")
+                    self.ended += len(cursor.fetchall())
+                if number % 3 == 0:
+                    cursor.execute("DELETE FROM t WHERE uid = %s", (number * 11 % 4000,))
+
+
+def assert_keyless_copied(folder: Path, database: Database, format_: str = "parquet") -> None:
+    """Rows that are alike are told apart by nothing but their number."""
+    copy = Counter[tuple[object, ...]]()
+    root = folder / "out" / f"{database.schema}.t"
+    if format_ == "parquet":
+        changes = ds.dataset(root, format="parquet", exclude_invalid_files=False).to_table().to_pylist()
+    else:
+        changes = [json.loads(line) for path in root.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    for change in changes:
+        copy[change["uid"], change["version"], change["note"]] += {"insert": 1, "delete": -1}[change["_change_type"]]
+    assert {row: count for row, count in copy.items() if count} == Counter(database.query("SELECT * FROM t"))
