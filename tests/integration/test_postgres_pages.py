@@ -72,6 +72,7 @@ def test_each_row_is_in_one_split_however_it_moves(pages: Pages) -> None:
             source.execute("UPDATE public.t SET version = version + 1", "VACUUM public.t")
             source.execute("INSERT INTO public.t VALUES (-1, 1, '')", "DELETE FROM public.t WHERE uid % 7 = 0")
             split = reader.read(pages.split(key_range, shared), pages.table.schema, NO_ANCHOR)
+            assert split.report.kind == "collected"
             read += rows_of(split.rows)
             highs.add(split.report.high)
     assert sorted(read) == expected

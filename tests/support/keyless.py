@@ -17,7 +17,10 @@ CREATE = (
     f"INSERT INTO t SELECT i % 4000, 1, repeat('x', (i % 90)::int) FROM generate_series(1, {ROWS}) i",  # some are alike
     "ANALYZE t",
 )
-HOLDERS = "application_name = 'tidemark' AND state = 'idle in transaction' AND backend_xmin IS NOT NULL"
+HOLDERS = (
+    "datname = current_database() AND application_name = 'tidemark' AND state = 'idle in transaction' "
+    "AND backend_xmin IS NOT NULL"
+)
 
 
 class KeylessWriter(threading.Thread):
