@@ -18,7 +18,15 @@ Contradiction = tuple[Path, str]
 
 def contradictions(job: "JobFile") -> list[Contradiction]:
     """(path of a key, what is wrong with it and what is allowed) of everything that can't be meant."""
-    return [*_of_mode(job), *_of_kind(job), *_of_server_ids(job), *_of_columns(job), *_of_tls(job), *_of_mirror(job)]
+    return [
+        *_of_mode(job),
+        *_of_kind(job),
+        *_of_server_ids(job),
+        *_of_columns(job),
+        *_of_tls(job),
+        *_of_mirror(job),
+        *_of_delta(job),
+    ]
 
 
 def _of_mode(job: "JobFile") -> list[Contradiction]:
@@ -93,9 +101,7 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
     if template.schema_template is None and target.database is None:
         text = 'names no database, and sink.table names none either: write one of …/database and table: "copy.{table}"'
         found.append((("sink", "url"), text))
-    single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
-    if "{table}" not in template.text and single is None:
-        found.append((("sink", "table"), "lacks {table}: all tables would be written into one"))
+    found += _of_template(job, template)
     is_postgres = target.kind == "postgresql"
     if (not is_postgres or target.database == source.database) and target.same_server(source):
         home = POSTGRES_HOME if is_postgres else target.database
@@ -105,6 +111,31 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
             if job.source.selects(copy.database, copy.name)
         ]
     return found
+
+
+def _of_delta(job: "JobFile") -> list[Contradiction]:
+    if job.sink.type != "delta":
+        return []
+    if job.sink.catalog is None:
+        found: list[Contradiction] = []
+        if job.sink.path is None:
+            found.append((("sink", "path"), "is missing; write it, or sink.catalog"))
+        if "table" in job.sink.model_fields_set:
+            found.append((("sink", "table"), "is for tables of a sink.catalog only"))
+        return found
+    found = _of_template(job, job.sink.table)
+    if job.sink.path is not None:
+        found.append((("sink", "catalog"), "stands beside sink.path: tables go to one of the two"))
+    if job.sink.table.schema_template is None:
+        found.append((("sink", "table"), 'names no schema: write one like "{schema}.{table}" or "lake.{table}"'))
+    return found
+
+
+def _of_template(job: "JobFile", template: TableTemplate) -> list[Contradiction]:
+    single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
+    if "{table}" in template.text or single is not None:
+        return []
+    return [(("sink", "table"), "lacks {table}: all tables would be written into one")]
 
 
 def _examples_of_copies(job: "JobFile", template: TableTemplate, home: str | None) -> list[tuple[TableName, TableName]]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -53,6 +53,12 @@ def _read_template(value: Any) -> TableTemplate:
     return parse_table_template(value)
 
 
+def _check_catalog(name: str | None) -> str | None:
+    if name is not None and (not name.strip() or "." in name):
+        raise ValueError("must be a catalog's name, like main; the schema stands in sink.table")
+    return name
+
+
 def _only_stop(value: Any) -> Any:
     if value in ("evolve", "ignore"):
         raise refuse(not_supported_yet(f"on_schema_change: {value}") + ". Allowed: stop")
@@ -63,6 +69,15 @@ class _Sink(Section):
     on_schema_change: Annotated[Literal["stop"], BeforeValidator(_only_stop)] = Field(
         "stop", description="What happens when a captured table's columns change: the job stops and says what to do."
     )
+
+
+_Template = Annotated[
+    TableTemplate,
+    PlainValidator(_read_template),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
+    Written(TEMPLATE_FORM),
+]
 
 
 class MirrorSink(_Sink):
@@ -80,13 +95,7 @@ class MirrorSink(_Sink):
         "User and password taken from `${NAME}` or `${file:/run/secrets/x}` need no percent-encoding.",
         examples=["postgresql://etl:${PG_PASSWORD}@wh:5432/analytics"],
     )
-    table: Annotated[
-        TableTemplate,
-        PlainValidator(_read_template),
-        PlainSerializer(str, return_type=str),
-        WithJsonSchema({"type": "string"}),
-        Written(TEMPLATE_FORM),
-    ] = Field(
+    table: _Template = Field(
         parse_table_template("{schema}_{table}"),
         description="Where a table goes: `{schema}` is the source's database, `{table}` its name. With a dot, the "
         "part before "
@@ -109,11 +118,26 @@ class FilesSink(_Sink):
 
 
 class DeltaSink(_Sink):
-    """Writes Delta Lake tables, under `<path>/<database>.<table>/`."""
+    """Writes Delta Lake tables: in folders, or as tables of a catalog."""
 
     type: Literal["delta"] = Field(description="`delta`.")
-    path: StoragePath = Field(
-        description="Folder that the tables go to; driver and executors share it.", examples=["./lake"]
+    path: StoragePath | None = Field(
+        None,
+        description="Folder that the tables go to, as `<path>/<database>.<table>`; driver and executors share it. A URI is one "
+        "of Hadoop's: s3a://, abfss://, gs://, hdfs://. Either this or `catalog` is required.",
+        examples=["./lake"],
+    )
+    catalog: Annotated[Text | None, AfterValidator(_check_catalog), Written("a catalog's name, like main")] = Field(
+        None,
+        description="Catalog that the tables go to, under the name that Spark has for it; `spark_catalog` is the session's "
+        "own (a Hive metastore).",
+        examples=["main"],
+    )
+    table: _Template = Field(
+        parse_table_template("{schema}.{table}"),
+        description="With `catalog`: schema and name of a table there; `{schema}` is the source's database, `{table}` its "
+        "name. Missing schemas are created.",
+        examples=["lake.{schema}_{table}"],
     )
     style: Literal["mirror", "changelog"] = Field(
         "mirror",
@@ -127,7 +151,6 @@ class DeltaSink(_Sink):
             examples=[{"shop.orders": ["country"]}],
         )
     )
-    refused_keys: ClassVar[Mapping[str, str]] = {"catalog": not_supported_yet("writing tables of a catalog")}
 
 
 class ConsoleSink(_Sink):

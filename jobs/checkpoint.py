@@ -7,6 +7,7 @@
     published/e…            an epoch's split rows with their reports, until the epoch is committed
     logs/e0000000042        what an epoch's log range was found to hold (LogReport)
     routes/e0000000042      the splits that an epoch finished, as the gap filter reads them, until the log has passed them
+    copies/shop.orders      which table of the target is the copy, where the sink keeps that here
     history/epochs-…        what the job did, for people: also splits-… and events-… (jobs/history.py); may be missing
     spark/                  Spark's own checkpoint of the streaming query
 

@@ -69,7 +69,7 @@ def make_sink(job: JobFile) -> PartSink | EpochSink:
         case DeltaSettings() as settings:
             from sinks.delta.sink import DeltaSink
 
-            return DeltaSink.of(settings, lambda: open_session(job))
+            return DeltaSink.of(settings, Checkpoint.at(job.checkpoint).store, lambda: open_session(job))
         case ConsoleSettings():
             return ConsoleSink()
 

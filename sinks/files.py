@@ -32,19 +32,32 @@ _PART_NAME = re.compile(r"[a-z][a-z0-9]*")
 _MARK = re.compile(r"e(\d+)-[a-z][a-z0-9]*\.json")
 
 
+def scheme_of(path: str) -> str:
+    """Of a URI; empty for a plain path."""
+    return urlsplit(path).scheme if "/" in path and ":" in path.partition("/")[0] else ""
+
+
 def local_folder(path: str) -> Path:
     """The folder behind a job file's `path`: a plain path or a `file:` URI. Raises JobFileError for other schemes."""
+    scheme = scheme_of(path)
+    if not scheme:
+        return Path(os.path.abspath(path))
+    if scheme != "file":
+        raise JobFileError(
+            f"sink.path: {scheme}:// is not supported yet.",
+            "Give a folder on a filesystem that the driver and all executors share.",
+        )
     parts = urlsplit(path)
-    if parts.scheme and "/" in path and path.index(":") < path.index("/"):
-        if parts.scheme != "file":
-            raise JobFileError(
-                f"sink.path: {parts.scheme}:// is not supported yet.",
-                "Give a folder on a filesystem that the driver and all executors share.",
-            )
-        if parts.netloc not in {"", "localhost"}:
-            raise JobFileError(f"sink.path: {path} names a host.", "Write file:///folder with three slashes.")
-        return Path(os.path.abspath(unquote(parts.path)))
-    return Path(os.path.abspath(path))
+    if parts.netloc not in {"", "localhost"}:
+        raise JobFileError(f"sink.path: {path} names a host.", "Write file:///folder with three slashes.")
+    return Path(os.path.abspath(unquote(parts.path)))
+
+
+def unwritable(root: Path) -> Iterator[Finding]:
+    """A problem where neither `root` nor, before it is there, what it would be made in can be written to."""
+    anchor = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
+        yield Finding(None, f"{anchor} can't be written to.", "Give the job's user that right, or another sink.path.")
 
 
 def table_folder_name(table: TableId) -> str:
@@ -83,12 +96,7 @@ class FilesSink:
     def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
         root = self.root
         findings = [finding for schema in schemas for finding in self._check_table(root, schema, job)]
-        anchor = next(folder for folder in (root, *root.parents) if folder.exists())
-        if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
-            findings.append(
-                Finding(None, f"{anchor} can't be written to.", "Give the job's user that right, or another sink.path.")
-            )
-        return findings
+        return [*findings, *unwritable(root)]
 
     def _check_table(self, root: Path, schema: TableSchema, job: JobIdentity | None) -> Iterator[Finding]:
         taken = {field.name for field in meta_fields(schema)}.intersection(column.name for column in schema.captured)

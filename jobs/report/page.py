@@ -97,8 +97,10 @@ def _sink(job: JobFile) -> str:
     match job.sink.type:
         case "mirror":
             return f"mirror {job.sink.url}"
-        case "files" | "delta":
-            return f"{job.sink.type} {job.sink.path}"
+        case "files":
+            return f"files {job.sink.path}"
+        case "delta":
+            return f"delta {job.sink.path or f'{job.sink.catalog}.{job.sink.table}'}"
         case _:
             return job.sink.type
 

@@ -7,22 +7,21 @@ between two tables, or after the last, is simply written again.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
 from sinks.delta.buckets import spread
+from sinks.delta.faults import spark_errors
+from sinks.delta.places import Lake, Place, owner_of
 from sinks.delta.rows import Shape, Unpacking, schema_of
 from sinks.delta.side_by_side import SideSessions, write_side_by_side
-from sinks.delta.tables import Style, merge, place_of
+from sinks.delta.tables import BEGIN_ANEW, Style, merge
 from sinks.sink import JobIdentity, Schemas
 from state.change_batch import LOG_PART, PartEnd
-from state.errors import SinkError, from_text
+from state.errors import SinkError
 from state.failpoints import failpoint
 from state.table import TableId, TableSchema
 
@@ -35,7 +34,7 @@ _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_cou
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    root: Path
+    lake: Lake
     style: Style
     job: JobIdentity
     schemas: Schemas
@@ -66,16 +65,15 @@ class EpochWriter:
         table = found.table
         schema = self.schemas[table, found.schema_version]
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
-        place = place_of(self.root, schema)
-        if not place.is_dir():
-            raise SinkError(
-                f"{place}, the copy of {table}, is gone.", "Begin anew: a new checkpoint, and an empty sink.path."
-            )
+        place = self.lake.place_of(table)
+        self._require_ours(batch.sparkSession, place, table)
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
             # Spark turns it off for streams; a MERGE's shuffles would all have 200 tasks.
             "spark.sql.adaptive.enabled": "true",
+            # A table that was emptied is replaced whole, and not only those partitions of it that have rows again.
+            "spark.sql.sources.partitionOverwriteMode": "static",
             # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
             "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
         }
@@ -90,6 +88,12 @@ class EpochWriter:
                 # Splits of a first snapshot have keys of their own: no row of the target can be theirs.
                 _append(_unpacked(rows, schema, "rows"), place)
 
+    def _require_ours(self, session: SparkSession, place: Place, table: TableId) -> None:
+        if not self.lake.holds(session, place):
+            raise SinkError(f"{place}, the copy of {table}, is gone.", BEGIN_ANEW)
+        if owner_of(session, place) != self.job.uuid:
+            raise SinkError(f"{place}, the copy of {table}, was replaced by another table.", BEGIN_ANEW)
+
 
 @dataclass(frozen=True, slots=True)
 class _EpochTable:
@@ -103,15 +107,15 @@ class _EpochTable:
     truncates: bool
 
 
-def _append(rows: DataFrame, place: Path) -> None:
-    rows.write.format("delta").mode("append").save(str(place))
+def _append(rows: DataFrame, place: Place) -> None:
+    rows.writeTo(place.relation).append()
 
 
-def _replace(rows: DataFrame, place: Path) -> None:
-    rows.write.format("delta").mode("overwrite").save(str(place))
+def _replace(rows: DataFrame, place: Place) -> None:
+    rows.writeTo(place.relation).overwrite(F.lit(True))
 
 
-def _merge(effect: DataFrame, schema: TableSchema, place: Path) -> None:
+def _merge(effect: DataFrame, schema: TableSchema, place: Place) -> None:
     effect.createOrReplaceTempView(_VIEW)
     try:
         effect.sparkSession.sql(merge(schema, place, _VIEW))
@@ -140,23 +144,6 @@ def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iter
                 session.conf.unset(name)
             else:
                 session.conf.set(name, old)
-
-
-@contextmanager
-def spark_errors(place: Path) -> Iterator[None]:
-    """Raises SinkError for Delta's and Spark's errors, the first line of which says what it is."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        known = from_text(str(error))
-        if known is not None:
-            raise known from None
-        text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
-        first = next(iter(text.strip().splitlines()), type(error).__name__)
-        raise SinkError(
-            f"{place} could not be written or read: {first}",
-            "Look after that table; once the cause is gone start the job again: it goes on where it was.",
-        ) from error
 
 
 def _tables(heads: list[Row]) -> list[_EpochTable]:

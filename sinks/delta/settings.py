@@ -9,6 +9,8 @@ from state.errors import SinkError
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
 """Built for Spark 4.2, which jobs run on."""
+SESSION_CATALOG: Final = "spark_catalog"
+DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _EXCLUDED = (
     "com.fasterxml.jackson.core:*",
@@ -29,7 +31,7 @@ def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, st
     """The settings that a session lacks. `submitted`: its jars were settled by spark-submit."""
     extensions = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     settings = {
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        f"spark.sql.catalog.{SESSION_CATALOG}": DELTA_CATALOG,
         # As many tasks as this list the files of a table, several times for each commit, and a task takes longer to begin
         # than to list thousands of files; Delta's 50 are for tables of millions.
         "spark.databricks.delta.snapshotPartitions": "1",

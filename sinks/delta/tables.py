@@ -1,17 +1,15 @@
-"""A table's copy in Delta Lake: its folder, its columns, the statements that create and change it. Pure."""
+"""A table's copy in Delta Lake: its columns, the statements that create and change it. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from conf.tables import TableName
+from sinks.delta.places import JOB_NAME, JOB_UUID, Found, Occupied, Place, quoted
 from sinks.delta.rows import schema_of
-from sinks.files import table_folder_name
 from sinks.sink import Finding, JobIdentity
 from state.change_batch import meta_fields
 from state.table import TableSchema
@@ -19,31 +17,8 @@ from state.table import TableSchema
 Style: TypeAlias = Literal["mirror", "changelog"]
 PartitionBy: TypeAlias = Mapping[TableName, tuple[str, ...]]
 
-JOB_NAME, JOB_UUID = "tidemark.job", "tidemark.job_uuid"
-"""Properties of a table that say whose it is."""
+BEGIN_ANEW = "Put it back, or begin anew: a new checkpoint, and the job's tables deleted."
 _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A Delta table that stands in a copy's place."""
-
-    columns: StructType
-    partition_columns: tuple[str, ...]
-    properties: Mapping[str, str]
-    is_empty: bool
-
-
-def place_of(root: Path, schema: TableSchema) -> Path:
-    return root / table_folder_name(schema.table)
-
-
-def relation(place: Path) -> str:
-    return f"delta.{quoted(str(place))}"
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def literal(text: str) -> str:
@@ -58,7 +33,7 @@ def partition_columns(schema: TableSchema, partition_by: PartitionBy) -> tuple[s
     return partition_by.get(TableName(schema.table.database, schema.table.name), ())
 
 
-def create_table(schema: TableSchema, place: Path, style: Style, partition_by: PartitionBy, job: JobIdentity) -> str:
+def create_table(schema: TableSchema, place: Place, style: Style, partition_by: PartitionBy, job: JobIdentity) -> str:
     fields = columns_of(schema, style).fields
     properties = {JOB_NAME: job.name, JOB_UUID: job.uuid, "delta.enableDeletionVectors": "true"}
     if any(_NEEDS_MAPPING.search(field.name) for field in fields):
@@ -66,18 +41,18 @@ def create_table(schema: TableSchema, place: Path, style: Style, partition_by: P
     columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
     partitions = ", ".join(map(quoted, partition_columns(schema, partition_by)))
     partitioned = f" PARTITIONED BY ({partitions})" if partitions else ""
-    return f"CREATE TABLE {relation(place)} ({columns}) USING delta{partitioned} TBLPROPERTIES ({_listed(properties)})"
+    return f"CREATE TABLE {place.relation} ({columns}) USING delta{partitioned} TBLPROPERTIES ({_listed(properties)})"
 
 
-def take_table(place: Path, job: JobIdentity) -> str:
-    return f"ALTER TABLE {relation(place)} SET TBLPROPERTIES ({_listed({JOB_NAME: job.name, JOB_UUID: job.uuid})})"
+def take_table(place: Place, job: JobIdentity) -> str:
+    return f"ALTER TABLE {place.relation} SET TBLPROPERTIES ({_listed({JOB_NAME: job.name, JOB_UUID: job.uuid})})"
 
 
 def _listed(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
 
 
-def merge(schema: TableSchema, place: Path, source: str) -> str:
+def merge(schema: TableSchema, place: Place, source: str) -> str:
     """`source` is a view of `rows.effect_schema`."""
     names = [column.name for column in schema.captured]
     at = " AND ".join(f"target.{quoted(name)} = source.at.{quoted(name)}" for name in schema.key)
@@ -94,7 +69,7 @@ def merge(schema: TableSchema, place: Path, source: str) -> str:
         inserted[name] = f"CASE WHEN {missing} THEN raise_error({lacks}) ELSE {new[name]} END"
     updates = ", ".join(f"target.{quoted(name)} = {value}" for name, value in kept.items())
     return (
-        f"MERGE INTO {relation(place)} AS target USING {source} AS source ON {at} "
+        f"MERGE INTO {place.relation} AS target USING {source} AS source ON {at} "
         "WHEN MATCHED AND NOT source.stays THEN DELETE "
         f"WHEN MATCHED THEN UPDATE SET {updates} "
         f"WHEN NOT MATCHED AND source.stays THEN INSERT ({', '.join(map(quoted, names))}) "
@@ -132,11 +107,47 @@ def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy
             )
 
 
+def place_findings(
+    schema: TableSchema,
+    place: Place,
+    found: Found | Occupied | None,
+    job: JobIdentity | None,
+    written_id: str | None,
+) -> Iterator[Finding]:
+    """Whether the copy may go there. `written_id`: of the Delta table that the job has for it, None before it has one."""
+    table = schema.table
+    if found is None and written_id is None:
+        yield Finding(table, f"will be created as the Delta table {place}")
+    elif found is None:
+        yield Finding(
+            table, f"{place}, which this job wrote, is gone, or {place.setting} was another one then.", BEGIN_ANEW
+        )
+    elif isinstance(found, Occupied):
+        yield Finding(table, f"{place} {found.text}.", f"Make that place free, or change {place.setting}.")
+    elif written_id is not None and found.table_id != written_id:
+        yield Finding(table, f"{place} is not the table that this job wrote, but another one.", BEGIN_ANEW)
+    elif (owner := found.properties.get(JOB_UUID)) is not None and (job is None or owner != job.uuid):
+        this = "this one has not started yet" if job is None else f"this is {job.name} ({job.uuid})"
+        yield Finding(
+            table,
+            f"{place} belongs to job {found.properties.get(JOB_NAME)} ({owner}); {this}.",
+            f"Change {place.setting}; or, to begin anew, delete that table.",
+        )
+    elif owner is None and written_id is None and not found.is_empty:
+        yield Finding(
+            table,
+            f"{place} holds rows that this job did not write.",
+            f"Empty or delete that table, or change {place.setting}.",
+        )
+    elif owner is None:
+        yield Finding(table, f"the Delta table {place} will be used")
+
+
 def table_findings(
-    schema: TableSchema, place: Path, found: Found, style: Style, partition_by: PartitionBy
+    schema: TableSchema, place: Place, found: Found, style: Style, partition_by: PartitionBy
 ) -> Iterator[Finding]:
     """Of a table that this job may have: whether it takes the rows as they are."""
-    remedy = "Delete that table and let the job create it, or set another sink.path."
+    remedy = f"Delete that table and let the job create it, or change {place.setting}."
     existing = {field.name.lower(): field.dataType.simpleString() for field in found.columns.fields}
     for field in columns_of(schema, style).fields:
         kind = existing.get(field.name.lower())

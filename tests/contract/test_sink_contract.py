@@ -313,8 +313,10 @@ def test_check_writes_nothing(every_sink: SinkCase) -> None:  # noqa: F811
     findings = every_sink.sink.check([ORDERS, ITEMS])
     assert not [finding for finding in findings if finding.is_problem]
     assert {finding.table for finding in findings} >= {ORDERS.table, ITEMS.table}
-    if every_sink.kind in {"parquet", "jsonl", DELTA}:
+    if every_sink.kind in {"parquet", "jsonl"}:
         assert not every_sink.place.exists()
+    elif every_sink.kind == DELTA:
+        assert not every_sink.sink.session().catalog.databaseExists(every_sink.place)
     else:
         listed = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
         schema = "public" if every_sink.kind == "postgres" else every_sink.place.name

@@ -1,5 +1,6 @@
 """What the Delta sink does beyond the contract of all sinks."""
 
+import uuid
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,14 +11,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.tables import TableName
+from conf.tables import TableName, parse_table_template
 from sinks.delta import buckets
+from sinks.delta.places import CatalogLake, FolderLake
 from sinks.delta.settings import PACKAGE, delta_settings
 from sinks.delta.sink import DeltaSink
-from sinks.delta.tables import Style, place_of, relation
+from sinks.delta.tables import Style
 from sinks.sink import JobIdentity
 from state.errors import SinkError
-from state.table import TableId
+from state.store import LocalStore
+from state.table import TableId, TableSchema
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -45,9 +48,25 @@ NEW_YEAR = 1_704_067_200_000_000
 def delta(tmp_path: Path, delta_session: SparkSession) -> Callable[..., DeltaSink]:
     def made(style: Style = "mirror", **partition_by: tuple[str, ...]) -> DeltaSink:
         named = {TableName("shop", table): columns for table, columns in partition_by.items()}
-        return DeltaSink(tmp_path / "lake", style, named, lambda: delta_session)
+        checkpoint = LocalStore(str(tmp_path / "checkpoint"))
+        return DeltaSink(FolderLake(f"{tmp_path}/lake"), style, named, checkpoint, lambda: delta_session)
 
     return made
+
+
+@pytest.fixture
+def in_catalog(delta: Callable[..., DeltaSink]) -> Callable[..., DeltaSink]:
+    """The same, of tables by name."""
+    schema = f"delta_{uuid.uuid4().hex}"
+
+    def made(style: Style = "mirror", table: str = "{table}") -> DeltaSink:
+        return replace(delta(style), lake=CatalogLake("spark_catalog", parse_table_template(f"{schema}.{table}")))
+
+    return made
+
+
+def folder_of(sink: DeltaSink, schema: TableSchema) -> Path:
+    return Path(sink.lake.place_of(schema.table).text)
 
 
 def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
@@ -110,7 +129,7 @@ def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[
         written = [(f"tidemark/{JOB.uuid}/{schema.table}", epoch) for epoch in (1, 2)]
         assert transactions_of(sink, schema) == written
         assert sorted(rows_of_delta(sink, schema)) == [order(epoch, schema.table.name) for epoch in (1, 2)]
-    away = place_of(sink.root, tables[1])
+    away = folder_of(sink, tables[1])
     away.rename(away.with_name("away"))
     third = log_part(3, *((schema, [(DELETE, order(1))]) for schema in tables))
     with pytest.raises(SinkError, match=r"the copy of shop\.orders1, is gone"):
@@ -167,7 +186,7 @@ def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink],
     write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows), schemas)
     write_epochs(sink, JOB, log_part(2, (odd, [(UPDATE, (1, None, None)), (DELETE, rows[2])])), schemas)
     assert sorted(rows_of_delta(sink, odd)) == [rows[0], (1, None, None), rows[3]]
-    detail = delta_session.sql(f"DESCRIBE DETAIL {relation(place_of(sink.root, odd))}").collect()[0]
+    detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.place_of(odd.table).relation}").collect()[0]
     assert detail["partitionColumns"] == ["b, (c)"]
     assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
 
@@ -178,8 +197,8 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
         "sink.partition_by names shop.nothing, which is not copied."
     ]
     sink = delta(orders=("customer",))
-    place = place_of(sink.root, ORDERS)
-    delta_session.sql(f"CREATE TABLE {relation(place)} (id BIGINT, customer STRING, amount DOUBLE) USING delta")
+    place = sink.lake.place_of(ORDERS.table)
+    delta_session.sql(f"CREATE TABLE {place.relation} (id BIGINT, customer STRING, amount DOUBLE) USING delta")
     with pytest.raises(SinkError) as caught:
         sink.prepare(JOB, [ORDERS])
     for text in (
@@ -188,7 +207,7 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
         "is partitioned by nothing, not by customer.",
     ):
         assert text in str(caught.value)
-    delta_session.sql(f"INSERT INTO {relation(place)} VALUES (1, 'a', 2.0)")
+    delta_session.sql(f"INSERT INTO {place.relation} VALUES (1, 'a', 2.0)")
     with pytest.raises(SinkError, match="holds rows that this job did not write"):
         sink.prepare(JOB, [ORDERS])
 
@@ -196,7 +215,7 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
 def test_table_that_is_gone_is_not_made_anew(delta: Callable[..., DeltaSink]) -> None:
     sink = delta()
     sink.prepare(JOB, [ORDERS])
-    place = place_of(sink.root, ORDERS)
+    place = folder_of(sink, ORDERS)
     place.rename(place.with_name("away"))
     with pytest.raises(SinkError, match="which this job wrote, is gone"):
         sink.prepare(JOB, [ORDERS])

@@ -17,11 +17,27 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from conf.load import load_job_options
 from jobs.session import open_session, stop_quietly
 from sinks.delta.sink import DeltaSink
-from sinks.delta.tables import place_of, relation
 from sinks.sink import JobIdentity, PartResult, Schemas
 from state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
 from state.table import TableSchema
 from tests.support.jobs import SPARK
+
+FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
+
+
+def with_metastore(folder: Path, url: str = FORGETFUL_METASTORE) -> dict[str, Any]:
+    """The job file's section `spark`, with a Hive metastore whose tables are below `folder`. Of a Derby database on disk one
+    process at a time makes use."""
+    log = f"-Dderby.stream.error.file={folder}/derby.log"
+    return SPARK | {
+        "conf": SPARK["conf"]
+        | {
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.hadoop.javax.jdo.option.ConnectionURL": url,
+            "spark.driver.extraJavaOptions": f"{SPARK['conf']['spark.driver.extraJavaOptions']} {log}",
+        }
+    }
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +49,7 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         "checkpoint": "./checkpoint",
         "source": {"url": "mysql://nobody:nothing@localhost/", "tables": ["a.b"]},
         "sink": {"type": "delta", "path": "./lake"},
-        "spark": SPARK,
+        "spark": with_metastore(folder),
     }
     with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads do not bear company
@@ -73,19 +89,21 @@ def rows_of_delta(sink: Any, schema: TableSchema) -> list[tuple[Any, ...]]:
 
 
 def read_delta(sink: DeltaSink, schema: TableSchema) -> pa.Table:
-    return sink.session().read.format("delta").load(str(place_of(sink.root, schema))).toArrow()
+    return sink.session().table(sink.lake.place_of(schema.table).relation).toArrow()
 
 
 def commits_of(sink: DeltaSink, schema: TableSchema) -> list[dict[str, Any]]:
     """Operation and metrics of each commit, the oldest first."""
-    history = sink.session().sql(f"DESCRIBE HISTORY {relation(place_of(sink.root, schema))}").collect()
+    history = sink.session().sql(f"DESCRIBE HISTORY {sink.lake.place_of(schema.table).relation}").collect()
     return [row.asDict() for row in sorted(history, key=lambda row: row["version"])]
 
 
 def transactions_of(sink: DeltaSink, schema: TableSchema) -> list[tuple[str, int]]:
     """Application and version of each commit that bears them, the oldest first."""
     found = []
-    for commit in sorted((place_of(sink.root, schema) / "_delta_log").glob("*.json")):
+    detail = sink.session().sql(f"DESCRIBE DETAIL {sink.lake.place_of(schema.table).relation}").collect()[0]
+    log = Path(detail["location"].removeprefix("file:"), "_delta_log")
+    for commit in sorted(log.glob("*.json")):
         actions = map(json.loads, commit.read_text().splitlines())
         found += [(action["txn"]["appId"], action["txn"]["version"]) for action in actions if "txn" in action]
     return found

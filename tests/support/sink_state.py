@@ -23,6 +23,7 @@ import pytest
 
 from conf.endpoint import parse_endpoint
 from conf.tables import parse_table_template
+from sinks.delta.places import CatalogLake
 from sinks.delta.sink import DeltaSink
 from sinks.files import FilesSink, table_folder_name
 from sinks.mirror import mysql_types, postgres_types
@@ -31,6 +32,7 @@ from sinks.mirror.sink import MirrorSink
 from sinks.mirror.target import SourceKind
 from sinks.sink import EpochSink, JobIdentity, PartResult, PartSink
 from state.change_batch import ChangeBatch, ChangeType, PartEnd
+from state.store import LocalStore
 from state.table import Column, TableSchema, arrow_type_of
 from tests.support.change_parts import SCHEMAS
 from tests.support.delta import rows_of_delta, write_epochs
@@ -41,7 +43,7 @@ TEMPLATE = parse_table_template("{schema}_{table}")
 FILE_SINKS = ("parquet", "jsonl")
 MIRRORS = ("mysql", "mariadb", "postgres")
 DELTA = "delta"
-"""Of the style mirror; tests/support/delta.py has its session."""
+"""Of the style mirror, in a catalog; tests/support/delta.py has its session."""
 
 
 def plain(value: Any, column: Column) -> Any:
@@ -229,9 +231,11 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind =
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
     if kind == DELTA:
-        folder = request.getfixturevalue("tmp_path") / "lake"
         session = request.getfixturevalue("delta_session")
-        return SinkCase(kind, DeltaSink(folder, "mirror", {}, lambda: session), folder)
+        schema = f"contract_{uuid.uuid4().hex}"
+        lake = CatalogLake("spark_catalog", parse_table_template(f"{schema}.{{schema}}_{{table}}"))
+        checkpoint = LocalStore(str(request.getfixturevalue("tmp_path") / "checkpoint"))
+        return SinkCase(kind, DeltaSink(lake, "mirror", {}, checkpoint, lambda: session), schema)
     database: Database = request.getfixturevalue(f"{kind}_database")
     return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, source), database)
 

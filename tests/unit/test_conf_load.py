@@ -413,9 +413,23 @@ REFUSED = [
         "sink.type: must be mirror | files | delta | console; found: mirrror. Did you mean 'mirror'?",
     ),
     ("sink={type: delta, path: /x, style: upsert}", "sink.style: must be mirror | changelog; found: upsert"),
+    ("sink={type: delta}", "sink.path: is missing; write it, or sink.catalog"),
     (
         "sink={type: delta, path: /x, catalog: main}",
-        "sink.catalog: writing tables of a catalog is not supported yet",
+        "sink.catalog: stands beside sink.path: tables go to one of the two",
+    ),
+    ('sink={type: delta, path: /x, table: "{schema}.{table}"}', "sink.table: is for tables of a sink.catalog only"),
+    (
+        "sink={type: delta, catalog: main.lake}",
+        "sink.catalog: must be a catalog's name, like main; the schema stands in sink.table; found: main.lake",
+    ),
+    (
+        'sink={type: delta, catalog: main, table: "{schema}_{table}"}',
+        'sink.table: names no schema: write one like "{schema}.{table}" or "lake.{table}"',
+    ),
+    (
+        'sink={type: delta, catalog: main, table: "lake.{schema}"}',
+        "sink.table: lacks {table}: all tables would be written into one",
     ),
     (
         "sink={type: delta, path: /x, partition_by: {shop.orders: country}}",
