@@ -1,6 +1,7 @@
 """Tables without a key on real servers, split by the pages that their rows are in."""
 
 import contextlib
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,12 @@ class Pages:
     def split(self, key_range: KeyRange, shared: SharedSnapshot) -> Split:
         return replace(self.table.split(key_range), columns=(), pages=Collect(7, shared))
 
+    def release(self) -> None:
+        """Until the server has noticed."""
+        self.keys.release_snapshot(self.name)
+        while self.source.query(f"SELECT FROM pg_stat_activity WHERE {HOLDERS}"):
+            time.sleep(0.01)
+
     def void(self, shared: SharedSnapshot) -> bool:
         """Is the snapshot gone, for a reader?"""
         with self.table.reader() as reader:
@@ -84,13 +91,13 @@ def test_a_snapshot_is_gone_with_its_session(pages: Pages) -> None:
     shared = pages.keys.share_snapshot(pages.name)
     assert not pages.void(shared)
     assert pages.keys.is_shared(pages.name, shared)
-    pages.source.query(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {HOLDERS}")
+    pages.source.query(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {HOLDERS}")
     assert pages.void(shared)
     assert not pages.keys.is_shared(pages.name, shared)
     again = pages.keys.share_snapshot(pages.name)
     assert not pages.keys.is_shared(pages.name, shared)
     assert not pages.void(again)
-    pages.keys.release_snapshot(pages.name)
+    pages.release()
     assert pages.void(again)
 
 
@@ -113,7 +120,7 @@ def test_an_equal_snapshot_of_a_table_that_was_emptied_since_is_not_taken(pages:
         cursor.execute("SELECT pg_export_snapshot(), pg_current_snapshot()::text")
         name, text = cursor.fetchone()
         assert text == shared.high.snapshot
-        pages.keys.release_snapshot(pages.name)
+        pages.release()
         assert not pages.void(replace(shared, name=name))
         pages.source.execute("TRUNCATE public.t")
         assert pages.void(replace(shared, name=name))
