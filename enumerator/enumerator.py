@@ -206,8 +206,6 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
             f"but the checkpoint has the reports of {found}."
         )
     highs = [report.high for report in outcome.reports if report.kind in {"read", "emitted"}]
-    if state.last_high is not None:
-        highs.append(state.last_high)
     reports = defaultdict[TableId, list[Report]](list)
     for report in outcome.reports:
         reports[report.table].append(report)
@@ -215,9 +213,13 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
         state,
         tables=tuple(_with_reports(t, reports[t.table]) if t.table in reports else t for t in state.tables),
         splits_per_task=_splits_per_task(state.splits_per_task, outcome.seconds),
-        last_high=max(highs, key=lambda high: high.order, default=None),
+        last_high=_greatest([state.last_high, *highs]),
         awaited=None,
     )
+
+
+def _greatest(highs: Iterable[Position | None]) -> Position | None:
+    return max((high for high in highs if high is not None), key=lambda high: high.order, default=None)
 
 
 def _with_reports(table: TableState, reports: list[Report]) -> TableState:
@@ -236,6 +238,7 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
     return replace(
         state,
         position=end,
+        last_high=_greatest([state.last_high, outcome.report.last_high]),
         prepared=outcome.report.prepared,
         batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
         awaited=None,

@@ -8,6 +8,7 @@
     logs/e0000000042        what an epoch's log range was found to hold (LogReport)
     routes/e0000000042      the splits that an epoch finished, as the gap filter reads them, until the log has passed them
     copies/shop.orders      which table of the target is the copy, where the sink keeps that here
+    points/e0000000042      keys whose rows an epoch read again (PointReading), until the log has passed them
     history/epochs-…        what the job did, for people: also splits-… and events-… (jobs/history.py); may be missing
     spark/                  Spark's own checkpoint of the streaming query
 
@@ -19,12 +20,13 @@ import json
 import socket
 from dataclasses import dataclass
 
-from state.codec import JOB, JOINED, LOG_REPORT, PARTITIONS, PLAN
+from state.codec import JOB, JOINED, LOG_REPORT, PARTITIONS, PLAN, POINTS
 from state.errors import CheckpointError
 from state.job_state import JobState, Joined
 from state.log_range import LogReport
 from state.partitions import KeptPartitions, Partitions
 from state.plan import PlanRecord
+from state.points import PointReading
 from state.store import CheckpointStore, open_store, require_create_if_absent
 
 KEPT_PLANS = 100
@@ -47,6 +49,14 @@ def _joined_name(number: int) -> str:
 def _another_driver(name: str, url: str) -> CheckpointError:
     return CheckpointError(
         f"Another driver wrote {name} of {url}.", "Stop all drivers of this job and start one again."
+    )
+
+
+def _other_reading(epoch: int) -> CheckpointError:
+    return CheckpointError(
+        f"Two readings of the log range of epoch {epoch} found different things.",
+        "The source's log changed while it was read: check that the server was not restored or reset, then start over "
+        "with an empty checkpoint and an empty target.",
     )
 
 
@@ -152,11 +162,18 @@ class Checkpoint:
         """The range is read alike by every attempt, so a report that differs from the one there is an error."""
         name = f"logs/{epoch_name(epoch)}"
         if not self.store.create(name, LOG_REPORT.encode(report)) and self.log_report(epoch) != report:
-            raise CheckpointError(
-                f"Two readings of the log range of epoch {epoch} found different things.",
-                "The source's log changed while it was read: check that the server was not restored or reset, then "
-                "start over with an empty checkpoint and an empty target.",
-            )
+            raise _other_reading(epoch)
+
+    def points_before(self, epoch: int) -> tuple[PointReading, ...]:
+        """What earlier epochs read again, in the order of epochs."""
+        names = [name for name in self.store.list("points") if name < f"points/{epoch_name(epoch)}"]
+        return tuple(reading for name in names for reading in POINTS.decode(self._read(name), name))
+
+    def create_points(self, epoch: int, readings: tuple[PointReading, ...]) -> None:
+        """What an epoch read again, before its log report. Every attempt takes the same rows, so others are an error."""
+        name, data = f"points/{epoch_name(epoch)}", POINTS.encode(readings)
+        if not self.store.create(name, data) and self._read(name) != data:
+            raise _other_reading(epoch)
 
     def forget_before(self, epoch: int) -> None:
         """Removes plans and log reports that no restart can need, once all epochs before `epoch` are committed."""

@@ -1,7 +1,7 @@
 """MySQL and MariaDB as a source of jobs."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -88,6 +88,10 @@ class MySqlServer:
             yield MySqlRouting(MySqlKeys(session, {schema.table: schema for schema in schemas}))
         finally:
             session.close()
+
+    def key_reading(self) -> AbstractContextManager[None]:
+        """The log has whole rows."""
+        return nullcontext()
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError where another server answers than the one that the job's positions belong to."""

@@ -1,7 +1,7 @@
 """PostgreSQL as a source of jobs."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ from readers.lease import Lease as SourceLease
 from readers.log_batch import LogBatch
 from readers.postgres.catalog import find_tables, split_key
 from readers.postgres.connect import Connection, connect
+from readers.postgres.key_reader import KeyReader
 from readers.postgres.keys import PostgresKeys
 from readers.postgres.lease import Lease, lock_name
 from readers.postgres.log_reader import LogReader
@@ -69,11 +70,10 @@ class PostgresServer:
         return PostgresAccess(self, state.schemas, [wal_position(joined.start).lsn for joined in state.joined])
 
     def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> SplitReader:
-        job, source = self.job, self.job.source
+        job = self.job
         conditions = {s.table: job.snapshot.condition(s.table.database, s.table.name) for s in schemas}
         where = {table: condition for table, condition in conditions.items() if condition is not None}
-        identity, masked = self.place.identity, masked_tables(job)
-        return SplitReader(SnapshotSource(source.url, source.tls, identity, self.start, where, masked))
+        return SplitReader(self._snapshot_source(where))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
         source, reconnect = self.job.source, self.job.log.reconnect
@@ -88,6 +88,15 @@ class PostgresServer:
             yield PostgresRouting(PostgresKeys(session, {schema.table: schema for schema in schemas}))
         finally:
             session.close()
+
+    @contextmanager
+    def key_reading(self) -> Iterator[KeyReader]:
+        with closing(KeyReader(self._snapshot_source({}))) as reader:
+            yield reader
+
+    def _snapshot_source(self, where: Mapping[TableId, str]) -> SnapshotSource:
+        source = self.job.source
+        return SnapshotSource(source.url, source.tls, self.place.identity, self.start, where, masked_tables(self.job))
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError where another server answers than the one that the job's positions belong to."""

@@ -16,10 +16,12 @@ from conf.redaction import redact_exception
 from conf.sink import FilesSink
 from jobs.checkpoint import Checkpoint
 from jobs.context import RunContext
+from jobs.gap import Gap
+from jobs.half_moves import HalfMoves
 from jobs.projections import projector
 from jobs.routes import load_gap_filter
-from jobs.sources import KeyRouting, SourceServer
-from readers.gap_filter import GapFilter, TableRoutes
+from jobs.sources import SourceServer
+from readers.gap_filter import GapFilter
 from readers.publish import PublishedSplit, is_lost, publish, published_name, read_published
 from readers.published_file import PublishedFormat
 from state.change_batch import (
@@ -29,15 +31,13 @@ from state.change_batch import (
     PartEnd,
     PartItem,
     PublishedFile,
-    is_truncation,
     split_part,
 )
-from state.errors import UnknownLogEventError
 from state.failpoints import failpoint
 from state.log_range import LogRange, TableChanges
 from state.phase import Phase
 from state.plan import LogWork, SnapshotWork
-from state.position import Position
+from state.position import Position, WalPosition
 from state.projection import TableProjection
 from state.split import Collect, Emit, Split
 from state.table import TableId, TableSchema
@@ -179,19 +179,36 @@ class _Part:
 def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
     reader = task.server.log_reading(task.schemas)
+    schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
     part = _Part(task, LOG_PART)
     read_count, counts = 0, _Counts()
-    with task.server.key_routing(task.schemas) as routing:
-        gap = _Gap(task, work, checkpoint, routing)
+    with task.server.key_routing(task.schemas) as routing, task.server.key_reading() as reading:
+        half_moves = None
+        if reading is not None and any(schemas[table].toastable for table in work.split_columns):
+            known = checkpoint.points_before(task.epoch)
+            half_moves = HalfMoves(checkpoint.store, task.epoch, reading, project, known)
+        gap_filter = load_gap_filter(checkpoint.store, work.split_columns) if work.split_columns else GapFilter.empty()
+        gap = Gap(gap_filter, work.split_columns, routing, half_moves, project)
         for batch in reader.read(work.range):
             read_count += batch.rows.num_rows
-            rows = gap.filled(batch.table, batch.rows)
-            counts.add(batch.table, rows)
-            yield from part.add(batch.table, project.changes(batch.table, rows))
+            for rows in gap.filled(schemas[batch.table], batch.rows):
+                counts.add(batch.table, rows)
+                yield from part.add(batch.table, rows)
+    points = () if half_moves is None else half_moves.found
+    if points:
+        failpoint("log.before_points")
+        checkpoint.create_points(task.epoch, points)
     failpoint("log.before_report")
     emitted, filtered = part.row_count, read_count - part.row_count
-    report = replace(reader.report, emitted_changes=emitted, filtered_changes=filtered, changes=counts.by_table())
+    last_high = max((WalPosition(reading.high.lsn) for reading in points), key=lambda high: high.lsn, default=None)
+    report = replace(
+        reader.report,
+        emitted_changes=emitted,
+        filtered_changes=filtered,
+        changes=counts.by_table(),
+        last_high=last_high,
+    )
     checkpoint.create_log_report(task.epoch, report)
     yield part.end()
 
@@ -216,41 +233,4 @@ class _Counts:
                 int(kinds[ChangeType.DELETE]),
             )
             for table, kinds in sorted(self._counts.items())
-        )
-
-
-class _Gap:
-    def __init__(self, task: PartTask, work: LogTask, checkpoint: Checkpoint, routing: KeyRouting) -> None:
-        self._columns = work.split_columns
-        self._schemas = {schema.table: schema for schema in task.schemas}
-        self._filter = load_gap_filter(checkpoint.store, self._columns) if self._columns else GapFilter.empty()
-        self._routing = routing
-
-    def filled(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of `rows` that the splits do not contain yet."""
-        if not rows.num_rows:
-            return rows
-        versions = rows.column("_commit_version").to_numpy()
-        routes = self._filter.of_table(table, versions[0])  # versions never fall
-        if routes is None:
-            return rows
-        if is_truncation(rows):
-            return self._truncation(table, rows, routes)
-        owners = None
-        if not routes.is_uniform:
-            owners = self._routing.owners(self._schemas[table], self._columns[table], rows, routes)
-        return rows.filter(pa.array(routes.keep(owners, versions, self._routing.transactions(rows))))
-
-    def _truncation(self, table: TableId, rows: pa.RecordBatch, routes: TableRoutes) -> pa.RecordBatch:
-        """Right where all splits were read before it, or all after it; raises UnknownLogEventError otherwise."""
-        pieces = np.arange(len(routes.highs))
-        versions = np.repeat(rows.column("_commit_version").to_numpy(), len(pieces))
-        xids = self._routing.transactions(rows)
-        kept = routes.keep(pieces, versions, None if xids is None else np.repeat(xids, len(pieces)))
-        if kept.all() or not kept.any():
-            return rows.slice(0, len(rows) if kept.all() else 0)
-        raise UnknownLogEventError(
-            f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}) while its rows were being copied: some "
-            "of its splits were read before, some after.",
-            "Start the job over with an empty checkpoint and an empty target, and let no TRUNCATE come while rows are copied.",
         )

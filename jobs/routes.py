@@ -54,9 +54,10 @@ def load_gap_filter(store: CheckpointStore, tables: Iterable[TableId]) -> GapFil
 
 
 def forget_routes(store: CheckpointStore) -> None:
-    """Once the log has passed all highs."""
-    for name in store.list(_FOLDER):
-        store.delete(name)
+    """With the points, once the log has passed all highs."""
+    for folder in (_FOLDER, "points"):
+        for name in store.list(folder):
+            store.delete(name)
 
 
 def _read(store: CheckpointStore, name: str) -> bytes:

@@ -79,6 +79,16 @@ class KeyRouting(Protocol):
         """The transaction id of each row, where snapshots decide by them."""
 
 
+class KeyReading(Protocol):
+    """Reads rows again by their keys."""
+
+    def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
+        """Of the rows' keys: equal for equal ones, byte for byte."""
+
+    def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
+        """What is there now under the keys of `rows`, in any order, and other rows perhaps."""
+
+
 class SourceServer(Protocol):
     """A source as a start found it. It is pickled to the planner and the executors, and opens their connections."""
 
@@ -89,6 +99,9 @@ class SourceServer(Protocol):
     def log_reading(self, schemas: Sequence[TableSchema]) -> LogReading: ...
 
     def key_routing(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyRouting]: ...
+
+    def key_reading(self) -> AbstractContextManager[KeyReading | None]:
+        """None where the log never leaves values out of changes."""
 
 
 class FoundSource(Protocol):

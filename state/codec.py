@@ -19,9 +19,10 @@ from state.job_state import JobState, Joined
 from state.log_range import LogReport
 from state.partitions import PartitionedTable
 from state.plan import PlanRecord
+from state.points import PointReading
 
 FORMAT = "tidemark"
-VERSION = 8
+VERSION = 9
 """Of all kinds together. Raise it with every change of a field of any of them."""
 
 T = TypeVar("T")
@@ -82,6 +83,7 @@ JOB: Codec[JobState] = Codec("job", JobState)
 JOINED: Codec[Joined] = Codec("joined", Joined)
 PARTITIONS: Codec[tuple[PartitionedTable, ...]] = Codec("partitions", tuple[PartitionedTable, ...])
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport)
+POINTS: Codec[tuple[PointReading, ...]] = Codec("points", tuple[PointReading, ...])
 EPOCHS: Codec[EpochHistory] = Codec("epochs", EpochHistory)
 SPLITS: Codec[SplitHistory] = Codec("splits", SplitHistory)
 EVENTS: Codec[EventHistory] = Codec("events", EventHistory)

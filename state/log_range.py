@@ -43,8 +43,9 @@ class TableChanges:
 @dataclass(frozen=True, slots=True)
 class LogReport:
     """`end` is the boundary where the next range starts. Counts are of the captured tables' changes. `changes`: those
-    that were emitted, by table, in the tables' order; tables without any are left out. `reconnects` are those of the
-    attempt that wrote the report: other attempts have others."""
+    that were emitted, by table, in the tables' order; tables without any are left out. `last_high`: the greatest of rows
+    that were read again, None where none were. `reconnects` are those of the attempt that wrote the report: other attempts
+    have others."""
 
     end: Position
     prepared: tuple[PreparedXa, ...]
@@ -54,6 +55,7 @@ class LogReport:
     end_timestamp_us: int | None
     """When the last transaction was committed, by the source's clock, microseconds since 1970."""
     changes: tuple[TableChanges, ...] = ()
+    last_high: Position | None = None
     reconnects: int = field(default=0, compare=False)
 
 

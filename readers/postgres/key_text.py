@@ -1,5 +1,7 @@
 """Key values as the log and the SELECT deliver them, back in the server's own text, without an object for each."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +23,11 @@ def key_text(values: pa.Array) -> pa.LargeStringArray:
     if pa.types.is_binary(kind):
         return pc.binary_join_element_wise(pa.scalar("\\x", _TEXT), _hexadecimal(values), pa.scalar("", _TEXT))
     return values.cast(_TEXT)
+
+
+def whole_key_text(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+    """Of keys with several columns: equal texts for equal keys, byte for byte. No text has a NUL."""
+    return pc.binary_join_element_wise(*map(key_text, columns), pa.scalar("\0", _TEXT))
 
 
 def key_expression(kind: pa.DataType, text: str, sql_type: str) -> str:

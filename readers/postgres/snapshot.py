@@ -134,12 +134,13 @@ class SplitReader(RetryingSplitReader[Connection]):
         return SplitRead(report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.lsn - 1)
 
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
-        condition = range_condition(key.columns or (_PLACE,), split.range)
-        where = self._source.where.get(schema.table)
-        if where is not None:
-            condition = f"({condition}) AND (\n{where}\n)"
         columns = ", ".join(select_expression(column) for column in schema.captured)
-        return f"SELECT {columns} FROM {key.relation} WHERE {condition}"
+        return f"SELECT {columns} FROM {key.relation} WHERE {self._condition(split, key)}"
+
+    def _condition(self, split: Split, key: TableKey) -> str:
+        condition = range_condition(key.columns or (_PLACE,), split.range)
+        where = self._source.where.get(split.table)
+        return condition if where is None else f"({condition}) AND (\n{where}\n)"
 
 
 def _take(connection: Connection) -> tuple[WalPosition, int]:

@@ -24,7 +24,8 @@ from state.plan import (
     Untouched,
     Walking,
 )
-from state.position import BinlogPosition
+from state.points import PointReading
+from state.position import BinlogPosition, WalPosition
 from state.split import Bound, KeyRange, Split
 from state.table import Column, TableId, TableSchema
 
@@ -76,7 +77,8 @@ RECORD = PlanRecord(Plan(3, Phase.SNAPSHOT, SnapshotWork(((SPLIT,), (SPLIT, SPLI
         ),
         (codec.PLAN, replace(RECORD, partitions=KeptPartitions("00ff", 2**40), warnings=("w",))),
         (codec.PARTITIONS, PARTITIONS.tables),
-        (codec.LOG_REPORT, LogReport(LATER, (XA,), 1, 2, 3, None)),
+        (codec.LOG_REPORT, LogReport(LATER, (XA,), 1, 2, 3, None, last_high=LATER)),
+        (codec.POINTS, (PointReading(TABLE, WalPosition(5, "7:9:8"), ("1", "a\0b"), (3, 4), (0, 2**31 - 1)),)),
         (
             codec.JOB,
             JobState(

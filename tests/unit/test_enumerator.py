@@ -232,6 +232,16 @@ def test_catching_up_goes_on_until_the_greatest_high() -> None:
     assert absorb(state, log_read(plan), settings).phase is Phase.STREAM
 
 
+def test_catching_up_goes_on_until_rows_that_were_read_again_are_passed() -> None:
+    state = after_snapshot(job("n25"))
+    plan, state = planned(state)
+    read = log_read(plan, high(4000))
+    again = replace(read, report=replace(read.report, last_high=high(5000)))
+    plan, state = planned(state, again)
+    assert (plan.phase, state.last_high) == (Phase.CATCH_UP, high(5000))
+    assert absorb(state, log_read(plan), SETTINGS).phase is Phase.STREAM
+
+
 def test_mode_full_ends_at_the_greatest_high() -> None:
     state = after_snapshot(job("n25", mode="full"))
     plan, state = planned(state)

@@ -1,0 +1,103 @@
+"""Random moves of rows whose long values the log leaves out, splits read at random moments, and a log that is read in random
+batches by several attempts, some of which break off: the copy ends like the source, and never steps back."""
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs import half_moves
+from jobs.checkpoint import Checkpoint
+from jobs.half_moves import HalfMoves
+from readers.projecting import Projector
+from readers.projection import ProjectionSettings
+from readers.publish import forget_published
+from tests.property.model_job import MemoryStore
+from tests.property.model_moves import SCHEMA, Copy, MovingKeys, MovingTable, Splits
+
+BATCH_ENDS = 0.3
+
+
+class Run:
+    def __init__(self, chance: random.Random) -> None:
+        self.chance, self.table = chance, MovingTable(chance)
+        self.checkpoint = Checkpoint("memory", MemoryStore())
+        self.splits = Splits.read(self.table)
+        self.copy = Copy(dict(self.splits.rows))
+        self.position, self.last_high = 0, max(high.lsn for high in self.splits.highs)
+        self.mended = 0
+
+    def epoch(self, number: int, stop: int) -> None:
+        """Attempts that may break off, then two that don't."""
+        rows = self.table.changes(self.position, stop)
+        for _ in range(self.chance.randint(0, 3)):
+            self.attempt(number, rows, breaks_off=True)
+        emitted = self.attempt(number, rows)
+        assert self.attempt(number, rows) == emitted
+        for change in emitted:
+            self.copy.apply(change)
+        forget_published(self.checkpoint.store, number)
+        self.position = stop
+
+    def attempt(self, number: int, rows: pa.RecordBatch, *, breaks_off: bool = False) -> list[dict[str, Any]]:
+        project = Projector({SCHEMA.table: SCHEMA}, {}, lambda table: ProjectionSettings(), partial_deletes=True)
+        known = self.checkpoint.points_before(number)
+        mending = HalfMoves(self.checkpoint.store, number, MovingKeys(self.table), project, known)
+        emitted: list[dict[str, Any]] = []
+        for batch in self.batches(rows):
+            if breaks_off and self.chance.random() < 0.2:
+                return []
+            xids = pa.array(batch.column("_txn_id").to_pylist()).cast(pa.int64()).to_numpy()
+            kept = self.splits.kept(batch.column("id").to_pylist(), xids)
+            for made in mending.filled(SCHEMA, batch, kept, xids):
+                assert made.schema == rows.schema
+                emitted += made.to_pylist()
+        if mending.found:
+            self.checkpoint.create_points(number, mending.found)
+            self.last_high = max(self.last_high, *(reading.high.lsn for reading in mending.found))
+            self.mended += sum(len(reading.keys) for reading in mending.found)
+        return emitted
+
+    def batches(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """A move is not cut."""
+        kinds, versions = rows.column("_change_type").to_pylist(), rows.column("_commit_version").to_pylist()
+        ends = [
+            i
+            for i in range(1, len(rows))
+            if self.chance.random() < BATCH_ENDS and not (kinds[i] == 0 and versions[i - 1] == versions[i])
+        ]
+        return [rows.slice(a, b - a) for a, b in pairwise([0, *ends, len(rows)]) if a < b]
+
+
+def caught_up(chance: random.Random) -> Run:
+    run = Run(chance)
+    number = 0
+    while run.position < run.last_high:
+        number += 1
+        run.table.live(chance.randint(0, 4) if number < 6 else 0)
+        if number >= 6:
+            run.table.show_all()
+        run.epoch(number, chance.randint(run.position + 1, max(run.table.end, run.position + 1)))
+    run.table.show_all()
+    plain = run.table.changes(run.position, run.table.end)
+    for change in plain.to_pylist():
+        run.copy.apply(change)
+    return run
+
+
+@pytest.mark.pitfall(61)
+@settings(max_examples=150)
+@given(chance=st.randoms(use_true_random=False), read_at_once=st.integers(1, 4))
+def test_copy_ends_like_the_source(chance: random.Random, read_at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(half_moves, "READ_AT_ONCE", read_at_once)
+        run = caught_up(chance)
+    assert run.copy.rows == run.table.rows
+
+
+def test_the_model_has_half_moves() -> None:
+    assert sum(caught_up(random.Random(seed)).mended > 2 for seed in range(30)) > 8
