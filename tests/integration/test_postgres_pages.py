@@ -189,3 +189,19 @@ def test_a_table_whose_snapshots_never_live_long_enough_is_one_split(keyless: Da
     assert split.pages is None
     run_epochs(job)
     assert_keyless_copied(tmp_path, keyless)
+
+
+def test_a_table_that_joins_later_is_read_by_pages_too(postgres18_database: Database, tmp_path: Path) -> None:
+    postgres18_database.execute("CREATE TABLE before (id int PRIMARY KEY)", "INSERT INTO before VALUES (1)")
+    sink = {"type": "files", "path": str(tmp_path / "out")}
+    job = write_job(
+        tmp_path, source=source_of(postgres18_database), sink=sink, snapshot={"split_rows": 1000, "parallelism": 2}
+    )
+    run_epochs(job)
+    postgres18_database.execute(*CREATE)
+    assert run_epochs(job, at_most=2) == ["stream", "snapshot"]
+    assert all(isinstance(split.pages, Collect) for split in _splits(tmp_path))
+    with KeylessWriter(postgres18_database):
+        run_epochs(job)
+    run_epochs(job)
+    assert_keyless_copied(tmp_path, postgres18_database)
