@@ -147,7 +147,7 @@ def stretch_of(record: PlanRecord, after: EnumeratorState, seconds: float | None
         end_us=end_us,
         seconds=0.0 if seconds is None else round(seconds, 3),
         measured=int(seconds is not None),
-        rows=_rows(after) - _rows(before),
+        rows=max(0, _rows(after) - _rows(before)),  # what was collected may be lost, and begins at 0
         changes=_changes(after) - _changes(before),
         filtered_changes=after.totals.filtered_changes - before.totals.filtered_changes,
         transactions=transactions,
