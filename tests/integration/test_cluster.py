@@ -5,9 +5,12 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
+from sinks.delta.settings import delta_settings
 from tests.support.cluster import DAEMON, EXECUTOR, WORKER, Cluster
 from tests.support.history import assert_copied
 from tests.support.jobs import run_to_end, write_job
@@ -82,6 +85,32 @@ def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_datab
     assert not list((tmp_path / "checkpoint").glob("seen-*"))
 
 
+def test_delta_tables_are_written_by_its_executors(
+    cluster: Cluster, mysql_database: Database, tmp_path: Path, delta_session: SparkSession
+) -> None:
+    """Rows, then changes. The jars come to them by settings of spark-submit."""
+    database = mysql_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9))")
+    database.execute(f"INSERT INTO t VALUES {', '.join(f'({n}, {n})' for n in range(900))}")
+    sink = {"type": "delta", "path": str(tmp_path / "lake")}
+    job = _job(tmp_path, database, sink=sink, trigger="1s", snapshot={"split_rows": 300})
+    table = tmp_path / "lake" / f"{database.name}.t"
+    jars = {name: value for name, value in delta_settings({}, submitted=False).items() if ".jars." in name}
+    submitted = cluster.submit(job, settings=jars)
+    submitted.wait_until((table / "_delta_log" / f"{1:020}.json").exists)
+    changes = (
+        "UPDATE t SET v = 'new' WHERE id % 3 = 0",
+        "DELETE FROM t WHERE id < 100",
+        "INSERT INTO t VALUES (-1, NULL)",
+    )
+    database.execute("START TRANSACTION", *changes, "COMMIT")
+    submitted.wait_until((table / "_delta_log" / f"{2:020}.json").exists)
+    submitted.popen.send_signal(signal.SIGTERM)
+    assert submitted.wait() == 130, submitted.error_text()
+    copied = delta_session.read.format("delta").load(str(table)).collect()
+    assert sorted(map(tuple, copied)) == sorted(database.query("SELECT id, v FROM t"))
+
+
 def _killed_workers(cluster: Cluster) -> int:
     return [worker.poll() for worker in cluster.workers].count(-signal.SIGKILL)
 
@@ -93,10 +122,7 @@ def _arm_kill(name: Path, victim: str) -> None:
     new.rename(name)
 
 
-def _job(folder: Path, database: Database, **settings: str) -> Path:
-    return write_job(
-        folder,
-        source={"url": database.server.url, "tables": [f"{database.name}.*"]},
-        sink={"type": "files", "path": str(folder / "out")},
-        **settings,
-    )
+def _job(folder: Path, database: Database, **settings: Any) -> Path:
+    source = {"url": database.server.url, "tables": [f"{database.name}.*"]}
+    sink = {"type": "files", "path": str(folder / "out")}
+    return write_job(folder, **{"source": source, "sink": sink} | settings)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from conf.sink import DeltaSink as DeltaSettings
 from conf.tables import TableName, parse_table_template
-from sinks.delta.places import CatalogLake, FolderLake
+from sinks.delta.places import CatalogLake, FolderLake, lake_of
 from sinks.delta.settings import SESSION_CATALOG
 from sinks.delta.sink import DeltaSink
 from sinks.sink import JobIdentity
@@ -101,6 +102,13 @@ def test_a_table_that_is_gone_or_another_one_is_not_written(by_name: DeltaSink, 
     assert problems(moved) == [f"{place(moved)} is not the table that this job wrote, but another one."]
     with pytest.raises(SinkError, match=r"the copy of shop\.orders, was replaced"):
         write_epochs(moved, JOB, CHANGES, SCHEMAS)
+
+
+def test_paths_are_those_of_spark() -> None:
+    places = {"s3a://bucket/lake/": "s3a://bucket/lake", "file:///lake%20/": "/lake ", "/lake/": "/lake"}
+    for path, root in places.items():
+        lake = lake_of(DeltaSettings(type="delta", path=path))
+        assert lake.place_of(ORDERS.table).relation == f"delta.`{root}/shop.orders`"
 
 
 @pytest.mark.pitfall(71)

@@ -6,10 +6,11 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import pyspark
 
@@ -44,11 +45,16 @@ class Cluster:
     master_port: int = field(default_factory=free_port)
 
     def submit(
-        self, job: Path, *arguments: str, environment: dict[str, str] | None = None, folder: Path = ROOT
+        self,
+        job: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        folder: Path = ROOT,
     ) -> Process:
-        """`spark-submit … jobs/sync.py JOB`, started in `folder`."""
-        settings = [f"--conf={name}={value}" for name, value in _SETTINGS.items()]
-        options = ["--master", self._url, "--driver-memory", "700m", *settings, "--py-files", str(self.our_zip)]
+        """`spark-submit … jobs/sync.py JOB`, started in `folder`. `settings` are Spark's, besides the usual."""
+        given = [f"--conf={name}={value}" for name, value in (_SETTINGS | settings).items()]
+        options = ["--master", self._url, "--driver-memory", "700m", *given, "--py-files", str(self.our_zip)]
         command = (str(HOME / "bin" / "spark-submit"), *options, str(ROOT / "jobs" / "sync.py"), str(job), *arguments)
         return start_process(
             job.parent, *command, environment=self._environment | (environment or {}), working_folder=folder
