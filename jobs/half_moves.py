@@ -27,7 +27,7 @@ from state.table import TableId, TableSchema
 from state.wal_snapshot import SnapshotWatermarks
 
 READ_AT_ONCE = 100
-MAX_POINTS = 10_000
+MAX_POINTS = 100_000
 """Of a job, until the log has passed them all."""
 
 

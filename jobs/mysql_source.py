@@ -89,7 +89,7 @@ class MySqlServer:
         finally:
             session.close()
 
-    def key_reading(self) -> AbstractContextManager[None]:
+    def key_reading(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[None]:
         """The log has whole rows."""
         return nullcontext()
 

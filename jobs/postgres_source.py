@@ -90,8 +90,8 @@ class PostgresServer:
             session.close()
 
     @contextmanager
-    def key_reading(self) -> Iterator[KeyReader]:
-        with closing(KeyReader(self._snapshot_source({}))) as reader:
+    def key_reading(self, schemas: Sequence[TableSchema]) -> Iterator[KeyReader]:
+        with closing(KeyReader(self._snapshot_source({}), {schema.table: schema for schema in schemas})) as reader:
             yield reader
 
     def _snapshot_source(self, where: Mapping[TableId, str]) -> SnapshotSource:

@@ -183,9 +183,10 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     project = projector(task.job, task.schemas, task.projections)
     part = _Part(task, LOG_PART)
     read_count, counts = 0, _Counts()
-    with task.server.key_routing(task.schemas) as routing, task.server.key_reading() as reading:
+    toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
+    with task.server.key_routing(task.schemas) as routing, task.server.key_reading(toastable) as reading:
         half_moves = None
-        if reading is not None and any(schemas[table].toastable for table in work.split_columns):
+        if reading is not None and toastable:
             known = checkpoint.points_before(task.epoch)
             half_moves = HalfMoves(checkpoint.store, task.epoch, reading, project, known)
         gap_filter = load_gap_filter(checkpoint.store, work.split_columns) if work.split_columns else GapFilter.empty()

@@ -86,7 +86,8 @@ class KeyReading(Protocol):
         """Of the rows' keys: equal for equal ones, byte for byte."""
 
     def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
-        """What is there now under the keys of `rows`, in any order, and other rows perhaps."""
+        """What is there under the keys of `rows`, in any order, and other rows perhaps; by a snapshot that was taken after
+        this reader was made."""
 
 
 class SourceServer(Protocol):
@@ -100,7 +101,7 @@ class SourceServer(Protocol):
 
     def key_routing(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyRouting]: ...
 
-    def key_reading(self) -> AbstractContextManager[KeyReading | None]:
+    def key_reading(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyReading | None]:
         """None where the log never leaves values out of changes."""
 
 

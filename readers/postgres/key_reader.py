@@ -1,25 +1,42 @@
-"""Reads the rows of some keys again, as a split's are read: exactly as one transaction's own snapshot has them."""
+"""Reads the rows of some keys again, exactly as one transaction's snapshot has them.
 
-from collections.abc import Sequence
+    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → of each table: shape; SELECT, SELECT, …
+
+All of an epoch's readings are of one snapshot, unless its connection is lost: what is done to rows after it makes no
+further reading needed in this epoch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import pyarrow as pa
 
-from readers.postgres.connect import quote_literal
-from readers.postgres.key_columns import KeyColumn, TableKey
+from readers.postgres.connect import Connection, error_code, quote_literal, quote_table
+from readers.postgres.copy_rows import copy_rows
+from readers.postgres.key_columns import KeyColumn, TableKey, read_key
 from readers.postgres.key_text import key_expression, key_text, whole_key_text
-from readers.postgres.snapshot import SnapshotSource, SplitReader
+from readers.postgres.session import SqlSession
+from readers.postgres.snapshot import SnapshotSource, require_shape, select_where, take_snapshot
 from readers.published_points import NO_SPLIT
 from readers.split_read import SplitRead
-from state.split import KeyRange, Split
-from state.table import TableSchema
+from readers.split_reader import RetryingSplitReader
+from state.position import Position, WalPosition
+from state.split import KeyRange, Report, Split
+from state.table import TableId, TableSchema
 
 
-class KeyReader(SplitReader):
-    """snapshot.where has no say: it never limits changes."""
+class KeyReader(RetryingSplitReader[Connection]):
+    """Of the tables of `schemas`. snapshot.where has no say: it never limits changes."""
 
-    def __init__(self, source: SnapshotSource) -> None:
-        super().__init__(source)
+    table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    _error_code = staticmethod(error_code)
+
+    def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:
+        super().__init__(SqlSession(source.connect))
+        self._source, self._schemas = source, schemas
         self._wanted = pa.RecordBatch.from_pydict({})
+        self._begun: tuple[Connection, WalPosition, int] | None = None
+        self._keys: dict[TableId, TableKey] = {}
 
     def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
         """Of the rows' keys: equal for equal ones, byte for byte. A collation may take others for equal, too."""
@@ -27,13 +44,35 @@ class KeyReader(SplitReader):
         return whole_key_text([c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns])
 
     def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
-        """What is there now under the keys of `rows`, in any order; under equal ones of a collation, too. Errors as `read`."""
+        """What the snapshot has under the keys of `rows`, in any order; under equal ones of a collation, too. Errors as
+        `read`."""
         self._wanted = rows.select(list(schema.key))
         whole = Split(NO_SPLIT, schema.table, schema.version, schema.key, KeyRange(None, None))
         return self.read(whole, schema, self._source.start)
 
-    def _condition(self, split: Split, key: TableKey) -> str:
-        return one_of(key.columns, self._wanted.columns)
+    def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        connection = self._session.connection
+        high, taken_at_us = self._snapshot(connection)
+        if schema.table not in self._keys:
+            key = read_key(connection, schema.table, split.columns)
+            require_shape(key, schema)
+            self._keys[schema.table] = key
+        key = self._keys[schema.table]
+        query = select_where(schema, key, one_of(key.columns, self._wanted.columns))
+        rows = copy_rows(connection, query, schema, in_memory=schema.table in self._source.masked)
+        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0)
+        return SplitRead(report, rows, taken_at_us)
+
+    def _snapshot(self, connection: Connection) -> tuple[WalPosition, int]:
+        """Of the transaction that is open on this connection; begins it. See `snapshot.SplitReader` for the locks."""
+        if self._begun is None or self._begun[0] is not connection:
+            self._keys.clear()
+            tables = ", ".join(quote_table(table) for table in sorted(self._schemas))
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                cursor.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+            self._begun = (connection, *take_snapshot(connection))
+        return self._begun[1:]
 
 
 def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:

@@ -102,7 +102,7 @@ class SplitReader(RetryingSplitReader[Connection]):
                 return self._void(split, schema, shared)
             high, taken_at_us = shared.high, shared.taken_at_us
         else:
-            high, taken_at_us = _take(connection)
+            high, taken_at_us = take_snapshot(connection)
         failpoint("snapshot.after_low")
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
@@ -134,16 +134,19 @@ class SplitReader(RetryingSplitReader[Connection]):
         return SplitRead(report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.lsn - 1)
 
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
-        columns = ", ".join(select_expression(column) for column in schema.captured)
-        return f"SELECT {columns} FROM {key.relation} WHERE {self._condition(split, key)}"
-
-    def _condition(self, split: Split, key: TableKey) -> str:
         condition = range_condition(key.columns or (_PLACE,), split.range)
-        where = self._source.where.get(split.table)
-        return condition if where is None else f"({condition}) AND (\n{where}\n)"
+        where = self._source.where.get(schema.table)
+        if where is not None:
+            condition = f"({condition}) AND (\n{where}\n)"
+        return select_where(schema, key, condition)
 
 
-def _take(connection: Connection) -> tuple[WalPosition, int]:
+def select_where(schema: TableSchema, key: TableKey, condition: str) -> str:
+    columns = ", ".join(select_expression(column) for column in schema.captured)
+    return f"SELECT {columns} FROM {key.relation} WHERE {condition}"
+
+
+def take_snapshot(connection: Connection) -> tuple[WalPosition, int]:
     """The transaction's own snapshot, and when it was taken, microseconds since 1970."""
     with connection.cursor() as cursor:
         cursor.execute(_TAKE)

@@ -2,14 +2,18 @@
 split has them, they are read again (docs/adr/0016)."""
 
 import hashlib
+import itertools
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from conf.load import load_job_file
 from jobs import half_moves
 from jobs.checkpoint import Checkpoint
+from readers.postgres.key_reader import KeyReader
+from readers.split_read import SplitRead
 from sinks.files import FilesSink
 from state import failpoints
 from state.errors import SourceNotUsableError, UnknownLogEventError
@@ -120,6 +124,34 @@ def test_rows_are_complete_through_crashes(
         changes = copy.changes(schema)
         assert len({(c["_commit_version"], c["_seq"]) for c in changes if not c["_is_snapshot"]}) > 40
         assert {c["_change_type"] for c in changes if c["_is_snapshot"] and c["_txn_id"]} == {"insert"}
+
+
+def test_readings_go_on_when_their_connection_is_lost(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one under another snapshot, and rows move on in between."""
+    source, read_again, calls = postgres_database, KeyReader.read_again, itertools.count(1)
+
+    def read_and_lose(reader: KeyReader, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
+        read = read_again(reader, schema, rows)
+        idle = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+        assert source.query(f"SELECT pg_terminate_backend(pid, 10000) FROM ({idle}) AS i") == [(True,)]
+        if (call := next(calls)) <= len(LATER):
+            source.execute(LATER[call - 1])
+        return read
+
+    monkeypatch.setattr(KeyReader, "read_again", read_and_lose)
+    monkeypatch.setattr(half_moves, "READ_AT_ONCE", 1)
+    make_table(source)
+    job, copy = into_files(tmp_path, source)
+    run_epochs(job, at_most=1)
+    source.execute(*MOVES)
+    run_epochs(job)
+    readings = checkpoint_of(job).points_before(1000)
+    assert len({reading.high.snapshot for reading in readings}) > len(LATER)
+    run_epochs(job)
+    schema = schema_of(job)
+    assert copy.rows(schema) == sorted_rows(schema, source.query("SELECT * FROM t"))
 
 
 def test_keys_of_many_columns_and_types(postgres18_database: Database, tmp_path: Path) -> None:
