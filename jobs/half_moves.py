@@ -47,6 +47,7 @@ class HalfMoves:
         self._known_count = len(self._readings)
         self._merged: dict[TableId, TablePoints] = {}
         self._mended: dict[tuple[int, int], pa.RecordBatch] = {}
+        self._own_high: WalPosition | None = None
 
     @property
     def found(self) -> tuple[PointReading, ...]:
@@ -97,6 +98,8 @@ class HalfMoves:
             moves = can_be_read_together(rows, changes.keys, unmended)[:READ_AT_ONCE]
             published = self._publish(schema, rows, changes, moves)
         report, mended = published
+        if report.high != self._own_high:  # another attempt's, and perhaps of a later snapshot
+            self._reading.begin_anew()
         places = [(row.column("_commit_version")[0].as_py(), row.column("_seq")[0].as_py()) for row in mended]
         if report.table != schema.table or not places or places[0] != place:
             raise CheckpointError(
@@ -120,7 +123,8 @@ class HalfMoves:
         self._check_count(schema.table, len(moves))
         wanted = rows.take(pa.array(moves))
         read = self._reading.read_again(schema, wanted)
-        _check_snapshot(schema.table, wal_position(read.report.high), changes.xids[moves])
+        self._own_high = wal_position(read.report.high)
+        _check_snapshot(schema.table, self._own_high, changes.xids[moves])
         found = pc.index_in(changes.keys.take(pa.array(moves)), value_set=self._reading.texts(schema, read.rows))
         projected, output = self._project.split(read)
         mended = changes_of(output, wanted, found, projected.rows)

@@ -87,7 +87,9 @@ class KeyReading(Protocol):
 
     def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
         """What is there under the keys of `rows`, in any order, and other rows perhaps; by a snapshot that was taken after
-        this reader was made."""
+        this reader was made, and after `begin_anew`."""
+
+    def begin_anew(self) -> None: ...
 
 
 class SourceServer(Protocol):

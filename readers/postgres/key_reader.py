@@ -50,6 +50,11 @@ class KeyReader(RetryingSplitReader[Connection]):
         whole = Split(NO_SPLIT, schema.table, schema.version, schema.key, KeyRange(None, None))
         return self.read(whole, schema, self._source.start)
 
+    def begin_anew(self) -> None:
+        """What is read from now on is of a later snapshot."""
+        self._session.close()
+        self._begun = None
+
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         connection = self._session.connection
         high, taken_at_us = self._snapshot(connection)

@@ -29,6 +29,7 @@ SCHEMA = TableSchema(
 )
 KEYS = range(12)
 CUTS = (4, 8)
+LOST = 0.1
 
 Rows = dict[int, tuple[int, str | None]]
 """By key: the number of the transaction that left the row as it is, and its body."""
@@ -151,21 +152,28 @@ def version_of(number: int) -> int:
 
 @dataclass
 class MovingKeys:
-    """`jobs.sources.KeyReading`: the table lives on meanwhile."""
+    """`jobs.sources.KeyReading`: the table lives on meanwhile, and what is read is of one snapshot, until that is lost."""
 
     table: MovingTable
+    taken: tuple[WalPosition, Rows] | None = None
 
     def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
         return pa.array(map(str, rows.column("id").to_pylist()), pa.large_string())
 
     def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
         self.table.live(self.table.chance.randint(0, 3))
-        found = [(key, *self.table.seen[key]) for key in set(rows.column("id").to_pylist()) if key in self.table.seen]
+        if self.taken is None or self.table.chance.random() < LOST:
+            self.taken = (self.table.high(), dict(self.table.seen))
+        high, seen = self.taken
+        found = [(key, *seen[key]) for key in set(rows.column("id").to_pylist()) if key in seen]
         self.table.chance.shuffle(found)
         columns = list(zip(*found, strict=True)) or [(), (), ()]
         schema_of = SCHEMA.arrow_schema()
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema_of, strict=True)], schema=schema_of)
-        return SplitRead(Report(-1, SCHEMA.table, 1, self.table.high(), len(found), 0), table, 0)
+        return SplitRead(Report(-1, SCHEMA.table, 1, high, len(found), 0), table, 0)
+
+    def begin_anew(self) -> None:
+        self.taken = None
 
 
 @dataclass

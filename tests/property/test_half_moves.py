@@ -2,6 +2,7 @@
 batches by several attempts, some of which break off: the copy ends like the source, and never steps back."""
 
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.property.model_job import MemoryStore
 from tests.property.model_moves import SCHEMA, Copy, MovingKeys, MovingTable, Splits
 
 BATCH_ENDS = 0.3
+BREAKS_OFF = 0.1
 
 
 class Run:
@@ -32,25 +34,28 @@ class Run:
         self.mended = 0
 
     def epoch(self, number: int, stop: int) -> None:
-        """Attempts that may break off, then two that don't."""
+        """Attempts side by side, some of which break off."""
         rows = self.table.changes(self.position, stop)
-        for _ in range(self.chance.randint(0, 3)):
-            self.attempt(number, rows, breaks_off=True)
-        emitted = self.attempt(number, rows)
-        assert self.attempt(number, rows) == emitted
-        for change in emitted:
+        attempts = [self.attempt(number, rows) for _ in range(self.chance.randint(0, 3))]
+        while attempts:
+            attempt = self.chance.choice(attempts)
+            if self.chance.random() < BREAKS_OFF or next(attempt) is not None:
+                attempts.remove(attempt)
+        last = [done for _ in range(2) for done in self.attempt(number, rows) if done is not None]
+        assert last[0] == last[1]
+        for change in last[0]:
             self.copy.apply(change)
         forget_published(self.checkpoint.store, number)
         self.position = stop
 
-    def attempt(self, number: int, rows: pa.RecordBatch, *, breaks_off: bool = False) -> list[dict[str, Any]]:
+    def attempt(self, number: int, rows: pa.RecordBatch) -> Iterator[list[dict[str, Any]] | None]:
+        """None after each batch, then what it emitted."""
         project = Projector({SCHEMA.table: SCHEMA}, {}, lambda table: ProjectionSettings(), partial_deletes=True)
         known = self.checkpoint.points_before(number)
         mending = HalfMoves(self.checkpoint.store, number, MovingKeys(self.table), project, known)
         emitted: list[dict[str, Any]] = []
         for batch in self.batches(rows):
-            if breaks_off and self.chance.random() < 0.2:
-                return []
+            yield None
             xids = pa.array(batch.column("_txn_id").to_pylist()).cast(pa.int64()).to_numpy()
             kept = self.splits.kept(batch.column("id").to_pylist(), xids)
             for made in mending.filled(SCHEMA, batch, kept, xids):
@@ -60,7 +65,7 @@ class Run:
             self.checkpoint.create_points(number, mending.found)
             self.last_high = max(self.last_high, *(reading.high.lsn for reading in mending.found))
             self.mended += sum(len(reading.keys) for reading in mending.found)
-        return emitted
+        yield emitted
 
     def batches(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """A move is not cut."""
