@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext, SparkFiles
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 import jobs
@@ -78,6 +79,11 @@ def open_session(job: JobFile) -> SparkSession:
             ) from error
         raise
     session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
+    for name in (
+        "SQLQueryContextLogger",
+        "DataFrameQueryContextLogger",
+    ):  # stack traces of errors that we raise, on stderr
+        PySparkLogger.getLogger(name).disabled = not debugging()
     # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     session.conf.set("spark.sql.streaming.stopTimeout", "60s")

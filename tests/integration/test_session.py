@@ -1,6 +1,7 @@
 """What is done with a session before a query runs in it."""
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from jobs.session import run_a_task
@@ -10,3 +11,11 @@ pytestmark = pytest.mark.integration
 
 def test_workers_are_started_by_a_task_of_their_own(delta_session: SparkSession) -> None:
     assert run_a_task(delta_session) == 1
+
+
+def test_an_error_of_sql_is_raised_and_not_printed_too(
+    delta_session: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AnalysisException, match="cannot be found"):
+        delta_session.sql("SELECT * FROM nowhere")
+    assert "cannot be found" not in capfd.readouterr().err
