@@ -5,6 +5,7 @@
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord)
     partitions/9f2c…        PostgreSQL: what partitioned tables consist of, as the newest plan knows it
     published/e…            an epoch's split rows with their reports, until the epoch is committed
+    collected/g…            splits by pages with their reports, until all of their generation are emitted
     logs/e0000000042        what an epoch's log range was found to hold (LogReport)
     routes/e0000000042      the splits that an epoch finished, as the gap filter reads them, until the log has passed them
     copies/shop.orders      which table of the target is the copy, where the sink keeps that here
