@@ -118,6 +118,7 @@ def test_log_records_are_masked_for_handlers_added_before_and_after(caplog: pyte
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s %(where)s"))
     handler.addFilter(RedactingFilter())
+    logging.setLoggerClass(logging.Logger)  # PySpark, whose way is not safe among threads, may have left its own
     logger = logging.getLogger("tests.redaction")
     logger.addHandler(handler)
     try:
