@@ -1,4 +1,4 @@
-# `make` or `make help` lists what there is. Every target does the set-up that it needs.
+# `make` or `make help` lists the targets. Every target does the setup that it needs.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
@@ -6,10 +6,12 @@ PY := .venv/bin/python
 WORKERS ?= 2
 N ?= 20
 MOST = not benchmark and not airflow
+PYTEST = .venv/bin/pytest -n $(WORKERS) --dist worksteal --durations 25
 ROWS ?= 5000000
 DIST ?= dist
+LOCK = --universal --python-version 3.10 --no-annotate --no-header --quiet
 
-.PHONY: help setup servers check test test-again test-unit test-airflow chaos pitfalls demo bench dist clean distclean
+.PHONY: help setup servers check test test-fast test-mysql test-postgres test-sinks test-airflow chaos pitfalls demo bench spec dist wheel lock clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -18,24 +20,28 @@ setup: ## .venv with the pinned packages and .venv/bin/tidemark
 	@sh scripts/setup.sh
 
 servers: setup ## download the database servers that tests and demo use
-	@$(PY) -m scripts.servers fetch
+	@$(PY) -m devtools.servers fetch
 
 check: setup ## format, lint, types, import direction
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/mypy -p scripts -p benchmarks
 	.venv/bin/lint-imports
 
-test: setup servers ## all tests but the long chaos ones and Airflow's (WORKERS=2)
-	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "$(MOST)" || $(MAKE) --no-print-directory test-again
+test: setup servers ## all tests except the long chaos tests and Airflow's (WORKERS=2)
+	$(PYTEST) -m "$(MOST)"
 
-# MariaDB 10.11.19 was seen to crash (SIGSEGV) under the suite, and takes every test on the shared server with it.
-test-again: # what failed, once more, on new servers: a test that fails twice is a failure
-	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "$(MOST)" --last-failed --last-failed-no-failures none
+test-fast: setup ## tests that need no server and no Spark
+	$(PYTEST) -m "$(MOST) and not integration and not chaos"
 
-test-unit: setup ## tests that need no server and no Spark
-	.venv/bin/pytest -n $(WORKERS) --dist worksteal -m "not (integration or chaos or benchmark or airflow)"
+test-mysql: setup servers ## tests of MySQL's and MariaDB's log, snapshot, catalog
+	$(PYTEST) -m "$(MOST)" $(wildcard tests/*/test_*mysql*.py)
+
+test-postgres: setup servers ## tests of PostgreSQL's log, snapshot, catalog
+	$(PYTEST) -m "$(MOST)" $(wildcard tests/*/test_*postgres*.py) tests/property/test_wal_snapshot.py
+
+test-sinks: setup servers ## tests of the sinks: files, mirrors, Delta, console
+	$(PYTEST) -m "$(MOST)" $(sort $(wildcard tests/*/test_*sink*.py tests/*/test_*delta*.py tests/contract/test_*.py))
 
 test-airflow: setup servers .venv-airflow/.installed ## the DAGs of examples/airflow in a real Airflow
 	.venv/bin/pytest -m airflow tests/airflow
@@ -48,24 +54,34 @@ test-airflow: setup servers .venv-airflow/.installed ## the DAGs of examples/air
 chaos: setup servers ## kills at random times, N rounds (N=20)
 	TIDEMARK_CHAOS_ROUNDS=$(N) .venv/bin/pytest -m chaos --timeout 0 tests/chaos
 
-pitfalls: setup ## which entries of the pitfalls list have a test
+pitfalls: setup ## list the tests of each known pitfall
 	@$(PY) -m scripts.pitfalls
 
-demo: setup servers ## a shop is copied, killed, resumed, followed, compared (SOURCE=mysql)
+demo: setup servers ## copy a shop, kill and resume the job, follow changes, compare (SOURCE=mysql)
 	@$(PY) -m scripts.demo
 
-bench: setup servers ## speed and memory beside peers (ONLY="snapshot log", ROWS=5000000)
+bench: setup servers ## speed and memory next to peers (ONLY="snapshot log", ROWS=5000000)
 	@$(PY) -m benchmarks $(ONLY) --rows $(ROWS)
 
-dist: setup ## dist/tidemark.zip for spark-submit --py-files, and the wheel
+spec: setup ## TLC checks the specification in spec/ (SIZE=large: larger bounds)
+	@$(PY) -m scripts.spec --size $(or $(SIZE),small)
+
+dist: wheel ## dist/tidemark.zip for spark-submit --py-files, and the wheel, tested in a fresh environment
+	PYTHON=$(PY) sh scripts/smoke_wheel.sh $(DIST)/tidemark_cdc-*.whl
+
+wheel: setup # the files of dist, without the test
 	rm -rf $(DIST)
 	mkdir -p $(DIST)/source
-	cp -R pyproject.toml README.md LICENSE conf enumerator jobs readers sinks state $(DIST)/source
+	cp -RL pyproject.toml README.md LICENSE src $(DIST)/source
 	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) $(abspath $(DIST))/source
-	cp $(DIST)/tidemark-*.whl $(DIST)/tidemark.zip
+	cp $(DIST)/tidemark_cdc-*.whl $(DIST)/tidemark.zip
 	rm -rf $(DIST)/source
 
-clean: ## remove what builds and tests leave behind
+lock: ## both locks from pyproject.toml, keeping versions where possible (needs uv; UPGRADE=--upgrade)
+	uv pip compile $(LOCK) $(UPGRADE) --extra dev --output-file requirements-dev.lock pyproject.toml
+	uv pip compile $(LOCK) $(UPGRADE) --constraints requirements-dev.lock --output-file requirements.lock pyproject.toml
+
+clean: ## remove the files that builds and tests leave behind
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

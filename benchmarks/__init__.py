@@ -1,4 +1,4 @@
-"""Speed and memory, measured beside named peers in one run: `python -m benchmarks [SUBJECT]... [--rows N]`.
+"""Speed and memory, measured next to named peers in one run: `python -m benchmarks [SUBJECT]... [--rows N]`.
 
-Figures of one run can be compared with each other, for both sides had the same machine; those of two machines can't.
+Compare figures of one run only: both sides had the same machine. Figures of two machines can't be compared.
 """

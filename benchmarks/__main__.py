@@ -1,4 +1,4 @@
-"""`python -m benchmarks [SUBJECT]... [--rows N]`: all subjects, or some."""
+"""Runs all benchmarks, or those named: `python -m benchmarks [SUBJECT]... [--rows N]`."""
 
 import argparse
 import os
@@ -22,8 +22,10 @@ ROWS = 5_000_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}; all without any")
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"the large table's; the rest follows ({ROWS:,})")
+    parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"any of {', '.join(SUBJECTS)}; none named: all")
+    parser.add_argument(
+        "--rows", type=int, default=ROWS, help=f"rows of the large table; other sizes follow from it ({ROWS:,})"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.subjects if name not in SUBJECTS]
     if unknown:

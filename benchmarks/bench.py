@@ -1,4 +1,4 @@
-"""What the subjects share: the size of the run, a folder, and the source, which starts when it is first asked for."""
+"""The state that all benchmarks share: the size of the run, a folder, and the source, which starts at its first use."""
 
 from contextlib import ExitStack
 from functools import cached_property
@@ -9,9 +9,9 @@ from types import TracebackType
 from benchmarks.postgres_source import PostgresSource
 from benchmarks.source import OPTIONS, Source
 from benchmarks.tidemark import orders_job, run_tidemark
-from scripts.server import Server
-from scripts.servers import start_server
-from tests.support.servers import fresh_database
+from devtools.databases import fresh_database
+from devtools.server import Server
+from devtools.servers import start_server
 
 
 class Bench:
@@ -32,12 +32,12 @@ class Bench:
         self._stack.close()
 
     def folder(self) -> Path:
-        """A new name; whoever uses it makes the folder."""
+        """Returns a new folder name. The caller creates the folder."""
         self._folders += 1
         return self._root / str(self._folders)
 
     def server(self, kind: str) -> Server:
-        """A server of our own until the end of the run."""
+        """Starts a private server, which ends with the run."""
         return self._stack.enter_context(start_server(kind, OPTIONS.get(kind)))
 
     @cached_property
@@ -50,7 +50,7 @@ class Bench:
 
     @cached_property
     def warmed_up(self) -> bool:
-        """After a first job: what is compiled at first use is compiled, and files of libraries are in memory."""
+        """True, after a first job was run: code that is compiled at first use is compiled, and library files are cached."""
         table = self.source.orders("warm_up", 4000)
         folder = self.folder()
         run_tidemark(orders_job(folder, self.source.server.url, table, {"type": "files", "path": str(folder / "out")}))

@@ -1,4 +1,4 @@
-"""The whole job catching up with the log: into files, and into mirrors in MySQL and PostgreSQL."""
+"""Speed of a whole job that catches up with the log: into files, and into mirrors in MySQL and PostgreSQL."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ from benchmarks.bench import Bench
 from benchmarks.processes import JOB, POSTGRES, Sampler
 from benchmarks.report import Cell, print_table, thousands
 from benchmarks.tidemark import orders_job, run_tidemark
-from scripts.server import Server
+from devtools.server import Server
 
 TABLE = "followed"
 ROWS_OF_A_TRANSACTION = 1000
 
 
 def run(bench: Bench) -> None:
-    """Each job first copies the rows that exist; then the changes come, and each catches up with them."""
+    """Lets each job copy the existing rows, makes the changes, then measures how each job catches up with them."""
     source = bench.source
     table, change_count = source.orders(TABLE, bench.rows // 5), bench.rows * 2 // 5
     targets = {"mirror in MySQL": bench.server("mysql"), "mirror in PostgreSQL": bench.server("postgres")}

@@ -1,4 +1,4 @@
-"""Peak memory of the job's processes: a table ten times as large, and a transaction ten times as large."""
+"""Peak memory of a job's processes, for tables and for transactions of two sizes, one ten times the other."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.tidemark import MASTER, orders_job, run_tidemark
 
 
 def run(bench: Bench) -> None:
-    """MySQL's."""
+    """Measures jobs that read MySQL."""
     assert bench.warmed_up
     source, rows = bench.source, list[list[Cell]]()
     for row_count in (bench.rows // 5, bench.rows * 2):
@@ -49,8 +49,8 @@ def _print(source: str, rows: list[list[Cell]]) -> None:
         f"Peak memory of a job from {source} into Parquet, MiB",
         ["", "all", *JOB],
         rows,
-        "Proportional set size, sampled five times a second; the peaks of the roles need not fall together. local[2] with "
-        "Tidemark's own defaults: the JVM is driver and executor, and takes of its heap of 1 GiB what it is given.",
+        "Proportional set size, sampled five times a second; the roles may have their peaks at different times. local[2] "
+        "with Tidemark's own defaults: the JVM is driver and executor, and may use its whole heap of 1 GiB.",
     )
 
 
@@ -60,7 +60,7 @@ def _job(folder: Path, url: str, table: str, **changes: Any) -> Path:
 
 
 def _peaks(job: Path, row_count: int) -> list[Cell]:
-    """MiB: of the whole job, then of each role."""
+    """Runs the job. Returns peak memory in MiB: of the whole job, then of each role."""
     with Sampler(memory=True) as sampler:
         run = run_tidemark(job)
     if run.rows + run.changes != row_count:

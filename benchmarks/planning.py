@@ -1,7 +1,8 @@
-"""What planning a table of a million splits costs the driver.
+"""Time and memory that the driver needs to plan a table of a million splits.
 
-The source answers by arithmetic, so that time and memory are the enumerator's own: plans as they are written, reports as
-they come back, and the segments that the gap filter keeps of them. Peak memory is Python's (tracemalloc) and Arrow's.
+The source computes its answers, so time and memory are the enumerator's own. They include the plans as they are written, the
+reports as they come back, and the segments of finished splits that the gap filter loads. Peak memory is that of Python
+(tracemalloc) and Arrow.
 """
 
 import time
@@ -13,18 +14,18 @@ import pyarrow as pa
 
 from benchmarks.bench import Bench
 from benchmarks.report import Cell, print_table
-from enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
-from enumerator.log_extent import BinlogExtent, LogFile
-from readers.gap_filter import GapFilter, merge_segments, write_segment
-from state.codec import PLAN
-from state.job_state import JobState, SplitKey
-from state.key_statistics import IntegerKey, KeyStatistics
-from state.plan import PlanRecord, SnapshotWork
-from state.position import BinlogPosition
-from state.rank import integer_rank
-from state.split import Bound, Report
-from state.table import TableId, TableSchema
-from tests.support.key_source import WithoutPages
+from devtools.key_source import WithoutPages
+from tidemark.enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.state.checkpoint.codec import PLAN
+from tidemark.state.job_state import JobState, SplitKey
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.plan import PlanRecord, SnapshotWork
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, Report
+from tidemark.state.table import TableId, TableSchema
 
 TABLE = TableId("shop", "orders")
 SPLIT_ROWS = 50_000
@@ -34,7 +35,10 @@ SEGMENTS_MERGED_AT = 256
 
 @dataclass(frozen=True, slots=True)
 class EvenKey(WithoutPages):
-    """A KeySource whose one table has every `gap`-th integer: 1 is cut by arithmetic, a large one is walked."""
+    """A KeySource with one table whose keys are every `gap`-th integer.
+
+    With a gap of 1 split boundaries are computed. With a large gap they are looked up in the source.
+    """
 
     row_count: int
     gap: int
@@ -58,7 +62,7 @@ class EvenKey(WithoutPages):
         return [self._bound(row * self.gap) for row in range(first + rows, limit, rows)[:count]]
 
     def _bound(self, value: int) -> Bound:
-        return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+        return Bound((str(value),), encode_integer(value, unsigned=False).hex())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,12 @@ class Cost:
     peak_python_bytes: int
     largest_plan_bytes: int
     segment_bytes: int
-    routes_bytes: int
-    """What the gap filter holds in memory."""
+    finished_splits_bytes: int
+    """Memory of the gap filter's finished splits."""
 
 
 def measure(split_count: int, gap: int, *, trace: bool = True) -> Cost:
-    """Plans a whole table and loads its routes. `trace` False: quicker, and no peak."""
+    """Plans a whole table and loads its finished splits. `trace` False: quicker, and without the peak of memory."""
     if trace:
         tracemalloc.start()
     began = time.perf_counter()
@@ -84,19 +88,19 @@ def measure(split_count: int, gap: int, *, trace: bool = True) -> Cost:
         largest = max(largest, record)
         segments.append(segment)
         if len(segments) == SEGMENTS_MERGED_AT:
-            segments = [merge_segments(segments, "routes")]
+            segments = [merge_segments(segments, "finished")]
     seconds = time.perf_counter() - began
     peak = tracemalloc.get_traced_memory()[1] if trace else 0
     if trace:
         tracemalloc.stop()
-    routes = GapFilter.from_segments(segments, [TABLE], "routes").routes[TABLE]
-    numbers = 0 if routes.integer_cuts is None else routes.integer_cuts.nbytes
-    size = routes.cuts.nbytes + routes.highs.nbytes + numbers
-    return Cost(len(routes.highs), epochs, seconds, peak, largest, sum(s.size for s in segments), size)
+    finished_splits = GapFilter.from_segments(segments, [TABLE], "finished").finished_splits[TABLE]
+    numbers = 0 if finished_splits.integer_boundaries is None else finished_splits.integer_boundaries.nbytes
+    size = finished_splits.boundaries.nbytes + finished_splits.highs.nbytes + numbers
+    return Cost(len(finished_splits.highs), epochs, seconds, peak, largest, sum(s.size for s in segments), size)
 
 
 def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
-    """Size of each plan file, and the segment of what it brought."""
+    """Yields for each epoch the size of its plan file, and the segment of the splits that it finished."""
     start = BinlogPosition("binlog.000001", 4, "00000000-0000-0000-0000-00000000000a:1-1000000")
     settings = Settings(PARALLELISM, SPLIT_ROWS, max_batch_bytes=64 << 20, max_batch_seconds=10.0)
     job = JobState(
@@ -120,7 +124,7 @@ def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
         written = PLAN.encode(PlanRecord(plan, state))
         splits = [split for task in plan.work.tasks for split in task]
         reports = tuple(Report(split.id, TABLE, 1, start, SPLIT_ROWS, 0) for split in splits)
-        # Each split has another high, as under writes; the state has none, so that there is no log to plan.
+        # Each split has its own high, as it has under writes. The state has none, so there is no log to plan.
         highs = [replace(r, high=BinlogPosition(start.file, start.pos + r.split_id)) for r in reports]
         yield len(written), write_segment(splits, highs)
         outcome = SplitsRead(plan.epoch, reports, seconds=1.0)
@@ -131,11 +135,11 @@ def _no_outcome() -> Outcome | None:
 
 
 def run(bench: Bench) -> None:
-    measure(2_000, 1)  # loads what is loaded once
+    measure(2_000, 1)  # loads code that is loaded once
     split_count, rows = max(bench.rows // 5, 2), list[list[Cell]]()
     for name, gap in (("cut by arithmetic", 1), ("walked", 1000)):
         cost, untraced = measure(split_count, gap), measure(split_count, gap, trace=False)
-        sizes = (cost.peak_python_bytes, cost.largest_plan_bytes, cost.segment_bytes, cost.routes_bytes)
+        sizes = (cost.peak_python_bytes, cost.largest_plan_bytes, cost.segment_bytes, cost.finished_splits_bytes)
         per_split = untraced.seconds / cost.split_count * 1e6
         rows.append([name, cost.epoch_count, untraced.seconds, per_split, *(size / 2**20 for size in sizes)])
     print_table(

@@ -1,4 +1,4 @@
-"""PostgreSQL's log into memory: Tidemark's log reader into Arrow batches beside a plain replication loop of psycopg2."""
+"""Speed of reading PostgreSQL's log into memory: Tidemark into Arrow batches, next to a plain loop of psycopg2."""
 
 import struct
 import time
@@ -12,13 +12,12 @@ from psycopg2.extras import LogicalReplicationConnection, StopReplication
 from benchmarks.bench import Bench
 from benchmarks.postgres_source import COLUMNS, VALUES
 from benchmarks.report import Cell, print_table, ratio, thousands
-from state.log_range import LogRange
-from tests.support.postgres_log import LoggedDatabase
-from tests.support.servers import fresh_database
+from devtools.databases import fresh_database
+from devtools.postgres_log import LoggedDatabase
+from tidemark.state.log_range import LogRange
 
 ROUNDS = 3
 ROWS_OF_A_TRANSACTION = 1000
-AIM = 4
 CHANGE = f"""
     CREATE PROCEDURE change(round_count bigint, size bigint) LANGUAGE plpgsql AS $$
     DECLARE base bigint;
@@ -48,13 +47,13 @@ def run(bench: Bench) -> None:
             log.execute("SET synchronous_commit = off", f"CALL change({rounds}, {transaction_rows})", "CHECKPOINT")
             part = LogRange(log.start, log.end())
             count = rounds * CHANGES_PER_ROUND * transaction_rows
-            _ours(log, part, count)  # loads what is compiled
+            _ours(log, part, count)  # loads the compiled code
             ours = _best(partial(_ours, log, part, count))
             theirs = _best(partial(_theirs, log, count))
         kind = "one row each" if transaction_rows == 1 else f"{transaction_rows:,} rows each"
         for name, seconds in (("Tidemark", ours), ("psycopg2", theirs)):
             rows.append([f"transactions of {kind}: {name}", count, seconds, thousands(count / seconds)])
-        notes.append(f"Transactions of {kind}: **{ratio(theirs, ours, AIM)}**")
+        notes.append(f"Transactions of {kind}: **{ratio(theirs, ours)}**")
     print_table(
         f"Log of PostgreSQL {server.version}",
         ["", "changes", "s", "changes/s"],
@@ -70,7 +69,7 @@ def _best(measure: Callable[[], float]) -> float:
 
 
 def _ours(log: LoggedDatabase, part: LogRange, expected: int) -> float:
-    """The seconds that it took."""
+    """Returns the seconds that reading the range took."""
     reader = log.reader("orders")
     started = time.perf_counter()
     count = sum(batch.rows.num_rows for batch in reader.read(part))
@@ -93,11 +92,11 @@ def _theirs(log: LoggedDatabase, expected: int) -> float:
             return time.perf_counter() - started
     finally:
         connection.close()
-    raise RuntimeError("the stream ended before its time")
+    raise RuntimeError("the replication stream ended before the last change")
 
 
 class _Splitter:
-    """Splits changes into columns, and stops at the end of the transaction with the last one."""
+    """Splits changes into columns, and stops at the end of the transaction with the last change."""
 
     def __init__(self, expected: int) -> None:
         self.left = expected

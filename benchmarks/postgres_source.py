@@ -1,8 +1,8 @@
-"""What is read of PostgreSQL: a database of our own, and tables of orders that it fills itself."""
+"""The source of the PostgreSQL benchmarks: a private database, and tables of orders that the server fills itself."""
 
 from dataclasses import dataclass, field
 
-from tests.support.servers import Database
+from devtools.databases import Database
 
 COLUMNS = """
     id bigint PRIMARY KEY, customer_id int NOT NULL, status varchar(16) NOT NULL, total numeric(12,2) NOT NULL,
@@ -23,7 +23,7 @@ class PostgresSource:
     row_counts: dict[str, int] = field(default_factory=dict)
 
     def orders(self, name: str, row_count: int) -> str:
-        """The table `name` with rows 1 to `row_count`, filled at the first call."""
+        """Creates the table `name` with rows 1 to `row_count` at the first call. Returns `name`."""
         if name not in self.row_counts:
             fill = f"INSERT INTO {name} SELECT {VALUES} FROM generate_series(1::bigint, {row_count}) AS i"
             self.database.execute(f"CREATE TABLE {name} ({COLUMNS})", fill, f"VACUUM ANALYZE {name}")

@@ -1,4 +1,4 @@
-"""Memory and processor time of everything that this process started, by role, sampled from /proc while it runs."""
+"""Memory and processor time of all processes that this process started, by role, sampled from /proc while they run."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from scripts.server_supervisor import descendants
+from devtools.server_supervisor import descendants
 
 JVM, DRIVER, PLANNER, WORKERS = "JVM", "Python driver", "planner", "Python workers"
 POSTGRES, OTHER = "PostgreSQL", "other"
@@ -19,8 +19,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Sampler:
-    """A context manager. `servers`: names of roles by the port that a server's command line has. With `memory` the
-    proportional set size (PSS) is read too, which is not free: each page counts once, shared ones in parts."""
+    """A context manager that samples. `servers`: the role of a server, by the port in its command line.
+
+    With `memory` the proportional set size (PSS) is read too, which takes processor time. In PSS each page counts once: a
+    page that n processes share counts as 1/n for each.
+    """
 
     def __init__(self, servers: Mapping[int, str] | None = None, *, memory: bool = False) -> None:
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,7 +56,7 @@ class Sampler:
             self._sample()
 
     def cpu_seconds(self) -> Counter[str]:
-        """By role, while inside. Processes that lived shorter than the interval are missing."""
+        """Returns the processor seconds by role while sampling. Processes that lived shorter than the interval are missing."""
         found: Counter[str] = Counter()
         for pid, ticks in self._last_ticks.items():
             found[self._roles[pid]] += (ticks - self._first_ticks[pid]) / TICKS  # type: ignore[assignment]
@@ -89,9 +92,9 @@ class Sampler:
             return JVM
         if "python_streaming_source_runner" in line:
             return PLANNER
-        if {"pyspark.daemon", "jobs.worker_daemon"}.intersection(words):
+        if {"pyspark.daemon", "tidemark.jobs.spark.worker_daemon"}.intersection(words):
             return WORKERS
-        return DRIVER if "jobs.cli" in words else OTHER
+        return DRIVER if "tidemark.jobs.cli" in words else OTHER
 
 
 def _pss_bytes(process: Path) -> int:

@@ -1,4 +1,4 @@
-"""Tables for people and for documents: Markdown, with aligned columns."""
+"""Markdown tables with aligned columns, for people and for documents."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ Cell = str | int | float
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *notes: str) -> None:
-    """Integers get thousands separators, floats one decimal. The first column is text, the others are numbers."""
+    """Prints a table: the first column left, the others right. Integers get thousands separators, floats one decimal."""
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(header), *texts]) for i in range(len(header))]
     print(f"\n### {title}\n")
@@ -31,11 +31,10 @@ def _text(cell: Cell) -> str:
 
 
 def thousands(count: float) -> str:
-    """`1234567` as `1,235k`."""
+    """Formats `1234567` as `1,235k`."""
     return f"{count / 1000:,.0f}k"
 
 
-def ratio(ours: float, theirs: float, aim: float | None = None) -> str:
-    """How many times as fast, and what was aimed at."""
-    text = f"{ours / theirs:.1f}×"
-    return text if aim is None else f"{text} (aim ≥ {aim:g}×)"
+def ratio(ours: float, theirs: float) -> str:
+    """Formats `ours / theirs`: `2.5×`."""
+    return f"{ours / theirs:.1f}×"

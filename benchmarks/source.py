@@ -1,10 +1,10 @@
-"""What is read in all benchmarks: a MySQL server of our own, and tables of orders that it fills itself."""
+"""The source of the MySQL benchmarks: a private server, and tables of orders that it fills itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scripts.server_commands import Option
-from tests.support.log_reading import LoggedServer
+from devtools.mysql_log import LoggedServer
+from devtools.server_commands import Option
 
 OPTIONS: Mapping[str, Mapping[str, Option]] = {
     "mysql": {
@@ -16,7 +16,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
     },
     "postgres": {"shared_buffers": "2GB", "max_wal_size": "4GB"},
 }
-"""Of the servers, by kind."""
+"""Server options by kind."""
 
 ROWS_AT_ONCE = 1_000_000
 COLUMNS = """
@@ -59,12 +59,12 @@ CHANGE = """
 
 @dataclass
 class Source(LoggedServer):
-    """Its log holds the changes, but not how the tables were filled."""
+    """A server whose log has the changes, but not the inserts that filled the tables."""
 
     row_counts: dict[str, int] = field(default_factory=dict)
 
     def orders(self, name: str, row_count: int) -> str:
-        """The table `name` with rows 1 to `row_count`, filled at the first call."""
+        """Creates the table `name` with rows 1 to `row_count` at the first call. Returns `name`."""
         if name not in self.row_counts:
             self.execute(f"CREATE TABLE {name} ({COLUMNS})", f"ANALYZE TABLE {name}", CHANGE.format(table=name))
             fill = ["SET sql_log_bin = OFF", f"SET cte_max_recursion_depth = {ROWS_AT_ONCE}"]
@@ -77,8 +77,10 @@ class Source(LoggedServer):
         return name
 
     def change(self, name: str, change_count: int, *, transaction_rows: int) -> None:
-        """Half updates, a quarter inserts, a quarter deletes, in transactions of one statement. Of the rows not more
-        than half are deleted, so `change_count` is at most twice the row count."""
+        """Makes changes in transactions of one statement: half updates, a quarter inserts, a quarter deletes.
+
+        At most half of the rows are deleted, so `change_count` is at most twice the row count.
+        """
         rounds = change_count // (CHANGES_PER_ROUND * transaction_rows)
         self.execute(f"CALL {name}_change({rounds}, {transaction_rows}, {self.row_counts[name]})")
 

@@ -1,7 +1,7 @@
-"""The peer of the snapshot: Spark's own JDBC reader into Parquet, as a program of its own.
+"""The peer of the snapshot benchmark: Spark's own JDBC reader into Parquet, as a separate program.
 
 `python -m benchmarks.spark_jdbc URL USER TABLE LAST_ID FOLDER` prints when the session was up and when the rows were written,
-in seconds since 1970. URL is that of JDBC, of MySQL or PostgreSQL.
+in seconds since 1970. URL is a JDBC URL of MySQL or PostgreSQL.
 """
 
 import json

@@ -1,22 +1,27 @@
-"""A run of Tidemark as its users start it: a job file and a process of its own."""
+"""Runs Tidemark as users do: with a job file, in a separate process."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.jobs import start_tidemark, write_job
+import yaml
+
+from devtools.job_process import start_tidemark
 
 MASTER, CONF = "local[2]", {"spark.driver.memory": "2g"}
-"""Of Spark, for Tidemark and its peer."""
+"""Spark's master and settings, for Tidemark and its peer."""
 
 TIMEOUT_SECONDS = 1800
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`wall_seconds`: of the process, from its start to its end. `query_seconds`: from when Spark was up to the last
-    epoch's commit; the start of Python, JVM and session is not in it."""
+    """Times and counts of one run.
+
+    `wall_seconds`: from the start of the process to its end. `query_seconds`: from when Spark was up to the last epoch's
+    commit, without the start of Python, JVM and session.
+    """
 
     wall_seconds: float
     query_seconds: float
@@ -26,20 +31,25 @@ class Run:
 
 
 def orders_job(folder: Path, url: str, table: str, sink: dict[str, Any], *, schema: str = "d", **changes: Any) -> Path:
-    """A job file for one table, in a new folder; splits and log as they are by default, two splits at a time."""
+    """Writes a job file for one table to a new folder. Two splits are read at a time; other settings are the defaults."""
     folder.mkdir()
-    source = {"url": url, "tables": [f"{schema}.{table}"]}
-    settings = {
+    job = {
+        "job": "benchmark",
+        "mode": "full+incremental",
+        "trigger": "once",
+        "checkpoint": "./checkpoint",
         "snapshot": {"parallelism": 2},
         "spark": {"master": MASTER, "conf": CONF},
-        "source": source,
+        "source": {"url": url, "tables": [f"{schema}.{table}"]},
         "sink": sink,
     }
-    return write_job(folder, **(settings | changes))
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job | changes, sort_keys=False))
+    return path
 
 
 def run_tidemark(job: Path) -> Run:
-    """To its end, for the first time or again. Raises RuntimeError if it fails."""
+    """Runs the job to its end, for the first time or again. Raises RuntimeError if it fails."""
     started = time.time()
     process = start_tidemark(job)
     try:

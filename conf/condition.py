@@ -1,7 +1,7 @@
-"""SQL conditions of the job file (`snapshot.where`), checked only as far as embedding them needs.
+"""Checks SQL conditions of the job file (`snapshot.where`), only as far as needed to embed them.
 
-A condition is put in parentheses behind the split's own bounds: ``… WHERE (bounds) AND (condition)``. What could end
-those parentheses or the statement, or hide what follows, is refused; the rest is for the server to judge.
+A condition is put in parentheses after the split's own bounds: ``… WHERE (bounds) AND (condition)``. A text that could
+close the parentheses, end the statement or hide the rest of it is refused. The server checks everything else.
 """
 
 import re
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
 
 
 def check_condition(text: str) -> str:
-    """Returns ``text`` unchanged, or raises ValueError with what is wrong."""
+    """Returns ``text`` unchanged. Raises ValueError with what is wrong."""
     if not text.strip():
         raise ValueError("is empty; leave the table out to read all its rows")
     if re.match(r"\s*where\b", text, re.IGNORECASE):
@@ -25,7 +25,7 @@ def check_condition(text: str) -> str:
     for token in _TOKEN.finditer(text):
         if token["comment"]:
             raise ValueError(
-                f"must not hold a comment sign ({token['comment']}) outside quotes; write 'a - -1' for 'a--1'"
+                f"must not have a comment sign ({token['comment']}) outside quotes; write 'a - -1' for 'a--1'"
             )
         match token["mark"]:
             case "(":

@@ -1,23 +1,23 @@
-"""What each key allows but a job file as a whole does not: found here, all at once, with the key to change."""
+"""Checks keys of the job file against each other. Finds all contradictions at once, each with the key to change."""
 
 from typing import TYPE_CHECKING
 
-from conf.quantities import Every
-from conf.reading import StartAfterGtids, StartAtFile, StartAtLsn, StartAtTime
-from conf.tables import TableName, TableTemplate
-from conf.yaml_tree import Path
+from tidemark.conf.quantities import Every
+from tidemark.conf.reading import StartAfterGtids, StartAtFile, StartAtLsn, StartAtTime
+from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.conf.yaml_tree import Path
 
 if TYPE_CHECKING:
-    from conf.model import JobFile
+    from tidemark.conf.model import JobFile
 
 POSTGRES_HOME = "public"
-"""Where tables go without a schema, as a rule."""
+"""PostgreSQL's usual schema for names without one."""
 
 Contradiction = tuple[Path, str]
 
 
 def contradictions(job: "JobFile") -> list[Contradiction]:
-    """(path of a key, what is wrong with it and what is allowed) of everything that can't be meant."""
+    """Returns (path of a key, what is wrong and what is allowed) for every contradiction."""
     return [
         *_of_mode(job),
         *_of_kind(job),
@@ -32,15 +32,15 @@ def contradictions(job: "JobFile") -> list[Contradiction]:
 def _of_mode(job: "JobFile") -> list[Contradiction]:
     found: list[Contradiction] = []
     if job.log.start is not None and job.mode != "incremental":
-        text = f"is allowed only in mode incremental: mode {job.mode} begins with the snapshot"
+        text = f"is allowed only in mode incremental: mode {job.mode} starts with the snapshot"
         found.append((("log", "start"), text))
     if job.mode == "full" and isinstance(job.trigger, Every):
-        found.append((("trigger",), "must be once in mode full, which ends by itself"))
+        found.append((("trigger",), "must be once in mode full: such a job ends by itself"))
     return found
 
 
 def _of_kind(job: "JobFile") -> list[Contradiction]:
-    """Keys that mean something for another kind of source only."""
+    """Keys that are only for another kind of source."""
     source, start = job.source, job.log.start
     if source.url.kind == "postgresql":
         given = {("source", "server_ids"): source.server_ids is not None}
@@ -55,12 +55,12 @@ def _of_kind(job: "JobFile") -> list[Contradiction]:
 
 
 def _of_server_ids(job: "JobFile") -> list[Contradiction]:
-    """Every running split and the log reader may hold a log connection of its own."""
+    """Every running split and the log reader may need a log connection of its own."""
     server_ids, needed = job.source.server_ids, (job.snapshot.parallelism if job.has_snapshot else 0) + 1
     if server_ids is None or len(server_ids) >= needed:
         return []
     text = f"has {len(server_ids)} ids, but {job.snapshot.parallelism} splits and the log reader need {needed}"
-    return [(("source", "server_ids"), f"{text}; twice as many let retries find free ones")]
+    return [(("source", "server_ids"), f"{text}. Twice as many let retries find free ones")]
 
 
 def _of_columns(job: "JobFile") -> list[Contradiction]:
@@ -71,13 +71,16 @@ def _of_columns(job: "JobFile") -> list[Contradiction]:
         if column in columns.exclude
     ]
     found += [
-        (("source", "keys", str(table)), f"holds '{column}', which source.columns masks: rows are told apart by it")
+        (
+            ("source", "keys", str(table)),
+            f"has '{column}', which source.columns masks: a masked column can't identify rows",
+        )
         for table, key in job.source.keys.items()
         for column in key
         if column in job.source.masked_columns(table.database, table.name)
     ]
     return found + [
-        (("source", "keys", str(table)), f"holds '{column}', which source.columns excludes")
+        (("source", "keys", str(table)), f"has '{column}', which source.columns excludes")
         for table, key in job.source.keys.items()
         for column in key
         if column in job.source.excluded_columns(table.database, table.name)
@@ -87,7 +90,7 @@ def _of_columns(job: "JobFile") -> list[Contradiction]:
 def _of_tls(job: "JobFile") -> list[Contradiction]:
     ends = {"source": job.source.tls, "sink": job.sink.tls if job.sink.type == "mirror" else None}
     return [
-        ((end, "tls", "key" if tls.cert is None else "cert"), "stands alone: cert and key go together")
+        ((end, "tls", "key" if tls.cert is None else "cert"), "is given alone: cert and key go together")
         for end, tls in ends.items()
         if tls is not None and (tls.cert is None) != (tls.key is None)
     ]
@@ -99,7 +102,7 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
     found: list[Contradiction] = []
     template, target, source = job.sink.table, job.sink.url, job.source.url
     if template.schema_template is None and target.database is None:
-        text = 'names no database, and sink.table names none either: write one of …/database and table: "copy.{table}"'
+        text = 'names no database, and neither does sink.table: write …/database here, or table: "copy.{table}"'
         found.append((("sink", "url"), text))
     found += _of_template(job, template)
     is_postgres = target.kind == "postgresql"
@@ -125,7 +128,7 @@ def _of_delta(job: "JobFile") -> list[Contradiction]:
         return found
     found = _of_template(job, job.sink.table)
     if job.sink.path is not None:
-        found.append((("sink", "catalog"), "stands beside sink.path: tables go to one of the two"))
+        found.append((("sink", "catalog"), "is given together with sink.path: choose one of the two"))
     if job.sink.table.schema_template is None:
         found.append((("sink", "table"), 'names no schema: write one like "{schema}.{table}" or "lake.{table}"'))
     return found
@@ -135,11 +138,11 @@ def _of_template(job: "JobFile", template: TableTemplate) -> list[Contradiction]
     single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
     if "{table}" in template.text or single is not None:
         return []
-    return [(("sink", "table"), "lacks {table}: all tables would be written into one")]
+    return [(("sink", "table"), "does not contain {table}: all tables would be written to one table")]
 
 
 def _examples_of_copies(job: "JobFile", template: TableTemplate, home: str | None) -> list[tuple[TableName, TableName]]:
-    """(table, its copy) for one table that each glob matches: names that need not exist."""
+    """Returns (table, its copy) for each glob, with an example of a table that it matches."""
     copies = []
     for glob in job.source.tables:
         table = glob.example

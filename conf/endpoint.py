@@ -1,11 +1,11 @@
-"""Where a database is and who logs in there: the typed form of a job file's `url`."""
+"""Endpoints: the server, the login and the database of a job file's `url`."""
 
 import re
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from conf.redaction import MASK, Secret
+from tidemark.conf.redaction import MASK, Secret
 
 DatabaseKind = Literal["mysql", "mariadb", "postgresql"]
 
@@ -20,7 +20,7 @@ _SCHEME_HINTS = {"postgres": "postgresql", "pgsql": "postgresql", "psql": "postg
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A database server, the login, and the database named in the URL (None: the URL names none).
+    """A database server, the login, and the database (None: the URL names none).
 
     All parts are percent-decoded. An empty password means that none is sent. ``str`` and ``repr`` mask the password.
     """
@@ -36,11 +36,11 @@ class Endpoint:
         return self._url(MASK)
 
     def url_with_password(self) -> str:
-        """The whole URL, percent-encoded, password included. Never print it."""
+        """Returns the whole URL, percent-encoded, with the password. Never print it."""
         return self._url(quote(self.password.get_secret_value(), safe=""))
 
     def same_server(self, other: "Endpoint") -> bool:
-        """True if host and port are spelled alike; two names of one server are not recognised."""
+        """Tells whether host and port are written the same. Two names of one server are not recognised."""
         return (self.host.lower(), self.port) == (other.host.lower(), other.port)
 
     def _url(self, password: str) -> str:
@@ -52,14 +52,14 @@ class Endpoint:
 def parse_endpoint(text: str) -> Endpoint:
     """Reads a database URL.
 
-    Raises ValueError with what is wrong. The message never quotes the URL, for a password with an unencoded ``/``,
-    ``#`` or ``?`` shifts the borders between its parts.
+    Raises ValueError with what is wrong. The message never quotes the URL: an unencoded ``/``, ``#`` or ``?`` in the
+    password moves the boundaries between its parts.
     """
     match = _URL.fullmatch(text)
     if match is None:
         raise ValueError(f"must be a database URL like {URL_FORM}")
     kind = _kind(match["scheme"])
-    login, at, place = match["authority"].rpartition("@")
+    login, at, address = match["authority"].rpartition("@")
     if not at:
         if "@" in match["rest"]:
             raise ValueError(
@@ -70,7 +70,7 @@ def parse_endpoint(text: str) -> Endpoint:
     user, _, password = login.partition(":")
     if not user:
         raise ValueError(f"names no user: write {kind}://user:password@host:{DEFAULT_PORTS[kind]}/")
-    host, port = _host_and_port(place, DEFAULT_PORTS[kind])
+    host, port = _host_and_port(address, DEFAULT_PORTS[kind])
     return Endpoint(
         kind=kind,
         host=host,
@@ -86,15 +86,15 @@ def _kind(scheme: str) -> DatabaseKind:
         return scheme
     meant = _SCHEME_HINTS.get(scheme.lower().partition("+")[0], scheme.lower().partition("+")[0])
     hint = f" Did you mean '{meant}://'?" if meant in DEFAULT_PORTS else ""
-    raise ValueError(f"has an unknown scheme '{scheme}://'.{hint} Allowed: mysql://, mariadb://, postgresql://")
+    raise ValueError(f"has an unknown scheme.{hint} Allowed: mysql://, mariadb://, postgresql://")
 
 
-def _host_and_port(place: str, default_port: int) -> tuple[str, int]:
-    if not place:
+def _host_and_port(address: str, default_port: int) -> tuple[str, int]:
+    if not address:
         raise ValueError("names no host after the '@'")
-    match = _HOST_AND_PORT.fullmatch(place)
+    match = _HOST_AND_PORT.fullmatch(address)
     if match is None:
-        raise ValueError("has something else than host or host:port after the '@' (IPv6 addresses stand in brackets)")
+        raise ValueError("must have host or host:port after the '@' (IPv6 addresses in brackets)")
     port = match["port"]
     if port is None:
         return match["host"].strip("[]"), default_port
@@ -104,23 +104,21 @@ def _host_and_port(place: str, default_port: int) -> tuple[str, int]:
 
 
 def _database(rest: str) -> str | None:
-    """``rest`` is what follows host and port: nothing, or a slash and the database's name."""
+    """``rest`` follows host and port: nothing, or a slash and the database's name."""
     if "?" in rest:
-        raise ValueError(
-            "has options after a '?': not supported in URLs. For TLS there is the key 'tls' beside the url"
-        )
+        raise ValueError("has options after a '?', which are not supported. For TLS use the key 'tls' next to url")
     if "#" in rest:
-        raise ValueError("has a '#' after the host: in a database's name write it as %23")
+        raise ValueError("has a '#' after the host; write it as %23 in a database's name")
     name = rest.removeprefix("/")
     if "/" in name:
-        raise ValueError("has more than a database's name after the host; in a name write '/' as %2F")
+        raise ValueError("has more than a database's name after the host; write '/' as %2F in a name")
     return _decode(name, "database") if name else None
 
 
 def _decode(part: str, what: str) -> str:
     if _STRAY_PERCENT.search(part):
         raise ValueError(
-            f"has a '%' in its {what} that starts no percent-encoded character: a plain '%' is written %25"
+            f"has a '%' in its {what} that does not start a percent-encoded character; a plain '%' is written %25"
             + (", or take the password from ${NAME}, which needs no encoding" if what == "password" else "")
         )
     try:

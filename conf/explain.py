@@ -1,16 +1,18 @@
-"""Turns pydantic's errors into problems: the key's path as written, its line, what is wrong and what is allowed."""
+"""Turns pydantic's errors into problems: the key's path as written, its line, what is wrong, and what is allowed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from conf.problems import Problem, did_you_mean
-from conf.section import Section, form_of, form_of_annotation, section_in, sections_in_union, value_annotation
-from conf.yaml_tree import Node, Path, Scalar, node_at, place_of_path
+from tidemark.conf.problems import Problem, did_you_mean
+from tidemark.conf.section import Section, form_of, form_of_annotation, section_in, sections_in_union, value_annotation
+from tidemark.conf.yaml_tree import Mapping, Node, Path, Scalar, Sequence, node_at, place_of_path
 
-LONGEST_VALUE_SHOWN = 60
+MAX_SHOWN_LENGTH = 60
+MIN_QUOTE_LENGTH = 4
 
 _FORM_ERRORS = frozenset(
     {
@@ -38,7 +40,7 @@ _FORM_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What an error is about: the path as written, what stands there, and the section whose keys are allowed there."""
+    """The subject of an error: the path as written, the form of its value, and the section whose keys are allowed there."""
 
     path: Path
     form: str
@@ -47,7 +49,7 @@ class _Target:
 
 
 def explain(error: ValidationError, model: type[Section], root: Node) -> list[Problem]:
-    """A problem for each of ``error``'s errors. ``root`` is the tree that ``model`` was validated from."""
+    """Returns a problem for each of ``error``'s errors. ``root`` is the tree that ``model`` was validated from."""
     problems: list[Problem] = []
     errors = error.errors(include_url=False, include_input=False)
     for details in errors:
@@ -60,7 +62,7 @@ def explain(error: ValidationError, model: type[Section], root: Node) -> list[Pr
 
 
 def _has_bad_items(location: tuple[int | str, ...], errors: list[ErrorDetails]) -> bool:
-    """Pydantic calls a list too short when its items were refused: they are said already."""
+    """Tells whether items of the list were refused. Pydantic then calls the list too short as well."""
     return any(other["loc"][:-1] == location for other in errors)
 
 
@@ -71,12 +73,46 @@ def _problem(details: ErrorDetails, model: type[Section], root: Node) -> Problem
     if details["type"] == "refused" and context["key"]:
         path = (*path, context["key"])
         is_key = text.startswith("unknown key")
+    if not is_key and (hidden := _quoted(text, target, root)):
+        return Problem(place_of_path(root, path), path, f"must be {target.form}; found: the value of {hidden}")
     if text.startswith("must be") and not is_key and (found := _found(node_at(root, path), path)):
         must, _, advice = text.partition(". ")
         if details["type"] == "string_type":
-            advice = "Text that looks like a number or truth value stands in quotes"
+            advice = "Text that looks like a number or truth value must be in quotes"
         text = ". ".join(filter(None, [f"{must}; found: {found}", _meant(details, target, found), advice]))
     return Problem(place_of_path(root, path, key=is_key), path, text)
+
+
+def _quoted(text: str, target: _Target, root: Node) -> str:
+    """Returns where the target's value, or a part of it, was taken from, if ``text`` quotes it and it was filled in; else
+    nothing.
+
+    Four characters in common count as a quote, whatever their case, unless the form that is asked for has them as well.
+    A URL's errors never quote it (`parse_endpoint`).
+    """
+    if target.path[-1:] == ("url",):
+        return ""
+    for scalar in _scalars_below(node_at(root, target.path)):
+        size = min(MIN_QUOTE_LENGTH, len(scalar.text))
+        pieces = {scalar.text[i : i + size].lower() for i in range(len(scalar.text) - size + 1)}
+        told = [piece for piece in pieces if piece in text.lower() and piece not in target.form.lower()]
+        if scalar.taken_from is not None and size and told:
+            return scalar.taken_from
+    return ""
+
+
+def _scalars_below(node: Node | None) -> Iterator[Scalar]:
+    match node:
+        case Scalar():
+            yield node
+        case Sequence():
+            for item in node.items:
+                yield from _scalars_below(item)
+        case Mapping():
+            for entry in node.entries.values():
+                yield from _scalars_below(entry.value)
+        case None:
+            pass
 
 
 def _text(details: ErrorDetails, target: _Target) -> str:
@@ -108,17 +144,17 @@ def _unknown_key(target: _Target) -> str:
 
 
 def keys_in_order(section: type[Section]) -> list[str]:
-    """The keys as the reference lists them: a sink's `type` first, `on_schema_change` last."""
+    """Returns the keys in the reference's order: a sink's `type` first, `on_schema_change` last."""
     return sorted(section.model_fields, key=lambda key: (key != "type", key == "on_schema_change"))
 
 
 def _found(node: Node | None, path: Path) -> str:
-    """The value as written, or nothing where it may be secret, is missing or long."""
+    """Returns the value as written, or nothing if it may be secret, is missing or is long."""
     if not isinstance(node, Scalar) or path[-1] in ("url", "mask_key") or path[:2] == ("spark", "conf"):
         return ""
     if node.taken_from is not None:
         return f"the value of {node.taken_from}"
-    if len(node.text) > LONGEST_VALUE_SHOWN or "://" in node.text:
+    if len(node.text) > MAX_SHOWN_LENGTH or "://" in node.text:
         return ""
     return (node.text or "nothing") if node.plain else f'"{node.text}"'
 
@@ -131,7 +167,7 @@ def _meant(details: ErrorDetails, target: _Target, found: str) -> str:
 
 
 def _target(location: tuple[int | str, ...], model: type[Section], root: Node) -> _Target:
-    """Walks the model along pydantic's location, which also holds union tags and marks of mapping keys."""
+    """Follows pydantic's location through the model. The location also has union tags and marks of mapping keys."""
     path: list[str | int] = []
     annotation: Any = model
     section: type[Section] | None = model
@@ -155,7 +191,7 @@ def _target(location: tuple[int | str, ...], model: type[Section], root: Node) -
 
 
 def _tagged(annotation: Any, tag: int | str) -> type[Section] | None:
-    """The member of a discriminated union whose `type` is ``tag``."""
+    """Returns the member of a discriminated union whose `type` is ``tag``."""
     return next((member for member in sections_in_union(annotation) if str(tag) in _types_of(member)), None)
 
 

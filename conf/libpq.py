@@ -1,4 +1,4 @@
-"""A database URL and its TLS settings in libpq's words, and what libpq's errors mean for whoever connects.
+"""Translates a database URL and its TLS settings to libpq's keywords, and classifies libpq's errors.
 
 https://www.postgresql.org/docs/current/libpq-connect.html
 """
@@ -6,8 +6,8 @@ https://www.postgresql.org/docs/current/libpq-connect.html
 import ssl
 from typing import Any
 
-from conf.endpoint import Endpoint
-from conf.source import Tls
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
 
 CONNECT_TIMEOUT_SECONDS = 10
 
@@ -28,8 +28,8 @@ _REFUSALS = (
 
 
 def connection_settings(endpoint: Endpoint, tls: Tls | None, application_name: str) -> dict[str, Any]:
-    """libpq's keywords. The environment's PGOPTIONS and PGSSLMODE have no say; a dead peer is noticed within 90 s,
-    and within 30 s by who waits for it to take a question."""
+    """Returns libpq's keywords. The environment variables PGOPTIONS and PGSSLMODE have no effect. A dead server is noticed
+    within 90 s, and within 30 s when a query is being sent."""
     return {
         "host": endpoint.host,
         "port": endpoint.port,
@@ -49,8 +49,8 @@ def connection_settings(endpoint: Endpoint, tls: Tls | None, application_name: s
 
 
 def passes_by_itself(code: str | None, text: str) -> bool:
-    """True if trying again may help. `code`: the error's SQLSTATE; None, as for every failure to connect, where the
-    client itself gave up, so that only libpq's `text` tells a refusal from a broken network or a busy server."""
+    """Tells whether a retry may succeed. `code`: the error's SQLSTATE. It is None for errors of the client itself, such as
+    every failure to connect. Then only libpq's `text` distinguishes a refusal from a broken network or a busy server."""
     if code is not None:
         return code.startswith(_PASSING_CODES)
     return _is_broken(text) or not any(word in text for word in _REFUSALS)
@@ -74,6 +74,6 @@ def _tls_settings(tls: Tls | None) -> dict[str, str]:
         "sslrootcert": str(authorities) if tls.verify and authorities else None,
         "sslcert": None if tls.cert is None else str(tls.cert),
         "sslkey": None if tls.key is None else str(tls.key),
-        "sslpassword": None if tls.key is None else "none",  # else a key with a passphrase would ask the terminal
+        "sslpassword": None if tls.key is None else "none",  # otherwise libpq asks for the passphrase on the terminal
     }
     return {name: value for name, value in settings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""YAML, environment, secret files and `--set` → a JobFile, or one error that names every problem with its line."""
+"""Loads a job file: YAML, environment, secret files and `--set` → a JobFile, or one error with all problems."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.explain import explain
-from conf.model import JobFile
-from conf.overrides import apply_overrides
-from conf.problems import Problem, RefusedJobFileError, in_file_order
-from conf.substitution import Substitution, is_path
-from conf.tables import parse_table_name
-from conf.yaml_tree import Mapping as TreeMapping
-from conf.yaml_tree import (
+from tidemark.conf.explain import explain
+from tidemark.conf.model import JobFile
+from tidemark.conf.overrides import apply_overrides
+from tidemark.conf.problems import Problem, RefusedJobFileError, in_file_order
+from tidemark.conf.substitution import Substitution, is_path
+from tidemark.conf.tables import parse_table_name
+from tidemark.conf.yaml_tree import Mapping as TreeMapping
+from tidemark.conf.yaml_tree import (
     Node,
     Place,
     Scalar,
@@ -24,42 +24,53 @@ from conf.yaml_tree import (
     read_tree,
     to_plain,
 )
-from conf.yaml_tree import Path as KeyPath
+from tidemark.conf.yaml_tree import Path as KeyPath
 
-LARGEST_FILE_BYTES = 1_048_576
+MAX_FILE_BYTES = 1_048_576
 _TLS_FILES: tuple[KeyPath, ...] = tuple(
     (end, "tls", key) for end in ("source", "sink") for key in ("ca", "cert", "key")
 )
 
 
-def load_job_file(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> JobFile:
+def load_job_file(
+    path: Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    substitute_overrides: bool = False,
+    connects: bool = True,
+) -> JobFile:
     """Reads the job file at ``path``, changed by ``overrides`` (`a.b=c`, later ones win).
 
-    ``environ`` stands for the process's environment. Relative paths in the file (checkpoint, a files sink's path, TLS
-    files, secret files) start at the file's folder. Raises RefusedJobFileError, a JobFileError, with all problems at
-    once.
+    ``environ`` replaces the process's environment. `${NAME}` and `file:…` are filled in in the overrides' values only with
+    ``substitute_overrides``: other people may choose these values, and must not read the environment or files.
+    Relative paths in the file (checkpoint, a files sink's path, TLS files, secret files) start at the file's folder.
+    ``connects`` False: only the job's checkpoint is read, so passwords and TLS files may be missing (see
+    ``Substitution``). Raises RefusedJobFileError, a JobFileError, with all problems at once.
     """
-    return _load(path, _read(path), path.absolute().parent, overrides, environ)
+    folder = path.absolute().parent
+    substitution = Substitution(_environ(environ), folder, substitute_overrides, connects=connects)
+    return _load(path, _read(path), overrides, substitution)
 
 
 def load_job_options(
     base: str, options: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
 ) -> JobFile:
-    """A job without a file: the YAML text ``base`` changed by ``options`` (`a.b=c`); relative paths start at ``folder``.
+    """Makes a job without a file: the YAML text ``base`` changed by ``options`` (`a.b=c`), in which `${NAME}` and `file:…`
+    are filled in. Relative paths start at ``folder``.
 
     Raises RefusedJobFileError as ``load_job_file`` does.
     """
-    return _load(Path("options"), base, folder, options, environ, spelled="option")
+    substitution = Substitution(_environ(environ), folder, overrides=True)
+    return _load(Path("options"), base, options, substitution, spelled="option")
+
+
+def _environ(environ: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if environ is None else environ
 
 
 def _load(
-    path: Path,
-    text: str,
-    folder: Path,
-    overrides: Sequence[str],
-    environ: Mapping[str, str] | None,
-    *,
-    spelled: str = "--set",
+    path: Path, text: str, overrides: Sequence[str], substitution: Substitution, *, spelled: str = "--set"
 ) -> JobFile:
     try:
         root = read_tree(text, lambda line: Place(path.name, line))
@@ -70,13 +81,12 @@ def _load(
         place = Place(path.name, 1)
         raise refused(path, [Problem(place, (), "must be a mapping with keys like job, source, sink")])
     root, problems = apply_overrides(root, overrides, spelled=spelled)
-    substitution = Substitution(os.environ if environ is None else environ, folder)
-    tree = map_scalars(substitution.apply(root), lambda key, scalar: _from_folder(folder, key, scalar))
+    tree = map_scalars(substitution.apply(root), lambda key, scalar: _from_folder(substitution.folder, key, scalar))
     problems += substitution.problems
     job, more = _validate(tree)
     unfilled = {problem.path for problem in problems}
     problems += [problem for problem in more if problem.path not in unfilled]
-    problems += _unreadable_files(tree)
+    problems += _unreadable_files(tree) if substitution.connects else []
     if job is None or problems:
         raise refused(path, problems)
     job.keep_places(_places(tree))
@@ -84,7 +94,7 @@ def _load(
 
 
 def _places(tree: Node) -> dict[KeyPath, str]:
-    """Of the keys that are about a table, by paths that spell its name as str(TableName) does."""
+    """Returns where the keys about a table are in the file, by paths that write its name as str(TableName) does."""
     found: dict[KeyPath, str] = {}
     for section in (("transforms",), ("source", "columns"), ("source", "keys")):
         node = node_at(tree, section)
@@ -97,18 +107,18 @@ def _places(tree: Node) -> dict[KeyPath, str]:
 
 
 def refused(path: Path, problems: Iterable[Problem]) -> RefusedJobFileError:
-    """The error for ``problems``, which must not be empty."""
+    """Returns the error for ``problems``, which must not be empty."""
     return RefusedJobFileError.of(path.name, in_file_order(problems))
 
 
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as stream:
-            content = stream.read(LARGEST_FILE_BYTES + 1)
+            content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = f"can't be read: {error.strerror or type(error).__name__}"
         raise refused(path, [Problem(Place(str(path)), (), reason)]) from None
-    if len(content) > LARGEST_FILE_BYTES:
+    if len(content) > MAX_FILE_BYTES:
         raise refused(path, [Problem(Place(path.name), (), "is larger than 1 MiB: is it a job file?")])
     try:
         return content.decode("utf-8-sig")
@@ -118,7 +128,7 @@ def _read(path: Path) -> str:
 
 
 def _validate(tree: Node) -> tuple[JobFile | None, list[Problem]]:
-    """Leaves the except block before anything is raised: no error carries pydantic's, which holds the values."""
+    """Validates the tree. Returns the problems instead of raising: pydantic's error contains the values."""
     try:
         return JobFile.model_validate(to_plain(tree, text_at=lambda key: key[:2] == ("spark", "conf"))), []
     except ValidationError as error:
@@ -126,7 +136,7 @@ def _validate(tree: Node) -> tuple[JobFile | None, list[Problem]]:
 
 
 def _from_folder(folder: Path, key: KeyPath, scalar: Scalar) -> Scalar:
-    """Makes a relative path absolute, from the job file's folder; URIs and values that are no paths stay."""
+    """Makes a relative path absolute, from the job file's folder. Leaves URIs and values that are not paths unchanged."""
     if not is_path(key) or not scalar.text.strip() or scalar.text.startswith("~") or _has_scheme(scalar.text):
         return scalar
     return Scalar(os.path.normpath(folder / scalar.text), plain=False, place=scalar.place, taken_from=scalar.taken_from)
@@ -142,7 +152,6 @@ def _unreadable_files(tree: Node) -> list[Problem]:
     for key in _TLS_FILES:
         node = node_at(tree, key)
         if isinstance(node, Scalar) and node.text and not os.access(node.text, os.R_OK):
-            problems.append(
-                Problem(place_of_path(tree, key), key, f"the file {node.text} does not exist or can't be read")
-            )
+            name = node.text if node.taken_from is None else f"named by {node.taken_from}"
+            problems.append(Problem(place_of_path(tree, key), key, f"the file {name} does not exist or can't be read"))
     return problems

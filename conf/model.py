@@ -1,7 +1,6 @@
-"""The job file as a typed, validated, frozen value. The loader is `conf.load`; keys and defaults are described by the
-fields.
+"""The job file as a typed, validated, frozen value. Its fields describe keys and defaults. `tidemark.conf.load` loads it.
 
-A JobFile pickles (with its secrets: executors need them), but no repr, str, JSON dump or traceback of it shows them.
+A JobFile pickles with its secrets, because executors need them. No repr, str, JSON dump or traceback of it shows them.
 """
 
 import hashlib
@@ -24,21 +23,21 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from conf.contradictions import contradictions
-from conf.problems import dotted
-from conf.quantities import TRIGGER_FORM, Every, Once, Trigger, parse_trigger
-from conf.reading import Log, LogStart, Snapshot, StartAtEnd
-from conf.redaction import Secret
-from conf.section import Section, Text, Written, refuse
-from conf.sink import CheckedSink, StoragePath
-from conf.source import NameOfTable, ServerIdRange, Source
-from conf.substitution import is_secret_setting
-from conf.tables import TableName
-from conf.transform import parse_transform
-from conf.yaml_tree import Path
+from tidemark.conf.contradictions import contradictions
+from tidemark.conf.problems import dotted
+from tidemark.conf.quantities import TRIGGER_FORM, Every, Once, Trigger, parse_trigger
+from tidemark.conf.reading import Log, LogStart, Snapshot, StartAtEnd
+from tidemark.conf.redaction import Secret
+from tidemark.conf.section import Section, Text, Written, refuse
+from tidemark.conf.sink import CheckedSink, StoragePath
+from tidemark.conf.source import NameOfTable, ServerIdRange, Source
+from tidemark.conf.substitution import is_secret_setting
+from tidemark.conf.tables import TableName
+from tidemark.conf.transform import parse_transform
+from tidemark.conf.yaml_tree import Path
 
-LONGEST_JOB_NAME = 50
-"""The lock that keeps a second driver out is named after the job, and MySQL's lock names end at 64 characters."""
+MAX_JOB_NAME_LENGTH = 50
+"""PostgreSQL's names of slots and publications, `tidemark_<job>`, have at most 63 characters."""
 
 DERIVED_SERVER_ID_COUNT = 1000
 FIRST_DERIVED_SERVER_ID = 2**31
@@ -47,8 +46,8 @@ Mode = Literal["full", "incremental", "full+incremental"]
 
 
 def _job_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9-]+", name) or len(name) > LONGEST_JOB_NAME:
-        raise refuse(f"must be a name of a-z, 0-9 and '-', at most {LONGEST_JOB_NAME} characters")
+    if not re.fullmatch(r"[a-z0-9-]+", name) or len(name) > MAX_JOB_NAME_LENGTH:
+        raise refuse(f"must be a name of a-z, 0-9 and '-', at most {MAX_JOB_NAME_LENGTH} characters")
     return name
 
 
@@ -57,17 +56,17 @@ def _read_trigger(value: Any) -> Trigger:
 
 
 def _settings(value: Any) -> Any:
-    """Texts as they are, numbers and truth values as Spark writes them, secrets by their names as Secret."""
+    """Converts Spark settings: numbers and truth values to text as Spark writes them, secrets (by their names) to Secret."""
     if not isinstance(value, Mapping):
         return value
     read: dict[str, str | Secret] = {}
     for name, setting in value.items():
         if not isinstance(name, str) or not name.startswith("spark."):
             raise refuse(
-                "must start with 'spark.' (Hadoop's settings with 'spark.hadoop.'), or Spark ignores it", key=str(name)
+                "must start with 'spark.' (Hadoop's settings with 'spark.hadoop.'); Spark ignores others", key=str(name)
             )
         if name == "spark.master":
-            raise refuse("stands in spark.master, not here", key=name)
+            raise refuse("is not allowed here; use spark.master", key=name)
         if isinstance(setting, bool):
             setting = str(setting).lower()
         if isinstance(setting, int | float):
@@ -84,8 +83,8 @@ def _transform(sql: str) -> str:
 
 
 class Spark(Section):
-    """Settings of the Spark session, used where Tidemark starts it; under spark-submit those of the command line
-    win.
+    """Settings of the Spark session that Tidemark starts. With spark-submit, the settings of its command line take
+    precedence.
     """
 
     master: Text = Field("local[*]", description="Spark's master URL.", examples=["local[*]", "spark://master:7077"])
@@ -97,13 +96,13 @@ class Spark(Section):
         Written("a mapping from Spark's settings to texts or numbers"),
     ] = Field(
         {},
-        description="Settings by name. Those named like a secret (secret, password, token, access key, …) are masked "
-        "everywhere, and there `file:/run/secrets/x` reads a file.",
+        description="Settings by name. A setting whose name says that it is a secret (secret, password, token, access key, "
+        "…) is masked in all output, and its value may be `file:/run/secrets/x`.",
         examples=[{"spark.executor.memory": "4g"}],
     )
 
     def conf_with_secrets(self) -> dict[str, str]:
-        """The settings as Spark takes them, secrets included. Never print it."""
+        """Returns the settings for Spark, with secrets. Never print them."""
         return {
             name: setting.get_secret_value() if isinstance(setting, Secret) else setting
             for name, setting in self.conf.items()
@@ -111,34 +110,34 @@ class Spark(Section):
 
 
 class Metrics(Section):
-    """Metrics for Prometheus, served by the driver over HTTP while the job runs, under `/metrics`. Without the section
-    nothing is served. Nobody is asked for a password: keep the port to machines that may see tables' names.
+    """Metrics for Prometheus. The driver serves them over HTTP under `/metrics` while the job runs. Without this section
+    nothing is served. There is no password: open the port only to machines that may see the names of tables.
     """
 
     port: Annotated[
         StrictInt, annotated_types.Ge(0), annotated_types.Le(65535), Written("a port number, 0 to 65535")
     ] = Field(
-        description="TCP port. 0: any free one; the event `metrics` tells which. A port that is taken ends the run at "
-        "its start with exit code 2.",
+        description="TCP port. 0: any free port, named by the event `metrics`. If the port is in use, the run ends at its "
+        "start with exit code 2.",
         examples=[9108],
     )
-    host: Text = Field("127.0.0.1", description="Address to listen on. `0.0.0.0`: all that the machine has.")
+    host: Text = Field("127.0.0.1", description="Address to listen on. `0.0.0.0`: all addresses of the machine.")
 
 
 class JobFile(Section):
     """A whole job file."""
 
     job: Annotated[Text, AfterValidator(_job_name), Written("a name of a-z, 0-9 and '-'")] = Field(
-        description=f"The job's name, of `a-z`, `0-9` and `-`, at most {LONGEST_JOB_NAME} characters. Unique per "
-        f"checkpoint "
-        "folder and per source: a second driver of the same name is kept out.",
+        description=f"The job's name, of `a-z`, `0-9` and `-`, at most {MAX_JOB_NAME_LENGTH} characters. It must be unique "
+        "in the source. One driver can run a job: it holds a lock in the source, the lease, which is named after the job and "
+        "its checkpoint. Always write the checkpoint in the same way.",
         examples=["shop-mirror"],
     )
     mode: Mode = Field(
         "full+incremental",
-        description="`full`: the rows that exist, exact at one moment over all tables, then exit. `incremental`: "
-        "only changes, "
-        "from `log.start` on. `full+incremental`: the rows, then every change.",
+        description="`full`: copies the existing rows of all tables as of one position of the log, then exits. "
+        "`incremental`: copies only changes, from `log.start` on. `full+incremental`: copies the existing rows, then every "
+        "change.",
     )
     trigger: Annotated[
         Trigger,
@@ -148,33 +147,33 @@ class JobFile(Section):
         Written(TRIGGER_FORM),
     ] = Field(
         Once(),
-        description="`once`: catch up to the log end seen at start, exit 0. An interval (units ms, s, m, h): run "
-        "until stopped, "
-        "an epoch each interval.",
+        description="`once`: reads up to the end that the log has at the start of the run, then exits with code 0. An "
+        "interval (units ms, s, m, h): runs until it is stopped, with an epoch at each interval. Not allowed in mode `full`, "
+        "which ends by itself.",
         examples=["once", "30s"],
     )
     checkpoint: StoragePath = Field(
-        description="Folder of the job's state, on storage that driver and executors share. Losing it means starting "
-        "anew.",
+        description="Folder of the job's state, on storage that the driver and the executors share. If it is lost, the job "
+        "must start over.",
         examples=["./checkpoints/shop-mirror"],
     )
-    source: Source = Field(description="Where the data comes from.")
-    snapshot: Snapshot = Field(Snapshot(), description="How the rows that exist are read.")
-    log: Log = Field(Log(), description="How the log is followed.")
+    source: Source = Field(description="The database that is copied.")
+    snapshot: Snapshot = Field(Snapshot(), description="How the existing rows are read.")
+    log: Log = Field(Log(), description="How the log is read.")
     transforms: Annotated[
         Mapping[NameOfTable, Annotated[Text, AfterValidator(_transform), Written('SQL like "SELECT * FROM input"')]],
         Written('a mapping from tables to SQL, like {shop.orders: "SELECT * FROM input"}'),
     ] = Field(
         {},
-        description="Per table: one `SELECT … FROM input` in DuckDB's SQL, computed row by row, after `source.columns`. "
-        "See [Columns](columns.md).",
+        description="For each table: one `SELECT … FROM input` in DuckDB's SQL. It is applied to each row after "
+        "`source.columns`. See [Columns](columns.md).",
         examples=[{"shop.orders": "SELECT *, amount * 1.2 AS gross FROM input"}],
     )
     sink: Annotated[CheckedSink, Written("a section with type: mirror | files | delta | console")] = Field(
-        description="Where the data goes."
+        description="Where the copy is written."
     )
     metrics: Annotated[Metrics | None, Written("a section with port, host")] = Field(
-        None, description="Serves metrics for Prometheus."
+        None, description="Metrics for Prometheus."
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 
@@ -195,39 +194,39 @@ class JobFile(Section):
 
     @property
     def has_snapshot(self) -> bool:
-        """The rows that exist are read."""
+        """True if the existing rows are read."""
         return self.mode != "incremental"
 
     @property
     def follows_log(self) -> bool:
-        """The log is followed beyond what makes the snapshot exact."""
+        """True if the log is read beyond the part that makes the snapshot exact."""
         return self.mode != "full"
 
     @property
     def log_start(self) -> LogStart:
-        """Where a first start in mode `incremental` begins. Raises ValueError in other modes, which begin with the
-        snapshot.
+        """The start of the log at the first start in mode `incremental`. Raises ValueError in other modes, which start with
+        the snapshot.
         """
         if self.has_snapshot:
             raise ValueError(f"mode {self.mode} has no log.start")
         return StartAtEnd("latest") if self.log.start is None else self.log.start
 
     def transform(self, database: str, table: str) -> str | None:
-        """The SQL of the table's transform."""
+        """Returns the SQL of the table's transform, None without one."""
         return self.transforms.get(TableName(database, table))
 
     def keep_places(self, places: Mapping[Path, str]) -> None:
-        """Where keys stand in the file, for `place`."""
+        """Sets where keys are in the file, for `place`."""
         self._places = places
 
     def place(self, *path: str) -> str:
-        """A key's path after its place in the file, where it has one: `shop.yaml:14: transforms."shop.orders"`."""
+        """Returns a key's path after its line in the file, if it has one: `shop.yaml:14: transforms."shop.orders"`."""
         text, place = dotted(path), self._places.get(path, "")
         return text if not place else place if place.endswith(text) else f"{place}: {text}"
 
     @property
     def server_ids(self) -> ServerIdRange:
-        """The server ids for log connections: those of the file, else 1000 that follow from the job's name."""
+        """The server ids for log connections: those of the file, otherwise 1000 derived from the job's name."""
         if self.source.server_ids is not None:
             return self.source.server_ids
         slots = (2**32 - FIRST_DERIVED_SERVER_ID) // DERIVED_SERVER_ID_COUNT
@@ -250,29 +249,30 @@ class JobFile(Section):
         return "tidemark_" + self.job.replace("-", "_")
 
     def redacted(self) -> dict[str, Any]:
-        """The job file with all defaults, as YAML or JSON could write it, secrets masked: for printing and
-        fingerprints.
+        """Returns the job file with all defaults and masked secrets, for printing and fingerprints.
 
-        It does not change when only a secret does.
+        It does not change if only a secret changes.
         """
         return self.model_dump(mode="json")
 
     def warnings(self) -> list[str]:
-        """What is allowed but may surprise, to be shown to the user."""
+        """Returns warnings about settings that are allowed but may surprise the user."""
         found = []
         if not self.has_snapshot and "snapshot" in self.model_fields_set:
-            found.append("snapshot: not used in mode incremental")
+            found.append("snapshot: is not used in mode incremental")
         if self.source.mask_key is None:
             hashed = [str(t) for t, columns in self.source.columns.items() if "sha256" in columns.mask.values()]
             if hashed:
                 found.append(
-                    f"source.columns: {', '.join(hashed)} has plain SHA-256 masks, which can be undone by trying what is "
-                    "likely; source.mask_key prevents it"
+                    f"source.columns: {', '.join(hashed)} has plain SHA-256 masks, which can be undone by trying likely "
+                    "values; source.mask_key prevents this"
                 )
         for name, endpoint, tls in (
             ("source", self.source.url, self.source.tls),
             *([("sink", self.sink.url, self.sink.tls)] if self.sink.type == "mirror" else []),
         ):
             if tls is not None and not tls.verify:
-                found.append(f"{name}.tls.verify: false lets anyone on the way pretend to be {endpoint.host}")
+                found.append(
+                    f"{name}.tls.verify: false lets another machine in the network impersonate {endpoint.host}"
+                )
         return found

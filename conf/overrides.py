@@ -1,16 +1,26 @@
 """`--set a.b=c`: changes to the job file's tree from the command line.
 
-The path is keys joined by dots; a key that holds a dot stands in quotes: `source.columns."shop.orders".exclude=[a]`. As
-shells take quotes away, a table's two parts are also understood without them, and below `spark.conf` the rest of the
-path is one key. The value is YAML, as it would stand in the file; it replaces what was there, lists included.
+The path consists of keys joined by dots. A key with a dot is in quotes: `source.columns."shop.orders".exclude=[a]`. Shells
+remove quotes, so a table's two parts are also understood without them, and below `spark.conf` the rest of the path is one
+key. The value is YAML as in the file. It replaces the old value; lists are replaced as a whole.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from conf.problems import Problem, dotted
-from conf.yaml_tree import Entry, Mapping, Node, Path, Place, Scalar, YamlRefusedError, read_tree
+from tidemark.conf.problems import Problem, dotted
+from tidemark.conf.yaml_tree import (
+    MAX_NESTING,
+    Entry,
+    Mapping,
+    Node,
+    Path,
+    Place,
+    Scalar,
+    YamlRefusedError,
+    read_tree,
+)
 
 _STEP = re.compile(r'"(?P<double>[^"]+)"|\'(?P<single>[^\']+)\'|(?P<bare>[^."\'=\s]+)')
 _KEYED_BY_TABLE: frozenset[Path] = frozenset({("source", "columns"), ("source", "keys"), ("snapshot", "where")})
@@ -21,9 +31,9 @@ _FORM = "write --set key.key=value"
 def apply_overrides(
     root: Mapping, overrides: Iterable[str], *, spelled: str = "--set"
 ) -> tuple[Mapping, list[Problem]]:
-    """The tree with all overrides applied in order, and what was wrong with those that could not be.
+    """Returns the tree with all overrides applied in order, and the problems of those that can't be applied.
 
-    `spelled`: what stands before a path where it is written, for messages.
+    `spelled`: what the user writes before a path, for messages.
     """
     problems: list[Problem] = []
     for override in overrides:
@@ -41,22 +51,21 @@ def _apply(root: Mapping, override: str, spelled: str) -> Mapping | Problem:
         name = dotted(tuple(step for step, _ in steps))
         return Problem(Place(f"{spelled} {name}".rstrip()), (), f"must be a path, '=' and a value: {_FORM}")
     path = _joined(steps)
+    if len(path) > MAX_NESTING:
+        return Problem(Place(f"{spelled} {dotted(path[:5])}…"), (), f"the path has more than {MAX_NESTING} keys")
     place = Place(f"{spelled} {dotted(path)}")
     try:
         value = (
             read_tree(value_text, lambda _line: place) if value_text.strip() else Scalar("", plain=True, place=place)
         )
     except YamlRefusedError as error:
-        quotes = (
-            f"""Text with braces, brackets or a leading '*' needs quotes that the shell leaves: '{dotted(path)}="…"'"""
-        )
-        text = f"the value {error.reason}. {quotes}" if error.advice else error.reason
-        return Problem(place, path, text)
+        quotes = f""". Put text with braces, brackets or a leading '*' in quotes that the shell keeps: '{dotted(path)}="…"'"""
+        return Problem(place, path, f"the value {error.reason}{quotes if error.advice else ''}")
     return _set(root, path, value, place)
 
 
 def _split(override: str) -> tuple[list[tuple[str, bool]], str | None]:
-    """([(step, quoted?)], text of the value, or None if the override is malformed)."""
+    """Returns ([(step, whether it was quoted)], the value's text, or None if the override is malformed)."""
     steps: list[tuple[str, bool]] = []
     at = 0
     while (match := _STEP.match(override, at)) is not None:
@@ -72,7 +81,7 @@ def _split(override: str) -> tuple[list[tuple[str, bool]], str | None]:
 
 
 def _joined(steps: list[tuple[str, bool]]) -> tuple[str, ...]:
-    """The keys of the path, with the parts of a table's or a setting's unquoted name put together again."""
+    """Returns the keys of the path. The parts of a table's or a setting's unquoted name are joined again."""
     path = tuple(step for step, _ in steps)
     head, rest = path[:2], path[2:]
     if head == _KEYED_BY_SETTING and rest:
@@ -88,7 +97,7 @@ def _set(node: Node, path: tuple[str, ...], value: Node, place: Place, done: Pat
     if isinstance(node, Scalar) and node.plain and node.text in ("", "~", "null"):
         node = Mapping({}, place)
     if not isinstance(node, Mapping):
-        return Problem(place, done, "is a value, not a section with keys: --set can't go below it")
+        return Problem(place, done, "is a value, not a section with keys: --set can't set a key below it")
     step, rest = path[0], path[1:]
     new: Node = value
     if rest:

@@ -1,15 +1,15 @@
-"""What is wrong with a job file, as one line per problem: `job.yaml:14: sink.typ: unknown key. …`."""
+"""The problems of a job file, with one line for each: `job.yaml:14: sink.typ: unknown key. …`."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from conf.redaction import redact
-from conf.yaml_tree import Path, Place
-from state.errors import JobFileError
+from tidemark.conf.redaction import redact
+from tidemark.conf.yaml_tree import Path, Place
+from tidemark.state.errors import JobFileError
 
-REMEDY = "Correct the job file; docs/job-file.md lists every key."
+REMEDY = "Correct the job file. The page Job file of Tidemark's documentation lists every key."
 
 _BARE_STEP = re.compile(r"[A-Za-z0-9_-]+")
 _NEAR = 0.6
@@ -17,7 +17,7 @@ _NEAR = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``path`` names the key (empty: the whole file); ``text`` says what is wrong and what is allowed, without
+    """One problem. ``path`` names the key (empty: the whole file). ``text`` says what is wrong and what is allowed, without
     secrets.
     """
 
@@ -33,9 +33,9 @@ class Problem:
 
 
 class RefusedJobFileError(JobFileError):
-    """A job file with all that is wrong with it: ``problems`` in the file's order, never empty once made by ``of``.
+    """The error for a job file with problems: ``problems`` are in the file's order, and never empty if made by ``of``.
 
-    ``message`` is one line; ``str`` lists all problems, one per line, and ends with a line that has cause and remedy.
+    ``message`` is one line. ``str`` has a line for each problem if there are several, then a line with cause and remedy.
     """
 
     def __init__(self, message: str, remedy: str) -> None:
@@ -49,14 +49,14 @@ class RefusedJobFileError(JobFileError):
     @classmethod
     def of(cls, file_name: str, problems: Sequence[Problem]) -> "RefusedJobFileError":
         first = redact(str(problems[0]))
-        many = f"{file_name} has {len(problems)} problems. The first: "
+        many = f"{file_name} has {len(problems)} problems. The first one: "
         error = cls((many if len(problems) > 1 else "") + first + ("" if first.endswith(".") else "."), REMEDY)
         error.problems = tuple(problems)
         return error
 
 
 def dotted(path: Path) -> str:
-    """`a.b."shop.orders"[1]`: the same spelling that ``--set`` takes."""
+    """Returns a path as ``--set`` takes it: `a.b."shop.orders"[1]`."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -67,12 +67,12 @@ def dotted(path: Path) -> str:
 
 
 def in_file_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Without repeats, by line; what came from ``--set`` or concerns the whole file last."""
+    """Returns the problems by line, without repeats. Those of ``--set`` and of the whole file are last."""
     unique = dict.fromkeys(problems)
     return sorted(unique, key=lambda problem: (problem.place.line is None, problem.place.line or 0))
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """ " Did you mean 'x'?" with the nearest known word, or nothing."""
+    """Returns " Did you mean 'x'?" with the nearest known word, or nothing."""
     near = difflib.get_close_matches(word.lower().replace("-", "_"), known, n=1, cutoff=_NEAR)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,4 +1,4 @@
-"""Sizes (`64MiB`) and intervals (`30s`) as the job file writes them, and what they mean."""
+"""Reads sizes (`64MiB`) and intervals (`30s`) of the job file."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Catch up to the log end seen at start, then exit."""
+    """Read up to the end that the log has at the start of the run, then exit."""
 
     def __str__(self) -> str:
         return "once"
@@ -34,7 +34,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Run until stopped, an epoch each ``interval_seconds``."""
+    """Run until stopped, with an epoch every ``interval_seconds``."""
 
     interval_seconds: float
 
@@ -51,7 +51,7 @@ Trigger = Once | Every
 
 
 def parse_size_bytes(written: str | int) -> int:
-    """``64MiB``, ``1.5 GB``, ``1048576`` → bytes, at least one. Raises ValueError with what is allowed."""
+    """Reads ``64MiB``, ``1.5 GB`` or ``1048576`` as bytes, at least one. Raises ValueError with what is allowed."""
     if isinstance(written, bool) or not isinstance(written, str | int):
         raise ValueError(f"must be {SIZE_FORM}")  # noqa: TRY004 - pydantic collects ValueErrors
     number, unit = (Fraction(written), "") if isinstance(written, int) else _split(written, SIZE_FORM)
@@ -64,7 +64,7 @@ def parse_size_bytes(written: str | int) -> int:
 
 
 def format_size_bytes(size_bytes: int) -> str:
-    """The shortest writing without a fraction that ``parse_size_bytes`` reads back."""
+    """Returns the shortest form without a fraction that ``parse_size_bytes`` reads back."""
     for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
         if size_bytes and size_bytes % BYTES_PER_UNIT[unit] == 0:
             return f"{size_bytes // BYTES_PER_UNIT[unit]}{unit}"
@@ -72,7 +72,7 @@ def format_size_bytes(size_bytes: int) -> str:
 
 
 def parse_trigger(written: str) -> Trigger:
-    """``once`` or an interval, at least a millisecond. Raises ValueError with what is allowed."""
+    """Reads ``once`` or an interval of at least a millisecond. Raises ValueError with what is allowed."""
     if not isinstance(written, str):
         hint = f". Write the unit: {written}s" if type(written) in (int, float) else ""
         raise ValueError(f"must be {TRIGGER_FORM}{hint}")  # noqa: TRY004 - pydantic collects ValueErrors
@@ -99,4 +99,4 @@ def _unit_hint(unit: str, units: list[str]) -> str:
         return f"Units: {', '.join(units)}"
     near = [known for known in units if known.lower() in (unit.lower(), unit.lower() + "ib", unit.lower() + "b")]
     meant = f"Did you mean '{near[-1]}'? " if near else ""
-    return f"'{unit}' is no unit. {meant}Units: {', '.join(units)}"
+    return f"'{unit}' is not a unit. {meant}Units: {', '.join(units)}"

@@ -1,4 +1,4 @@
-"""The job file's `snapshot` and `log` sections: how the source's rows and its log are read."""
+"""The job file's sections `snapshot` and `log`: how the source's rows and its log are read."""
 
 import re
 from collections.abc import Mapping
@@ -9,26 +9,29 @@ from typing import Annotated, Any, Literal
 import annotated_types
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StrictInt, WithJsonSchema
 
-from conf.condition import check_condition
-from conf.problems import did_you_mean
-from conf.quantities import SIZE_FORM, format_size_bytes, parse_size_bytes
-from conf.section import Count, Flag, Seconds, Section, Text, Written, not_supported_yet, refuse
-from conf.source import NameOfTable
-from conf.tables import TableName
+from tidemark.conf.condition import check_condition
+from tidemark.conf.problems import did_you_mean
+from tidemark.conf.quantities import SIZE_FORM, format_size_bytes, parse_size_bytes
+from tidemark.conf.section import Count, Flag, Seconds, Section, Text, Written, not_supported_yet, refuse
+from tidemark.conf.source import NameOfTable
+from tidemark.conf.tables import TableName
 
 START_FORM = "earliest | latest | {file: binlog.000001, pos: 4} | {gtid: …} | {lsn: 0/16B3740} | {timestamp: …}"
-SMALLEST_POSITION = 4
-"""A binlog file's first event starts behind its four magic bytes."""
+MIN_POSITION = 4
+"""The offset of a binlog file's first event, after four magic bytes."""
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 _TIMESTAMP = re.compile(
-    r"(?P<moment>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,6}))?(?P<zone>Z|[+-]\d\d:\d\d)?", re.ASCII
+    r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,6}))?(?P<zone>Z|[+-]\d\d:\d\d)?", re.ASCII
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StartAtEnd:
-    """`earliest`: the first transaction that the log still has. `latest`: the log end when the job starts first."""
+    """A start at one end of the log.
+
+    `earliest`: the first transaction that the log still has. `latest`: the log's end at the job's first start.
+    """
 
     end: Literal["earliest", "latest"]
 
@@ -38,7 +41,7 @@ class StartAtEnd:
 
 @dataclass(frozen=True, slots=True)
 class StartAtFile:
-    """A binlog file and the offset of a transaction's first event in it."""
+    """A start at a binlog file and the offset of a transaction's first event in it."""
 
     file: str
     pos: int
@@ -49,7 +52,7 @@ class StartAtFile:
 
 @dataclass(frozen=True, slots=True)
 class StartAfterGtids:
-    """After the transactions of this GTID set (MySQL) or GTID position (MariaDB), in the server's own spelling."""
+    """A start after the transactions of a GTID set (MySQL) or GTID position (MariaDB), in the server's own spelling."""
 
     gtid: str
 
@@ -59,7 +62,7 @@ class StartAfterGtids:
 
 @dataclass(frozen=True, slots=True)
 class StartAtTime:
-    """The first transaction committed at this moment (UTC) or later."""
+    """A start at the first transaction that was committed at this time (UTC) or later."""
 
     timestamp: datetime
 
@@ -69,7 +72,7 @@ class StartAtTime:
 
 @dataclass(frozen=True, slots=True)
 class StartAtLsn:
-    """A place in PostgreSQL's log, as a number of bytes: transactions whose commit record starts there or later."""
+    """A start at an LSN, in bytes: the first transaction whose commit record starts there or later."""
 
     lsn: int
 
@@ -111,7 +114,7 @@ def _start_of_keys(value: Mapping[str, Any]) -> LogStart:
         case ["lsn"]:
             return StartAtLsn(_lsn(value["lsn"]))
         case ["timestamp"]:
-            return StartAtTime(_moment(value["timestamp"]))
+            return StartAtTime(_timestamp(value["timestamp"]))
         case ["file"] | ["pos"]:
             raise refuse(f"must have both file and pos, or be one of {START_FORM}")
         case _:
@@ -126,38 +129,38 @@ def _text_of(value: Mapping[str, Any], key: str, example: str) -> str:
 
 
 def _position(value: Any) -> int:
-    if type(value) is not int or value < SMALLEST_POSITION:
-        raise refuse(f"must be a whole number, at least {SMALLEST_POSITION}", key="pos")
+    if type(value) is not int or value < MIN_POSITION:
+        raise refuse(f"must be a whole number, at least {MIN_POSITION}", key="pos")
     return value
 
 
 def _lsn(value: Any) -> int:
     match = _LSN.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise refuse("must be a place in PostgreSQL's log like 16/B374D848", key="lsn")
+        raise refuse("must be a position in PostgreSQL's log (LSN) like 16/B374D848", key="lsn")
     return int(match[1], 16) << 32 | int(match[2], 16)
 
 
-def _moment(value: Any) -> datetime:
-    form = "a moment with its zone, like 2024-01-31T12:00:00Z or 2024-01-31T13:00:00+01:00"
+def _timestamp(value: Any) -> datetime:
+    form = "a date and time with a time zone, like 2024-01-31T12:00:00Z or 2024-01-31T13:00:00+01:00"
     if isinstance(value, datetime):
         value = value.isoformat()
     match = _TIMESTAMP.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise refuse(f"must be {form}", key="timestamp")
     if match["zone"] is None:
-        raise refuse(f"has no zone; must be {form}", key="timestamp")
-    day_and_time, zone = match["moment"], match["zone"].replace("Z", "+00:00")
-    fraction = f".{match['fraction']:0<6}" if match["fraction"] else ""  # Python 3.10 reads 3 or 6 digits only
+        raise refuse(f"has no time zone; must be {form}", key="timestamp")
+    day_and_time, zone = match["time"], match["zone"].replace("Z", "+00:00")
+    fraction = f".{match['fraction']:0<6}" if match["fraction"] else ""  # Python 3.10 parses only 3 or 6 digits
     try:
         return datetime.fromisoformat(day_and_time + fraction + zone).astimezone(timezone.utc)
     except (ValueError, OverflowError):
-        raise refuse(f"is no moment of the calendar; must be {form}", key="timestamp") from None
+        raise refuse(f"does not exist in the calendar; must be {form}", key="timestamp") from None
 
 
 def _only_false(value: bool) -> bool:
     if value:
-        raise refuse(not_supported_yet("following the log while splits are still being read (interleave: true)"))
+        raise refuse(not_supported_yet("reading the log while splits are still being read (interleave: true)"))
     return value
 
 
@@ -165,43 +168,44 @@ _Condition = Annotated[Text, AfterValidator(check_condition), Written("an SQL co
 
 
 class Snapshot(Section):
-    """How the rows that exist are read. Not used in mode `incremental`."""
+    """Settings for reading the existing rows. Not used in mode `incremental`."""
 
-    split_rows: Count = Field(50_000, description="Rows per split, about. A split is held in memory while it is read.")
+    split_rows: Count = Field(
+        50_000, description="Approximate number of rows of a split. A split is in memory while it is read."
+    )
     parallelism: Count = Field(
         4,
-        description="Splits read at the same time; each has one connection to the source, whatever the executors' "
-        "cores.",
+        description="Number of Spark tasks that read splits. Spark runs as many of them at the same time as it has cores. Each "
+        "running task has one connection to the source, in MySQL sometimes two.",
     )
     interleave: Annotated[Flag, AfterValidator(_only_false)] = Field(
-        False, description="Follow the log while splits are still being read. Only `false` for now."
+        False, description="Whether the log is read while splits are still being read. Only `false` for now."
     )
     where: Annotated[Mapping[NameOfTable, _Condition], Written("a mapping from tables to SQL conditions")] = Field(
         {},
-        description="Per table: which rows the snapshot reads, as an SQL condition of the source. Changes from the "
-        "log are "
-        "copied for all rows.",
+        description="For each table: which rows the snapshot reads, as an SQL condition of the source. Changes from the log "
+        "are copied for all rows.",
         examples=[{"shop.orders": "created_at >= '2024-01-01'"}],
     )
 
     def condition(self, database: str, table: str) -> str | None:
-        """The condition for the table, None to read all its rows."""
+        """Returns the condition for the table, None to read all rows."""
         return self.where.get(TableName(database, table))
 
 
 class Reconnect(Section):
-    """What happens when the log connection breaks."""
+    """Settings for reconnecting when the log connection breaks."""
 
     attempts: Annotated[StrictInt, annotated_types.Ge(0)] = Field(
         10,
-        description="Attempts in a row, with growing delays, before the job stops; 0: none. Each is counted in the "
-        "metrics.",
+        description="Number of consecutive attempts, with increasing delays, before the job stops; 0: none. The metrics "
+        "count them.",
     )
-    max_delay_seconds: Seconds = Field(30.0, description="The longest delay between two attempts.")
+    max_delay_seconds: Seconds = Field(30.0, description="Longest delay between two attempts.")
 
 
 class Log(Section):
-    """How the log is followed."""
+    """Settings for reading the log."""
 
     start: Annotated[
         LogStart | None,
@@ -211,13 +215,11 @@ class Log(Section):
         Written(START_FORM),
     ] = Field(
         None,
-        description="Where a first start in mode `incremental` begins (there: `latest` unless given); not allowed in "
-        "other "
-        "modes, as these begin with the snapshot. `earliest`: all that the log still has. `latest`: its end when the "
-        "job "
-        "starts. MySQL and MariaDB: a file and position must be a transaction's start; `gtid`: after these transactions; "
-        "`timestamp`: what was committed from then on. PostgreSQL: `lsn`: what was committed at this place or later; "
-        "`earliest` and `lsn` need a slot that is there already.",
+        description="Position of the log from which a job of mode `incremental` starts, by default `latest`. Not allowed in "
+        "other modes, which start with the snapshot. `earliest`: everything that the log still has. `latest`: the log's end "
+        "when the job starts. MySQL and MariaDB: file and `pos` of a transaction's start; `gtid`: after these transactions; "
+        "`timestamp`: what was committed from then on. PostgreSQL: `lsn`: what was committed at this position or later; "
+        "`earliest` and `lsn` need an existing slot.",
         examples=["earliest", {"file": "binlog.000012", "pos": 157}, {"timestamp": "2024-01-31T12:00:00Z"}],
     )
     max_batch_bytes: Annotated[
@@ -228,14 +230,13 @@ class Log(Section):
         Written(SIZE_FORM),
     ] = Field(
         67_108_864,
-        description="Log that one epoch reads, at most; a larger transaction is still one. Units: B, KB, MB, GB, TB "
-        "(1000), "
-        "KiB, MiB, GiB, TiB (1024).",
+        description="Largest amount of log that an epoch reads. A larger transaction is not split. Units: B, KB, MB, GB, TB "
+        "(powers of 1000), KiB, MiB, GiB, TiB (powers of 1024).",
         examples=["64MiB"],
     )
     max_batch_seconds: Seconds = Field(
         10.0,
-        description="Time that an epoch should take, at most: after one that took longer the next reads less of the log, "
-        "though not less than 4 MiB.",
+        description="Longest time that an epoch should take. After an epoch that took longer, the next one reads less log, "
+        "but at least 4 MiB.",
     )
-    reconnect: Reconnect = Field(Reconnect(), description="What happens when the log connection breaks.")
+    reconnect: Reconnect = Field(Reconnect(), description="What happens if the log connection breaks.")

@@ -1,9 +1,8 @@
-"""Secrets, and the one gate that everything printed goes through.
+"""Secrets, and the redaction of everything that is printed.
 
-A secret is a :class:`Secret` from the moment it is read. Making one (also by unpickling, on an executor) makes its
-value known to this process, and ``redact`` then finds it in any text: as it is, percent-encoded, and escaped as JSON,
-HTML, SQL or Python literals. ``install_redaction`` puts ``redact`` between this process and its log handlers and
-tracebacks.
+A secret is a :class:`Secret` as soon as it is read. Creating one (also by unpickling, on an executor) registers its value
+in this process. ``redact`` then finds it in any text: as it is, percent-encoded, and escaped as a JSON, HTML, SQL or Python
+literal. ``install_redaction`` redacts log records and tracebacks of this process.
 """
 
 import functools
@@ -22,20 +21,18 @@ from urllib.parse import quote, quote_plus
 from pydantic import SecretStr
 
 MASK = "***"
-SHORTEST_FOUND_INSIDE_WORDS = 4
-"""Shorter secrets are masked only where they stand as a word of their own: masking every `a` of a text hides
-nothing.
-"""
-SHORTEST_LINE = 8
-"""Lines of a secret of several lines are masked one by one from this length on: logs break text at line ends."""
+MIN_LENGTH_INSIDE_WORDS = 4
+"""Shorter secrets are masked only as whole words: masking every `a` of a text hides nothing."""
+MIN_LINE_LENGTH = 8
+"""Lines of this length or more in a secret of several lines are also masked alone: logs break text at line ends."""
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):([^\s/'\"]*)@")
 
 
 class Secret(SecretStr):
-    """A text that no repr, str, JSON, traceback or log shows. ``get_secret_value()`` is the only way to it.
+    """A text that no repr, str, JSON, traceback or log shows. Only ``get_secret_value()`` returns it.
 
-    Empty means: there is none. It pickles with its value, for executors need it.
+    Empty means that there is none. It pickles with its value, because executors need it.
     """
 
     def __init__(self, secret_value: str) -> None:
@@ -56,7 +53,7 @@ class Secret(SecretStr):
 
 
 class _KnownSecrets:
-    """The secret values this process has met, as one compiled pattern over all their written forms."""
+    """The secrets that this process knows, as one compiled pattern of all their written forms."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,25 +80,42 @@ _KNOWN = _KnownSecrets()
 
 
 def remember_secret(value: str) -> None:
-    """From now on ``redact`` masks ``value`` in this process."""
+    """Makes ``redact`` mask ``value`` in this process from now on."""
     _KNOWN.add(value)
 
 
 def forget_secrets() -> None:
-    """Empties the process's list of secrets. Only tests do this."""
+    """Clears the process's list of secrets. Only tests do this."""
     _KNOWN.forget_all()
 
 
 def redact(text: str) -> str:
-    """``text`` with every known secret, and every password in a URL whether known or not, replaced by ``***``."""
+    """Returns ``text`` with ``***`` for every known secret, and for every password in a URL, known or not."""
     return _KNOWN.mask(_URL_PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
-def redact_exception(error: BaseException) -> None:
-    """Masks secrets in the texts an exception carries, and in those it came from, in place.
+def redact_values(value: object) -> object:
+    """Returns ``value`` for a printed JSON object: every text in it is redacted, also in lists and dicts.
 
-    For errors that leave this process by other ways than its own excepthook: Spark pickles a worker's exception and
-    writes it into its event log and its web pages.
+    Numbers, truth values, None and the keys of dicts stay as they are, even if a secret looks like them. Anything else
+    becomes its redacted text.
+    """
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case list() | tuple():
+            return [redact_values(item) for item in value]
+        case dict():
+            return {key: redact_values(item) for key, item in value.items()}
+        case _:
+            return redact(str(value))
+
+
+def redact_exception(error: BaseException) -> None:
+    """Masks secrets in an exception's texts, and in those of its causes, in place.
+
+    Needed for errors that leave this process without its excepthook: Spark pickles a worker's exception and writes it to
+    its event log and its web pages.
     """
     for link in _chain(error):
         link.args = tuple(_redact_value(argument) for argument in link.args)
@@ -112,7 +126,7 @@ def redact_exception(error: BaseException) -> None:
 
 
 class RedactingFilter(logging.Filter):
-    """For a handler: masks message, traceback, stack and extra fields of each record. Lets every record pass."""
+    """A filter for handlers: masks message, traceback, stack and extra fields of each record. Keeps every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         redact_record(record)
@@ -122,7 +136,7 @@ class RedactingFilter(logging.Filter):
 
 
 def redact_record(record: logging.LogRecord) -> None:
-    """Makes message and traceback of ``record`` final, masked text: no handler can find the originals in it."""
+    """Replaces message and traceback of ``record`` by final, masked text, so that no handler finds the originals in it."""
     record.msg, record.args = redact(record.getMessage()), None
     if record.exc_info is not None and not isinstance(record.exc_info, bool) and record.exc_info[1] is not None:
         record.exc_text = _format_exception(record.exc_info[1])
@@ -134,10 +148,10 @@ def redact_record(record: logging.LogRecord) -> None:
 
 
 def install_redaction(secrets: Iterable[Secret | str] = ()) -> Callable[[], None]:
-    """Masks secrets in every log record and every uncaught exception of this process; returns what undoes it.
+    """Masks secrets in every log record and every uncaught exception of this process. Returns a function that undoes this.
 
-    Log records are masked where they are made, so handlers added later are covered as well. Handlers that the root
-    logger has by now also get a :class:`RedactingFilter`, for the extra fields, which are set after a record is made.
+    Log records are masked when they are created, so handlers that are added later are covered too. The root logger's
+    present handlers also get a :class:`RedactingFilter`, for the extra fields, which are set later.
     """
     for secret in secrets:
         remember_secret(secret if isinstance(secret, str) else secret.get_secret_value())
@@ -196,9 +210,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _redact_value(value: object) -> object:
-    """Masks texts and the texts in tuples, lists and dicts; anything else, and what holds no secret, comes back as
-    is.
-    """
+    """Masks texts, also in tuples, lists and dicts. Returns anything else, and a value without secrets, unchanged."""
     if isinstance(value, str):
         masked = redact(value)
         return value if masked == value else masked
@@ -213,7 +225,7 @@ def _redact_value(value: object) -> object:
 
 
 def _written_forms(value: str) -> Iterator[str]:
-    """The ways ``value`` is met in texts: plain, in URLs, as a JSON, HTML, SQL or Python literal, line by line."""
+    """Yields the forms of ``value`` in texts: plain, in URLs, as a JSON, HTML, SQL or Python literal, line by line."""
     yield value
     for encoded in (quote(value, safe=""), quote(value), quote_plus(value), quote(value, safe=" +")):
         yield encoded
@@ -226,9 +238,9 @@ def _written_forms(value: str) -> Iterator[str]:
     yield value.replace("\\", "\\\\").replace("'", "\\'")
     yield repr(value)[1:-1]
     yield repr(value.encode())[2:-1]
-    yield from (line for line in value.splitlines() if len(line) >= SHORTEST_LINE)
+    yield from (line for line in value.splitlines() if len(line) >= MIN_LINE_LENGTH)
 
 
 def _as_pattern(form: str) -> str:
     escaped = re.escape(form)
-    return escaped if len(form) >= SHORTEST_FOUND_INSIDE_WORDS else rf"(?<!\w){escaped}(?!\w)"
+    return escaped if len(form) >= MIN_LENGTH_INSIDE_WORDS else rf"(?<!\w){escaped}(?!\w)"

@@ -1,4 +1,4 @@
-"""What all parts of the job file's model share: strictness, and what a field's value looks like in words."""
+"""The base of all sections of the job file: strict models, and descriptions of the form of a field's value."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A mapping of the job file with known keys. Frozen; unknown keys and other types are refused.
+    """A mapping of the job file with known keys. It is frozen, and refuses unknown keys and other types.
 
-    ``refused_keys`` are keys that are known but not allowed here, with the reason; ``unsupported_keys`` those of later
-    capabilities. Python attribute names are the file's keys.
+    ``refused_keys``: keys that are known but not allowed here, with the reason. The attributes have the names of the file's
+    keys.
     """
 
     model_config = ConfigDict(
@@ -26,15 +26,16 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Metadata of a field: what its value looks like in the file, to follow the words "must be"."""
+    """Metadata of a field: the form of its value in the file, as it follows the words "must be"."""
 
     form: str
 
 
 def refuse(text: str, *, key: str = "", choices: Sequence[str] = ()) -> PydanticCustomError:
-    """The error a validator raises; ``text`` follows the key's path and never quotes the value, which may be secret.
+    """Returns the error that a validator raises. ``text`` follows the key's path. It must not quote the value, which may be
+    secret.
 
-    ``key`` is a key below the validated value; ``choices`` are the words among which a typo's meaning is looked for.
+    ``key``: a key below the validated value. ``choices``: the words to suggest for a typo.
     """
     return PydanticCustomError("refused", "{text}", {"text": text, "key": key, "choices": tuple(choices)})
 
@@ -66,30 +67,30 @@ ColumnNames = Annotated[
 
 
 def form_of(field: FieldInfo) -> str:
-    """What values of ``field`` look like, to follow "must be"."""
+    """Returns the form of the field's values, as it follows "must be"."""
     return _form(field.annotation, tuple(field.metadata))
 
 
 def form_of_annotation(annotation: Any) -> str:
-    """The same for values of a mapping or list."""
+    """Returns the form of the values of a mapping or list."""
     return _form(annotation, ())
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """The section that ``annotation`` means, also as an optional one; None if it means none or several."""
+    """Returns the section that ``annotation`` names, optional or not; None if it names none or several."""
     bare = _bare(annotation)
     return bare if isinstance(bare, type) and issubclass(bare, Section) else None
 
 
 def sections_in_union(annotation: Any) -> tuple[type[Section], ...]:
-    """The sections of a discriminated union, () for anything else."""
+    """Returns the sections of a discriminated union, () for anything else."""
     members = get_args(_bare(annotation)) if get_origin(_bare(annotation)) in (Union, types.UnionType) else ()
     sections = tuple(section for section in map(section_in, members) if section is not None)
     return sections if len(sections) == len(members) else ()
 
 
 def value_annotation(annotation: Any) -> Any:
-    """The annotation of a mapping's values or a list's items; None for anything else."""
+    """Returns the annotation of a mapping's values or a list's items; None for anything else."""
     bare = _bare(annotation)
     arguments = get_args(bare)
     if isinstance(get_origin(bare), type) and issubclass(get_origin(bare), Mapping):
@@ -98,7 +99,7 @@ def value_annotation(annotation: Any) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without Annotated and without None."""
+    """Removes Annotated and None."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):

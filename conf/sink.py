@@ -1,4 +1,4 @@
-"""The job file's `sink` section: one model per type, told apart by `type`."""
+"""The job file's section `sink`: one model for each `type`."""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.problems import did_you_mean
-from conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
-from conf.source import NameOfTable, Tls
-from conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.problems import did_you_mean
+from tidemark.conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
+from tidemark.conf.source import NameOfTable, Tls
+from tidemark.conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
 
 SINK_TYPES = ("mirror", "files", "delta", "console")
 LATER_SINK_TYPES = ("iceberg", "kafka")
@@ -19,18 +19,28 @@ _URI_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/]*@")
 
 
 def check_storage_path(path: str) -> str:
-    """Returns ``path``, or raises ValueError if it can't be one."""
+    """Returns ``path``. Raises ValueError if it can't be a path."""
     if not path.strip():
         raise ValueError("must be a path, not empty")
     if path.startswith("~"):
-        raise ValueError("must not start with '~', which executors may read otherwise; write ${HOME}")
+        raise ValueError("must not start with '~', which may be another folder on executors; write ${HOME}")
     if _URI_WITH_PASSWORD.match(path):
-        raise ValueError("must not hold a password; give it in spark.conf or in the environment of all nodes")
+        raise ValueError("must not contain a password; give it in spark.conf or in the environment of all nodes")
     return path
 
 
 StoragePath = Annotated[
     Text, AfterValidator(check_storage_path), Written("a path, relative to the job file's folder, or a URI like s3://…")
+]
+SharedFolder = Annotated[
+    Text,
+    AfterValidator(check_storage_path),
+    Written("a path, relative to the job file's folder, or a URI like file:///…"),
+]
+LakePath = Annotated[
+    Text,
+    AfterValidator(check_storage_path),
+    Written("a path, relative to the job file's folder, or a URI like s3a://…"),
 ]
 
 
@@ -49,13 +59,13 @@ def _read_template(value: Any) -> TableTemplate:
     if isinstance(value, TableTemplate):
         return value
     if not isinstance(value, str):
-        raise refuse(f"must be {TEMPLATE_FORM}; a value that starts with '{{' stands in quotes")
+        raise refuse(f"must be {TEMPLATE_FORM}; a value that starts with '{{' must be in quotes")
     return parse_table_template(value)
 
 
 def _check_catalog(name: str | None) -> str | None:
     if name is not None and (not name.strip() or "." in name):
-        raise ValueError("must be a catalog's name, like main; the schema stands in sink.table")
+        raise ValueError("must be a catalog's name, like main; write the schema in sink.table")
     return name
 
 
@@ -67,7 +77,7 @@ def _only_stop(value: Any) -> Any:
 
 class _Sink(Section):
     on_schema_change: Annotated[Literal["stop"], BeforeValidator(_only_stop)] = Field(
-        "stop", description="What happens when a captured table's columns change: the job stops and says what to do."
+        "stop", description="What happens if a captured table's columns change: the job stops and says what to do."
     )
 
 
@@ -81,7 +91,7 @@ _Template = Annotated[
 
 
 class MirrorSink(_Sink):
-    """Keeps each table identical in a database: creates missing tables, upserts, deletes."""
+    """Keeps an identical copy of each table in a database. Creates missing tables, upserts and deletes rows."""
 
     type: Literal["mirror"] = Field(description="`mirror`.")
     url: Annotated[
@@ -91,28 +101,27 @@ class MirrorSink(_Sink):
         WithJsonSchema({"type": "string"}),
         Written("a URL like postgresql://user:password@host:5432/database, mysql://… or mariadb://…"),
     ] = Field(
-        description="Server, login and database that the copy goes to: `mysql://`, `mariadb://` or `postgresql://`. "
-        "User and password taken from `${NAME}` or `${file:/run/secrets/x}` need no percent-encoding.",
+        description="Server, login and database of the copy: `mysql://`, `mariadb://` or `postgresql://`. User and password "
+        "from `${NAME}` or `${file:/run/secrets/x}` need no percent-encoding.",
         examples=["postgresql://etl:${PG_PASSWORD}@wh:5432/analytics"],
     )
     table: _Template = Field(
         parse_table_template("{schema}_{table}"),
-        description="Where a table goes: `{schema}` is the source's database, `{table}` its name. With a dot, the "
-        "part before "
-        "it names the target's schema (PostgreSQL) or database; without, the URL's database takes it.",
+        description="Name of a table's copy: `{schema}` is the source's database, `{table}` the table's name. The part before "
+        "a dot is the target's schema (PostgreSQL) or database. Without a dot, the copy is in the URL's database.",
         examples=["{schema}_{table}", "copy.{table}"],
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
-        None, description="Encrypts connections to the target and checks it, as `source.tls`."
+        None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
     )
 
 
 class FilesSink(_Sink):
-    """Appends change batches as files, under `<path>/<database>.<table>/`."""
+    """Appends rows and changes as files, in `<path>/<database>.<table>/`."""
 
     type: Literal["files"] = Field(description="`files`.")
-    path: StoragePath = Field(
-        description="Folder that the files go to; driver and executors share it.", examples=["./out"]
+    path: SharedFolder = Field(
+        description="Folder of the files. The driver and the executors share it.", examples=["./out"]
     )
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
 
@@ -121,46 +130,46 @@ class DeltaSink(_Sink):
     """Writes Delta Lake tables: in folders, or as tables of a catalog."""
 
     type: Literal["delta"] = Field(description="`delta`.")
-    path: StoragePath | None = Field(
+    path: LakePath | None = Field(
         None,
-        description="Folder that the tables go to, as `<path>/<database>.<table>`; driver and executors share it. A URI is one "
-        "of Hadoop's: s3a://, abfss://, gs://, hdfs://. Either this or `catalog` is required.",
+        description="Folder of the tables, as `<path>/<database>.<table>`. The driver and the executors share it. URIs are "
+        "those of Hadoop: s3a://, abfss://, gs://, hdfs://. Either this or `catalog` is required.",
         examples=["./lake"],
     )
     catalog: Annotated[Text | None, AfterValidator(_check_catalog), Written("a catalog's name, like main")] = Field(
         None,
-        description="Catalog that the tables go to, under the name that Spark has for it; `spark_catalog` is the session's "
-        "own (a Hive metastore).",
+        description="Catalog of the tables, by the name that Spark has for it. `spark_catalog` is the session's own catalog "
+        "(a Hive metastore).",
         examples=["main"],
     )
     table: _Template = Field(
         parse_table_template("{schema}.{table}"),
-        description="With `catalog`: schema and name of a table there; `{schema}` is the source's database, `{table}` its "
-        "name. Missing schemas are created.",
+        description="With `catalog`: schema and name of a table's copy. `{schema}` is the source's database, `{table}` the "
+        "table's name. Missing schemas are created.",
         examples=["lake.{schema}_{table}"],
     )
     style: Literal["mirror", "changelog"] = Field(
         "mirror",
-        description="`mirror`: each table is kept identical to its source. `changelog`: every change is appended, with "
-        "the changelog columns.",
+        description="`mirror`: each copy is kept identical to its table. `changelog`: every change is appended, with the "
+        "changelog columns.",
     )
     partition_by: Annotated[Mapping[NameOfTable, ColumnNames], Written("a mapping from tables to lists of columns")] = (
         Field(
             {},
-            description="Per table: the columns that its copy is partitioned by, when it is created.",
+            description="For each table: the columns by which its copy is partitioned when it is created.",
             examples=[{"shop.orders": ["country"]}],
         )
     )
 
 
 class ConsoleSink(_Sink):
-    """Prints changes; for a first look."""
+    """Prints rows and changes, for a first look."""
 
     type: Literal["console"] = Field(description="`console`.")
 
 
 def _check_type(value: Any) -> Any:
-    """Refuses a missing, unknown or later `type` before the models are tried, which could not say it as clearly."""
+    """Refuses a missing, unknown or unsupported `type` before the models are tried: their messages are less clear."""
     if not isinstance(value, Mapping):
         return value
     allowed = ", ".join(SINK_TYPES)
@@ -179,7 +188,7 @@ def _check_type(value: Any) -> Any:
 
 
 def keys_of_sink(kind: object) -> list[str]:
-    """The keys of a sink type, of any sink if there is no such type; `type` first."""
+    """Returns the keys of a sink type, or of all types if there is no such type; `type` first."""
     models: dict[object, type[Section]] = {
         "mirror": MirrorSink,
         "files": FilesSink,

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.redaction import Secret
-from conf.section import ColumnNames, Flag, Section, Text, Written, refuse
-from conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.redaction import Secret
+from tidemark.conf.section import ColumnNames, Flag, Section, Text, Written, refuse
+from tidemark.conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
 
-GREATEST_SERVER_ID = 2**32 - 1
-LONGEST_POSTGRES_NAME_BYTES = 63
+MAX_SERVER_ID = 2**32 - 1
+MAX_POSTGRES_NAME_BYTES = 63
 SLOT_FORM = "a name of a-z, 0-9 and '_', at most 63 characters"
 PUBLICATION_FORM = "a name of at most 63 bytes"
 MASK_KEY_FORM = "text of 16 characters or more"
-SHORTEST_MASK_KEY = 16
+MIN_MASK_KEY_LENGTH = 16
 SERVER_IDS_FORM = "a range of server ids like 5400-5499"
 
 _RANGE = re.compile(r"([0-9]{1,10}) ?- ?([0-9]{1,10})")
@@ -25,7 +25,7 @@ _RANGE = re.compile(r"([0-9]{1,10}) ?- ?([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class ServerIdRange:
-    """Server ids ``first`` … ``last``, both included, that log connections may use."""
+    """The server ids ``first`` to ``last``, both included, that log connections may use."""
 
     first: int
     last: int
@@ -41,7 +41,7 @@ class ServerIdRange:
 
 
 def _read_text(value: Any, kind: type, parse: Any, form: str) -> Any:
-    """For values written as one text: an instance passes, text is parsed, anything else is refused."""
+    """Reads a value that is written as one text. Instances of ``kind`` pass, text is parsed, anything else is refused."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, str):
@@ -54,8 +54,8 @@ def _parse_server_ids(text: str) -> ServerIdRange:
     if match is None:
         raise ValueError(f"must be {SERVER_IDS_FORM}")
     first, last = int(match[1]), int(match[2])
-    if not 1 <= first <= last <= GREATEST_SERVER_ID:
-        raise ValueError(f"must be {SERVER_IDS_FORM}: the lower id first, both from 1 to {GREATEST_SERVER_ID}")
+    if not 1 <= first <= last <= MAX_SERVER_ID:
+        raise ValueError(f"must be {SERVER_IDS_FORM}: the lower id first, both from 1 to {MAX_SERVER_ID}")
     return ServerIdRange(first, last)
 
 
@@ -73,7 +73,7 @@ def _slot_name(name: str) -> str:
 
 
 def _publication_name(name: str) -> str:
-    if not 0 < len(name.encode()) <= LONGEST_POSTGRES_NAME_BYTES or "\0" in name:
+    if not 0 < len(name.encode()) <= MAX_POSTGRES_NAME_BYTES or "\0" in name:
         raise refuse(f"must be {PUBLICATION_FORM}")
     return name
 
@@ -120,24 +120,24 @@ LocalPath = Annotated[Text, Written("the path of a file, relative to the job fil
 
 
 class Tls(Section):
-    """How connections are encrypted. An empty section, `tls: {}`, is enough where the server's certificate is signed
-    by an authority that the system knows."""
+    """How connections are encrypted. An empty section, `tls: {}`, is enough if the server's certificate is signed by an
+    authority that the system knows."""
 
     ca: LocalPath | None = Field(
         None,
-        description="Certificates of the authorities that may have signed the server's certificate (PEM). "
-        "Without it, those that the system knows.",
+        description="Certificates of the authorities that may have signed the server's certificate (PEM). Default: those "
+        "that the system knows.",
         examples=["./ca.pem"],
     )
-    cert: LocalPath | None = Field(None, description="Certificate to log in with (PEM); only together with `key`.")
+    cert: LocalPath | None = Field(None, description="Certificate for the login (PEM); only together with `key`.")
     key: LocalPath | None = Field(None, description="Private key of `cert` (PEM, without a passphrase).")
     verify: Flag = Field(
-        True, description="Check that the server's certificate is trusted and made out to the host of the URL."
+        True, description="Whether the server's certificate must be trusted and issued for the host of the URL."
     )
 
 
 def _null_is_a_word(value: Any) -> Any:
-    """YAML's `null` is the word null here."""
+    """Reads YAML's `null` as the word null."""
     return "null" if value is None else value
 
 
@@ -145,7 +145,7 @@ Mask = Literal["sha256", "redact", "null"]
 
 
 class TableColumns(Section):
-    """Which columns of a table are copied, and which are made unreadable before anything is written."""
+    """Which columns of a table are not copied, and which are masked before anything is written."""
 
     exclude: Annotated[
         tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")
@@ -156,8 +156,8 @@ class TableColumns(Section):
     ] = Field(
         {},
         description="Columns whose values are replaced; NULL stays NULL. `sha256`: the SHA-256 of the value's text (or of "
-        "its bytes) as 64 hexadecimal digits, keyed where `source.mask_key` is given. `redact`: the text `***`. `null`: "
-        "NULL. A column of the key can't be masked.",
+        "its bytes) as 64 hexadecimal digits, keyed if `source.mask_key` is given. `redact`: the text `***`. `null`: NULL. "
+        "A column of the key can't be masked.",
         examples=[{"email": "sha256", "phone": "redact"}],
     )
 
@@ -165,19 +165,20 @@ class TableColumns(Section):
 def _mask_key(value: Any) -> Secret:
     if isinstance(value, Secret):
         return value
-    if not isinstance(value, str) or len(value) < SHORTEST_MASK_KEY:
-        raise refuse(f"is no {MASK_KEY_FORM}")
+    if not isinstance(value, str) or len(value) < MIN_MASK_KEY_LENGTH:
+        raise refuse(f"must be {MASK_KEY_FORM}")
     return Secret(value)
 
 
 class Source(Section):
-    """Where the data comes from. A read replica is enough; nothing is locked and nothing is written there."""
+    """The database that is copied. For MySQL and MariaDB a read replica is enough. Tidemark writes to no table. Reading
+    takes only the lock that a SELECT takes.
+    """
 
     url: SourceUrl = Field(
-        description="Server and login: `mysql://` or `mariadb://`, port 3306 unless given, or `postgresql://` with the "
-        "database to read, port 5432 unless given. With MySQL and MariaDB a database in it is only the connection's "
-        "default; tables are named in `tables`. User and password taken from `${NAME}` or `${file:/run/secrets/x}` need "
-        "no percent-encoding.",
+        description="Server and login: `mysql://` or `mariadb://` (default port 3306), or `postgresql://` with the database "
+        "to read (default port 5432). For MySQL and MariaDB the URL's database is only the connection's default; `tables` "
+        "names the tables. User and password from `${NAME}` or `${file:/run/secrets/x}` need no percent-encoding.",
         examples=["mysql://cdc:${MYSQL_PASSWORD}@db:3306/", "postgresql://cdc:${PG_PASSWORD}@db:5432/shop"],
     )
     tables: Annotated[
@@ -185,18 +186,18 @@ class Source(Section):
     ] = Field(
         min_length=1,
         description="Tables to copy, as `database.table` (PostgreSQL: `schema.table`) or as globs with `*`, `?`, `[abc]`, "
-        "`[!abc]`. Letters match by case. A name that holds a dot, a space or one of `*?[]` stands in backticks.",
+        "`[!abc]`. Names are case-sensitive. A name with a dot, a space or one of `*?[]` must be in backticks.",
         examples=[["shop.orders", "shop.cust*"]],
     )
     exclude_tables: Annotated[tuple[GlobOfTables, ...], Written("a list of tables and globs")] = Field(
-        (), description="Tables that are not copied although `tables` matches them.", examples=[["shop.*_old"]]
+        (), description="Tables that are not copied even if `tables` matches them.", examples=[["shop.*_old"]]
     )
     columns: Annotated[
         Mapping[NameOfTable, TableColumns],
         Written("a mapping from tables to {exclude: [column, …], mask: {column: kind, …}}"),
     ] = Field(
         {},
-        description="Per table: columns to leave out or to mask.",
+        description="For each table: columns to leave out or to mask.",
         examples=[{"shop.customers": {"exclude": ["ssn"], "mask": {"email": "sha256"}}}],
     )
     mask_key: (
@@ -210,8 +211,9 @@ class Source(Section):
         | None
     ) = Field(
         None,
-        description="The key of `sha256` masks, which are HMAC-SHA-256 with it, plain SHA-256 without. Whoever has a plain "
-        "hash can find an address or a number by trying. A secret: write it as `${NAME}` or `file:/run/secrets/x`.",
+        description="Key of the `sha256` masks: with a key they are HMAC-SHA-256, without one plain SHA-256. An address or a "
+        "number can be found from its plain hash by trying values. The key is a secret: write it as `${NAME}` or "
+        "`file:/run/secrets/x`.",
         examples=["${MASK_KEY}"],
     )
     keys: Annotated[
@@ -219,63 +221,63 @@ class Source(Section):
         Written("a mapping from tables to lists of columns"),
     ] = Field(
         {},
-        description="Per table without a primary key: the columns that identify a row; a unique key without NULLs.",
+        description="For each table without a primary key: the columns that identify a row, a unique key without NULLs.",
         examples=[{"shop.events": ["event_uuid"]}],
     )
     server_ids: ServerIds | None = Field(
         None,
         description="MySQL, MariaDB: server ids for log connections, unique among the source's replicas. Each attempt of "
-        "each reader takes one of its own. Without it, 1000 ids above 2147483648 that follow from the job's name.",
+        "each reader uses a different one. Default: 1000 ids from 2147483648 on, derived from the job's name.",
         examples=["5400-5499"],
     )
     slot: Annotated[Text, AfterValidator(_slot_name), Written(SLOT_FORM)] | None = Field(
         None,
-        description="PostgreSQL: the job's replication slot, made at the first start if it is missing. Without it, "
-        "`tidemark_` and the job's name.",
+        description="PostgreSQL: the job's replication slot. It is created at the first start if it does not exist. "
+        "Default: `tidemark_` and the job's name.",
         examples=["tidemark_shop_mirror"],
     )
     publication: Annotated[Text, AfterValidator(_publication_name), Written(PUBLICATION_FORM)] | None = Field(
         None,
-        description="PostgreSQL: the publication of the tables, made at the first start if it is missing and the role "
-        "may. Without it, `tidemark_` and the job's name.",
+        description="PostgreSQL: the publication of the tables. It is created at the first start if it does not exist and "
+        "the role has the privilege. Default: `tidemark_` and the job's name.",
         examples=["tidemark_shop_mirror"],
     )
     partitions_removed: Literal["stop", "keep"] = Field(
         "stop",
-        description="PostgreSQL: when a partition of a copied table was detached, dropped or emptied by TRUNCATE, which is in "
-        "no log. `stop`: the job stops. `keep`: it warns and goes on, and the copy keeps those rows that it has.",
+        description="PostgreSQL: what happens if a partition of a copied table was detached, dropped or truncated, which the "
+        "log does not show. `stop`: the job stops. `keep`: it warns and continues, and the copy keeps the partition's rows.",
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None,
-        description="Encrypts connections and checks the server. Without it they are not encrypted.",
+        description="Encrypts connections and verifies the server. Without it connections are not encrypted.",
         examples=[{"ca": "./ca.pem", "verify": True}],
     )
     zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_null_is_a_word)] = Field(
         "null",
-        description="MySQL, MariaDB: what becomes of dates that are none, like 0000-00-00: NULL in the copy, or an error "
-        "that stops the job.",
+        description="MySQL, MariaDB: what happens to invalid dates like 0000-00-00. `null`: NULL in the copy. `error`: the "
+        "job stops.",
     )
 
     def selects(self, database: str, table: str) -> bool:
-        """True if `tables` matches the table and `exclude_tables` does not."""
+        """Tells whether `tables` matches the table and `exclude_tables` does not."""
         return any(glob.matches(database, table) for glob in self.tables) and not any(
             glob.matches(database, table) for glob in self.exclude_tables
         )
 
     def excluded_columns(self, database: str, table: str) -> frozenset[str]:
-        """The columns of the table that are left out."""
+        """Returns the columns of the table that are left out."""
         settings = self.columns.get(TableName(database, table))
         return frozenset() if settings is None else frozenset(settings.exclude)
 
     def masked_columns(self, database: str, table: str) -> Mapping[str, Mask]:
-        """The masks of the table by column."""
+        """Returns the masks of the table by column."""
         settings = self.columns.get(TableName(database, table))
         return {} if settings is None else settings.mask
 
     def key_columns(self, database: str, table: str) -> tuple[str, ...] | None:
-        """The key named for the table, None if its own is to be used."""
+        """Returns the key that the file names for the table, None to use the table's own key."""
         return self.keys.get(TableName(database, table))
 
     def named_tables(self) -> dict[TableName, str]:
-        """Tables that `columns` or `keys` name, with the key's path: preflight finds those that are not selected."""
+        """Returns the tables that `columns` or `keys` name, with the path of the key, to find those that are not selected."""
         return {table: f"source.{section}" for section in ("columns", "keys") for table in getattr(self, section)}

@@ -1,10 +1,9 @@
 """`${NAME}`, `${NAME:-default}`, `${file:/run/secrets/x}` and `file:/run/secrets/x` in a job file's values.
 
-Rules: `${NAME:-default}` takes the default if NAME is unset or empty. `$${` is a plain `${`. A substituted plain
-(unquoted) value is typed by its text, so that `${PARALLELISM:-4}` is a number; a quoted one is text. One line end at
-the end of a secret file is dropped. Where user or password of a `url` are filled in, the value is taken literally,
-whatever characters it has: it needs no percent-encoding. A single variable for both (`user:password`) is parted at its
-first colon.
+Rules: `${NAME:-default}` uses the default if NAME is unset or empty. `$${` is a plain `${`. A plain (unquoted) value gets
+its type from the text after substitution, so `${PARALLELISM:-4}` is a number; a quoted value is text. One line end at the
+end of a secret file is removed. A value that is filled in for the user or password of a `url` needs no percent-encoding,
+whatever characters it has. A single variable for both (`user:password`) is split at its first colon.
 """
 
 import re
@@ -13,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from urllib.parse import quote
 
-from conf.problems import Problem
-from conf.yaml_tree import Node, Path, Scalar, map_scalars
+from tidemark.conf.problems import Problem
+from tidemark.conf.yaml_tree import Node, Path, Scalar, map_scalars
 
 MAX_SECRET_FILE_BYTES = 65_536
 FILE_PREFIX = "file:"
@@ -37,27 +36,45 @@ _SECRET_OPTION = re.compile(r"(?:secret|password|passwd|token|credential)[\w.-]*
 _FILE_NAME = re.compile(r"(?:file|path|dir|location|store|provider|class|type|enabled)$", re.IGNORECASE)
 
 
+STAND_IN = "unsetenvironmentvariable"
+"""The text in place of a missing value, where one is allowed: letters only, so that it fits names, hosts and keys."""
+_STAND_IN_SECTIONS = frozenset({"source", "sink", "spark"})
+
+
 class SubstitutionError(Exception):
-    """One placeholder can't be filled in; its text becomes a Problem."""
+    """A placeholder can't be filled in. The text becomes a Problem."""
+
+
+class MissingValueError(SubstitutionError):
+    """The variable is not set, or the file can't be read."""
 
 
 @dataclass
 class Substitution:
-    """Fills in one job file's values. ``folder`` is where relative secret files start."""
+    """Fills in one job file's values. ``folder`` is where relative secret files start.
+
+    Values of ``--set`` are filled in only with ``overrides``: a scheduler may let other people choose them. ``connects``
+    False: values of the sections source, sink and spark may be missing; STAND_IN takes their place, in a URL's port a
+    number.
+    """
 
     environ: Mapping[str, str]
     folder: FilePath
+    overrides: bool
+    connects: bool = True
     problems: list[Problem] = field(default_factory=list)
 
     def apply(self, root: Node) -> Node:
-        """The tree with all values filled in; what can't be is left as it is and added to ``problems``."""
+        """Returns the tree with all values filled in. Values that can't be filled in stay, and are added to ``problems``."""
         return map_scalars(root, self._fill)
 
     def _fill(self, path: Path, scalar: Scalar) -> Scalar:
         try:
+            if scalar.place.line is None and not self.overrides:
+                return replace(scalar, text=_without_substitution(scalar.text, path))
             if scalar.text.startswith(FILE_PREFIX) and reads_file(path):
                 name, taken_from = self._expand(scalar.text, path)
-                text = self._read(name)
+                text = self._read_or_stand_in(name, path, shown=scalar.text)
                 return replace(scalar, text=text, taken_from=taken_from or scalar.text)
             text, taken_from = self._expand(scalar.text, path)
         except SubstitutionError as error:
@@ -66,7 +83,7 @@ class Substitution:
         return replace(scalar, text=text, taken_from=taken_from)
 
     def _expand(self, text: str, path: Path) -> tuple[str, str | None]:
-        """(text with placeholders filled in, the placeholders or None if there were none)."""
+        """Returns (the text with placeholders filled in, the placeholders or None if there were none)."""
         login = _login_span(text) if path and path[-1] == "url" else None
         parts: list[str] = []
         taken: list[str] = []
@@ -79,7 +96,7 @@ class Substitution:
             if match["inside"] is None:
                 parts.append("${")
                 continue
-            value = self._value(match["inside"])
+            value = self._value_or_stand_in(match["inside"], path, text[: match.start()])
             if login is not None and login[0] <= match.start() < login[1]:
                 both_in_one = ":" not in _without_placeholders(text)[login[0] : login[1]]
                 value = quote(value, safe=":" if both_in_one else "")
@@ -88,13 +105,34 @@ class Substitution:
         parts.append(text[end:])
         return "".join(parts), ", ".join(dict.fromkeys(taken)) or None
 
+    def _value_or_stand_in(self, inside: str, path: Path, before: str) -> str:
+        """``before``: the text before the placeholder."""
+        try:
+            return self._value(inside)
+        except MissingValueError:
+            if not self._may_stand_in(path):
+                raise
+            is_port = path[-1] == "url" and before.endswith(":") and "@" in before
+            return "1" if is_port else STAND_IN
+
+    def _read_or_stand_in(self, name: str, path: Path, *, shown: str) -> str:
+        try:
+            return self._read(name, shown=shown)
+        except MissingValueError:
+            if not self._may_stand_in(path):
+                raise
+            return STAND_IN
+
+    def _may_stand_in(self, path: Path) -> bool:
+        return not self.connects and bool(path) and path[0] in _STAND_IN_SECTIONS
+
     def _value(self, inside: str) -> str:
         if inside.startswith(FILE_PREFIX):
-            return self._read(inside)
+            return self._read(inside, shown=inside)
         match = _VARIABLE.fullmatch(inside)
         if match is None:
             raise SubstitutionError(
-                "has a '${…}' that is none of ${NAME}, ${NAME:-default}, ${file:/run/secrets/x}; "
+                "has a '${…}' that is not ${NAME}, ${NAME:-default} or ${file:/run/secrets/x}; "
                 "a plain '${' is written '$${'"
             )
         name, default = match["name"], match["default"]
@@ -102,60 +140,72 @@ class Substitution:
         if value or (value is not None and default is None):
             return value
         if default is None:
-            raise SubstitutionError(
+            raise MissingValueError(
                 f"the environment variable {name} is not set. Set it, or write ${{{name}:-default}}"
             )
         return default
 
-    def _read(self, written: str) -> str:
+    def _read(self, written: str, *, shown: str) -> str:
+        """Returns the text of the file that ``written`` (`file:…`) names. Errors show ``shown`` instead, if it differs."""
         name = written.removeprefix(FILE_PREFIX)
         if name.startswith("//"):
             name = name.removeprefix("//")
             if not name.startswith("/"):
-                raise SubstitutionError(f"'{written}' names a host; write file:/path or file:///path")
+                raise SubstitutionError(f"'{shown}' names a host; write file:/path or file:///path")
         if not name:
-            raise SubstitutionError("'file:' names no file; write file:/run/secrets/x")
+            raise SubstitutionError(f"'{shown}' names no file; write file:/run/secrets/x")
         path = self.folder / name
+        file = str(path) if shown == written else shown
         try:
             with path.open("rb") as stream:
                 content = stream.read(MAX_SECRET_FILE_BYTES + 1)
         except OSError as error:
-            raise SubstitutionError(f"can't read the file {path}: {error.strerror or type(error).__name__}") from None
+            raise MissingValueError(f"can't read the file {file}: {error.strerror or type(error).__name__}") from None
         if len(content) > MAX_SECRET_FILE_BYTES:
             raise SubstitutionError(
-                f"the file {path} is larger than {MAX_SECRET_FILE_BYTES} bytes: is it the right one?"
+                f"the file {file} is larger than {MAX_SECRET_FILE_BYTES} bytes: is it the right one?"
             )
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise SubstitutionError(f"the file {path} is not UTF-8 text") from None
+            raise SubstitutionError(f"the file {file} is not UTF-8 text") from None
         text = text.removesuffix("\n").removesuffix("\r")
         if not text:
-            raise SubstitutionError(f"the file {path} is empty")
+            raise SubstitutionError(f"the file {file} is empty")
         return text
 
 
+def _without_substitution(text: str, path: Path) -> str:
+    """Returns ``text`` with `${` for `$${`. Raises SubstitutionError for a text that would be filled in."""
+    wanted = any(match.group() != "$${" for match in _PLACEHOLDER.finditer(text))
+    if wanted or (text.startswith(FILE_PREFIX) and reads_file(path)):
+        raise SubstitutionError(
+            "has a '${…}' or 'file:…', which --set does not fill in. "
+            "Add --substitute if you wrote the value yourself; a plain '${' is written '$${'"
+        )
+    return text.replace("$${", "${")
+
+
 def is_path(path: Path) -> bool:
-    """True for keys whose value is itself a path: there `file:/…` is a URI of Hadoop or fsspec and stays as it is."""
+    """Tells whether the key's value is itself a path. Then `file:/…` is a URI of Hadoop or fsspec and stays as it is."""
     return path in _PATHS
 
 
 def reads_file(path: Path) -> bool:
-    """True for keys where a value `file:…` is replaced by the file's text: all but paths and Spark's harmless
-    settings.
-    """
+    """Tells whether a value `file:…` of the key is replaced by the file's text: for all keys but paths and those Spark
+    settings that are not secrets."""
     if path[:2] == ("spark", "conf") and len(path) == 3:
         return is_secret_name(str(path[2]))
     return not is_path(path)
 
 
 def is_secret_name(setting: str) -> bool:
-    """True if a Spark setting of this name holds a secret, rather than the place of one."""
+    """Tells whether a Spark setting of this name contains a secret, rather than the path of one."""
     return _SECRET_NAME.search(setting) is not None and _FILE_NAME.search(setting) is None
 
 
 def is_secret_setting(name: str, value: str) -> bool:
-    """True if a Spark setting is a secret by its name, or holds one, as JVM options like ``-Dpassword=x`` do."""
+    """Tells whether a Spark setting is a secret by its name, or contains one, like the JVM option ``-Dpassword=x``."""
     if value in ("true", "false"):
         return False
     return is_secret_name(name) or _SECRET_OPTION.search(value) is not None
@@ -167,7 +217,6 @@ def _login_span(text: str) -> tuple[int, int] | None:
 
 
 def _without_placeholders(text: str) -> str:
-    """``text`` with every placeholder blanked out at the same length, so that only the template's own marks are
-    left.
-    """
+    """Returns ``text`` with every placeholder replaced by as many underscores, so that only the characters of the file
+    itself are left."""
     return _PLACEHOLDER.sub(lambda match: "_" * len(match.group()), text)

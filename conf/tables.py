@@ -1,9 +1,9 @@
-"""Naming tables in the job file: exact names, globs, and the template that routes a table to its place in the sink.
+"""Names of tables in the job file: exact names, globs, and the template that names a table's copy.
 
-A name is ``database.table``. A part that holds a dot, a space, a backtick or one of the glob characters
-``* ? [ ]`` stands in backticks (a backtick in it is doubled), where every character means itself:
-```shop.`orders.2024` ```. Outside backticks ``*`` stands for any characters, ``?`` for one, ``[abc]`` and ``[!abc]``
-for one of (not) these. Letters match by case, as the server's catalog spells them.
+A name is ``database.table``. A part with a dot, a space, a backtick or one of the glob characters ``* ? [ ]`` is in
+backticks (a backtick in it is doubled), where every character means itself: ```shop.`orders.2024` ```. Outside backticks
+``*`` matches any characters, ``?`` one character, ``[abc]`` and ``[!abc]`` one of (not) these. Names are case-sensitive, as
+in the server's catalog.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """One table of the source, as its catalog spells it."""
+    """One table of the source, written as in its catalog."""
 
     database: str
     name: str
@@ -38,7 +38,7 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class TableGlob:
-    """A pattern over ``database.table``; ``text`` is as written, the parts are fnmatch patterns."""
+    """A pattern for ``database.table``. ``text`` is as written, the parts are fnmatch patterns."""
 
     text: str
     database_pattern: str
@@ -48,22 +48,22 @@ class TableGlob:
         return self.text
 
     def matches(self, database: str, table: str) -> bool:
-        """True if both parts match, case-sensitively."""
+        """Tells whether both parts match, case-sensitively."""
         return self.matches_database(database) and _compiled(self.table_pattern).fullmatch(table) is not None
 
     def matches_database(self, database: str) -> bool:
-        """True if tables of ``database`` may match."""
+        """Tells whether tables of ``database`` may match."""
         return _compiled(self.database_pattern).fullmatch(database) is not None
 
     @property
     def example(self) -> TableName:
-        """Some table that this matches; the one table if there are no wildcards."""
+        """A table that this matches; the only one if there are no wildcards."""
         parts = (self.database_pattern, self.table_pattern)
         return TableName(*(_WILDCARD.sub(lambda found: found[1] or "x", part) for part in parts))
 
     @property
     def only_table(self) -> TableName | None:
-        """The one table this names, or None if it has wildcards."""
+        """The one table that this names, or None if it has wildcards."""
         try:
             return parse_table_name(self.text)
         except ValueError:
@@ -72,7 +72,7 @@ class TableGlob:
 
 @dataclass(frozen=True, slots=True)
 class TableTemplate:
-    """Where a mirrored table goes. ``schema_template`` None: into the schema or database of the sink's URL."""
+    """The name of a table's copy. ``schema_template`` None: the copy is in the schema or database of the sink's URL."""
 
     text: str
     schema_template: str | None
@@ -82,12 +82,12 @@ class TableTemplate:
         return self.text
 
     def target(self, source: TableName) -> tuple[str | None, str]:
-        """(schema, table) in the sink; schema None as above."""
+        """Returns (schema, table) in the sink; schema None as above."""
         schema = None if self.schema_template is None else _render(self.schema_template, source)
         return schema, _render(self.table_template, source)
 
     def collisions(self, sources: Iterable[TableName]) -> list[tuple[TableName, ...]]:
-        """Groups of source tables that would be written into one target table. Empty: all go apart."""
+        """Returns groups of source tables that would have the same target table; [] if all targets differ."""
         by_target: defaultdict[tuple[str | None, str], list[TableName]] = defaultdict(list)
         for source in sources:
             by_target[self.target(source)].append(source)
@@ -100,7 +100,7 @@ def parse_table_name(text: str) -> TableName:
     for part, bare in ((database, database_bare), (table, table_bare)):
         if bare and _GLOB_CHARACTERS.search(part):
             raise ValueError(
-                f"must be {NAME_FORM}; globs are not allowed here (a name with '*?[]' stands in backticks)"
+                f"must be {NAME_FORM}; globs are not allowed here (a name with '*?[]' must be in backticks)"
             )
     return TableName(database, table)
 
@@ -113,7 +113,7 @@ def parse_table_glob(text: str) -> TableGlob:
 
 
 def parse_table_template(text: str) -> TableTemplate:
-    """Reads a routing template. Raises ValueError with what is allowed."""
+    """Reads a template for copies. Raises ValueError with what is allowed."""
     for name in _PLACEHOLDER.findall(text):
         if name not in PLACEHOLDERS:
             hint = " The source's database is {schema} here." if name == "database" else ""
@@ -128,7 +128,7 @@ def parse_table_template(text: str) -> TableTemplate:
 
 
 def _parts(text: str, form: str) -> tuple[tuple[str, bool], tuple[str, bool]]:
-    """((database, bare?), (table, bare?)), quotes taken off."""
+    """Returns ((database, whether it is without backticks), (table, the same)), backticks removed."""
     found: list[tuple[str, bool]] = []
     at = 0
     while at <= len(text):
@@ -143,7 +143,7 @@ def _parts(text: str, form: str) -> tuple[tuple[str, bool], tuple[str, bool]]:
     if len(found) == 1 and at == len(text) + 1:
         raise ValueError(f"must be {form}; '{text}' names no database")
     if len(found) > 2 and at == len(text) + 1:
-        raise ValueError(f"must be {form}; a name with a dot in it stands in backticks: shop.`orders.2024`")
+        raise ValueError(f"must be {form}; a name with a dot must be in backticks: shop.`orders.2024`")
     raise ValueError(f"must be {form}")
 
 

@@ -1,7 +1,7 @@
-"""A table's transform: one SELECT over `input`, taken apart by DuckDB's own parser and checked before a job starts.
+"""A table's transform: one SELECT over `input`, parsed by DuckDB and checked before a job starts.
 
-What is not known to be a function of one row is refused: whatever joins, groups, orders, filters or repeats rows, and
-functions whose result a retry could not give again. The statement that runs is written anew from what was checked.
+Everything that is not a function of one row is refused: joins, groups, orders, filters, repeated rows, and functions whose
+result may differ in a retry. The statement that runs is generated from the checked parse tree.
 """
 
 import json
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from conf.engine import open_engine
+from tidemark.conf.duckdb_engine import open_engine
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 INPUT = "input"
-LONGEST_TRANSFORM = 65_536
+MAX_TRANSFORM_LENGTH = 65_536
 
 Json = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ _REFUSED_CLASSES = {
     "SUBQUERY": "a subquery",
     "WINDOW": "a window function",
     "LAMBDA": "a lambda",
-    "STAR": "a * inside of an expression",
+    "STAR": "a * in an expression",
     "COLLATE": "COLLATE",
     "PARAMETER": "a parameter",
     "POSITIONAL_REFERENCE": "a reference by position",
@@ -36,10 +36,10 @@ _REFUSED_FUNCTIONS = frozenset(
     {"current_localtime", "current_localtimestamp", "current_setting", "getvariable", "vector_type", "version"}
     | {"list_aggr", "list_aggregate", "array_aggr", "array_aggregate", "aggregate"}
 )
-"""DuckDB 1.5 calls them consistent, but they depend on more than their arguments (the last ones: may)."""
+"""DuckDB 1.5 calls them consistent, but their result depends on more than their arguments (the last ones: may depend)."""
 _REFUSED_PARTS = {
-    "where_clause": "WHERE: limit the snapshot by snapshot.where, or filter behind the sink; a filter on changes would "
-    "turn updates into deletes",
+    "where_clause": "WHERE: use snapshot.where for the snapshot, or filter the copy; a filter on changes would turn updates "
+    "into deletes",
     "group_expressions": "GROUP BY",
     "group_sets": "GROUP BY",
     "having": "HAVING",
@@ -57,7 +57,7 @@ _MODIFIERS = {
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A column of the result: `column` of the input as it is, or computed from the columns `reads`."""
+    """A column of the result: the input's `column` unchanged, or computed from the columns `reads`."""
 
     name: str
     column: str | None
@@ -72,15 +72,16 @@ class _Star:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A statement that was checked. `sql` is DuckDB's own writing of it. Names are in lower case, as DuckDB compares them."""
+    """A checked statement. `sql` is as DuckDB writes it. Names are in lower case, as DuckDB compares them."""
 
     sql: str
     reads: frozenset[str]
-    """What its expressions are computed from; columns that are only passed on are not among them."""
+    """The columns that expressions use, without those that are only copied."""
     _items: tuple[Output | _Star, ...]
 
     def outputs(self, columns: Sequence[str]) -> tuple[Output, ...]:
-        """The result's columns, for an input of these; `column` and `reads` are spelt as there. Raises ValueError."""
+        """Returns the result's columns for an input of `columns`, which gives the spelling of `column` and `reads`. Raises
+        ValueError."""
         spelt = {name.lower(): name for name in columns}
         found: list[Output] = []
         for item in self._items:
@@ -99,16 +100,16 @@ class Transform:
         names = [output.name.lower() for output in found]
         repeated = next((output.name for output in found if names.count(output.name.lower()) > 1), None)
         if repeated is not None:
-            raise ValueError(f"gives two columns the name {repeated} (letters' case does not tell them apart)")
+            raise ValueError(f"gives two columns the name {repeated} (DuckDB's names are case-insensitive)")
         return tuple(found)
 
 
 @lru_cache(maxsize=256)
 def parse_transform(sql: str) -> Transform:
-    """Raises ValueError: what is wrong, to follow the key's path."""
-    if len(sql) > LONGEST_TRANSFORM:
-        raise ValueError(f"is longer than {LONGEST_TRANSFORM} characters")
-    import duckdb  # by now a job needs it
+    """Parses and checks a transform. Raises ValueError with what is wrong, as it follows the key's path."""
+    if len(sql) > MAX_TRANSFORM_LENGTH:
+        raise ValueError(f"is longer than {MAX_TRANSFORM_LENGTH} characters")
+    import duckdb  # only jobs with transforms need it
 
     engine = open_engine()
     try:
@@ -134,13 +135,13 @@ def _one(engine: "DuckDBPyConnection", sql: str, argument: str) -> tuple[Any, ..
 def _select_of(parsed: Json) -> Json:
     if parsed["error"]:
         if parsed["error_type"] == "parser":
-            raise ValueError(f"is no SQL that DuckDB understands: {parsed['error_message']}")
+            raise ValueError(f"is not SQL that DuckDB understands: {parsed['error_message']}")
         raise ValueError(f"must be one SELECT … FROM {INPUT}")
     if len(parsed["statements"]) != 1:
         raise ValueError(f"must be one SELECT … FROM {INPUT}, and nothing after it")
     node: Json = parsed["statements"][0]["node"]
     if node["type"] != "SELECT_NODE":
-        raise ValueError(f"must be one SELECT … FROM {INPUT}, without UNION and the like")
+        raise ValueError(f"must be one SELECT … FROM {INPUT}, without UNION or similar")
     for part, what in _REFUSED_PARTS.items():
         value = node.get(part)
         if value and value != {"map": []}:
@@ -154,7 +155,7 @@ def _select_of(parsed: Json) -> Json:
 
 
 def _checked_input(table: Json) -> frozenset[str]:
-    """The names that may stand before a column's."""
+    """Returns the names that may qualify a column."""
     wrong = [
         key
         for key in ("sample", "schema_name", "catalog_name", "column_name_alias", "at_clause")
@@ -182,7 +183,7 @@ def _item(engine: "DuckDBPyConnection", node: Json, table: frozenset[str]) -> Ou
 
 
 def _reads(engine: "DuckDBPyConnection", expression: Json, table: frozenset[str]) -> frozenset[str]:
-    """The columns that an expression is computed from, once it is checked."""
+    """Checks an expression, and returns the columns that it uses."""
     found = set()
     for node in _expressions(expression):
         _check_expression(engine, node)
@@ -220,14 +221,14 @@ def _check_function(engine: "DuckDBPyConnection", name: str, argument_count: int
         [name],
     ).fetchall()
     if not found:
-        raise ValueError(f"calls {name}, which is no function of one row")
+        raise ValueError(f"calls {name}, which is not a function of one row")
     if name in _REFUSED_FUNCTIONS or (name == "age" and argument_count == 1):
         raise ValueError(f"calls {name}, whose result may differ when a row is read again")
     for kind, stability, definition, parameters in found:
         if kind == "macro":
             _check_macro(engine, name, str(definition), {str(parameter).lower() for parameter in parameters})
         elif kind != "scalar":
-            raise ValueError(f"calls {name}, which is no function of one row")
+            raise ValueError(f"calls {name}, which is not a function of one row")
         elif stability != "CONSISTENT" and name != "error":
             raise ValueError(f"calls {name}, whose result may differ when a row is read again")
 
@@ -245,7 +246,7 @@ def _check_macro(engine: "DuckDBPyConnection", name: str, definition: str, param
 def _column(node: Json, table: frozenset[str]) -> str:
     *before, name = (str(part) for part in node["column_names"])
     if len(before) > 1:
-        raise ValueError(f"names {'.'.join([*before, name])}, which is no column of {INPUT}")
+        raise ValueError(f"names {'.'.join([*before, name])}, which is not a column of {INPUT}")
     _require_table("".join(before), table)
     return name.lower()
 

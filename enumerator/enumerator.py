@@ -1,55 +1,57 @@
-"""What the next epoch reads: (state, what was observed) → (plan, state). No clock, no files, no connection but the
-KeySource.
+"""Decides what the next epoch reads: (state, observation) → (plan, state). Uses no clock and no files, and no connection
+but the KeySource.
 
-One epoch is planned, read and committed after the other. `absorb` takes what an epoch brought into the state, `join` the
-tables that joined the job; `plan_epoch` decides the next one. The same state, observation and answers of the
-source give the same plan; still, a plan that was once written is used as it is (the caller's part).
+Epochs are planned, read and committed one after the other. `absorb` takes the reports of an epoch into the state, `join`
+the tables that joined the job, and `plan_epoch` decides the next epoch. The same state, observation and answers of the
+source give the same plan. The caller must still use a plan that was written once, and not plan the epoch again.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from enumerator.log_extent import LogExtent
-from enumerator.pages import begun, collected, next_pages
-from enumerator.source import KeySource
-from enumerator.splitting import next_ranges
-from state.errors import CheckpointError
-from state.job_state import JobState, Joined, Mode, SplitKey
-from state.log_range import LogRange, LogReport
-from state.phase import Phase, move
-from state.plan import (
+from tidemark.enumerator.pages import next_pages, staged, started
+from tidemark.enumerator.splitting import next_ranges
+from tidemark.state.errors import CheckpointError
+from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
+from tidemark.state.key_source import KeySource
+from tidemark.state.log_extent import LogExtent
+from tidemark.state.log_range import LogRange, LogReport
+from tidemark.state.phase import Phase, move
+from tidemark.state.plan import (
     AwaitedLog,
     AwaitedSplits,
-    Collecting,
-    Emitting,
     EnumeratorState,
     Exhausted,
     LogWork,
     Plan,
+    Releasing,
     SnapshotWork,
+    Staging,
     TableState,
 )
-from state.position import Position
-from state.split import Collect, Emit, Report, Split
-from state.table import TableId, TableSchema
+from tidemark.state.position import Position
+from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
+from tidemark.state.table import TableId, TableSchema
 
 TARGET_EPOCH_SECONDS = 10.0
-"""A snapshot epoch's length: long against what an epoch costs (0.3 s), short against losing it to a crash."""
+"""How long a snapshot epoch should take: much longer than its own cost (0.3 s), and not long to repeat after a crash."""
 
 MAX_SPLITS_PER_TASK = 128
 MAX_GROWTH = 8
-"""From one epoch to the next; each costs as much as a large one. Also the splits of the first one's tasks, some seconds'
-work, unless they are small: whoever wants those has long rows or a slow source."""
+"""The greatest growth of splits per task from one epoch to the next: small epochs cost as much as large ones. The tasks of
+the first epoch have as many splits, some seconds of work, unless `split_rows` is small: that is chosen for long rows or a
+slow source."""
 SMALL_SPLIT_ROWS = 10_000
 MIN_BATCH_BYTES = 4 << 20
-"""An epoch has a cost of its own, several seconds where each of many tables is a commit: if it alone is above
-`max_batch_seconds`, ever smaller ranges would make the job ever slower, and it would never catch up."""
+"""The least log that an epoch reads. An epoch has fixed costs, several seconds if each of many tables is a commit. If these
+alone exceed `max_batch_seconds`, smaller and smaller ranges would make the job slower, and it would never catch up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """From the job file. They may change between two runs: only plans that are not made yet depend on them."""
+    """Settings of the job file. They may change between two runs: only future plans depend on them."""
 
     parallelism: int
     split_rows: int
@@ -59,7 +61,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class SplitsRead:
-    """A committed snapshot epoch: the reports of all its splits, in any order. `seconds` None: not measured."""
+    """The outcome of a committed snapshot epoch: the reports of all its splits, in any order. `seconds` None: not measured."""
 
     epoch: int
     reports: tuple[Report, ...]
@@ -68,7 +70,7 @@ class SplitsRead:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """A committed log epoch."""
+    """The outcome of a committed log epoch. `seconds` None: not measured."""
 
     epoch: int
     report: LogReport
@@ -80,11 +82,11 @@ Outcome = SplitsRead | LogRead
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the driver sees before it plans.
+    """The driver's observation before it plans.
 
-    `log`: what the source has of it. `goal`: the log end seen
-    at the start of a run that ends there (trigger `once`), None for one that goes on. `outcome`: of the epoch that the
-    state awaits, None if it awaits none. `joined`: JobState.joined.
+    `log`: the extent of the source's log. `goal`: the position at which the run ends (trigger `once`: the log's end when the
+    run started), None for a run that continues. `outcome`: of the epoch that the state awaits, None if it awaits none.
+    `joined`: JobState.joined.
     """
 
     log: LogExtent
@@ -94,7 +96,7 @@ class Observation:
 
 
 def first_state(job: JobState, settings: Settings) -> EnumeratorState:
-    """Before epoch 1, and before any table joined."""
+    """Returns the state before epoch 1, and before any table joined."""
     schemas = job.schemas_after(0)
     state = EnumeratorState(
         mode=job.mode,
@@ -118,30 +120,30 @@ def _untouched(schemas: Iterable[TableSchema], split_keys: Iterable[SplitKey]) -
 
 
 def in_mode(state: EnumeratorState, mode: Mode) -> EnumeratorState:
-    """The state, not yet absorbed, as a later run in `mode` goes on with it: a copy that was begun in mode `full` is
-    followed by the log where that run's mode says so."""
+    """Returns the state with which a later run in `mode` continues. A copy that was started in mode `full` follows the log
+    if the new mode says so. The state's outcome must not be absorbed yet."""
     return replace(state, mode="full+incremental") if state.mode == "full" and mode != "full" else state
 
 
 def plan_epoch(
     state: EnumeratorState, observation: Observation, source: KeySource, settings: Settings
 ) -> tuple[Plan | None, EnumeratorState]:
-    """The next epoch's plan and the state to store with it (as a PlanRecord), or None and the state as it is now.
+    """Returns the next epoch's plan and the state to store with it (as a PlanRecord), or None and the present state.
 
-    None: mode `full` is DONE, the goal is reached, or the log has nothing new yet. Raises CheckpointError if the
-    outcome is not what the state awaits, LogPositionLostError if the source no longer has the log that the job needs.
+    None: mode `full` is DONE, the goal is reached, or the log has nothing new. Raises CheckpointError if the outcome is not
+    the one that the state awaits, and LogPositionLostError if the source no longer has the log that the job needs.
     """
     if observation.outcome is not None:
         state = absorb(state, observation.outcome, settings)
     if state.awaited is not None:
-        raise _inconsistent(f"The checkpoint does not hold what epoch {state.epoch} has read.")
+        raise _inconsistent(f"The checkpoint does not contain the reports of epoch {state.epoch}.")
     state = join(state, observation.joined)
     if state.phase is Phase.DONE:
         return None, state
     extent = observation.log
-    ends = [place for place in (state.last_high, observation.goal) if place and place.order > state.position.order]
-    for place in (state.position, *(xa.start for xa in state.prepared), *ends):
-        extent.require(place)
+    ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
+    for position in (state.position, *(xa.start for xa in state.prepared), *ends):
+        extent.require(position)
     behind = extent.bytes_between(state.position, extent.end)
     if state.phase is Phase.SNAPSHOT:
         plan, state = _plan_splits(state, source, settings)
@@ -152,13 +154,16 @@ def plan_epoch(
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
-    """The state with the tables whose start the log has come to: they are snapshotted now, while the place in the log stands.
+    """Takes in the tables whose start position the log has reached. They are snapshotted now, and the log's position does
+    not move meanwhile.
 
-    It is for them what the job's start was for the first ones. No range of the log goes beyond such a start before they
-    are taken in, so that each epoch's tables follow from its plan. Raises CheckpointError where `joined` has lost some.
+    No range of the log goes beyond such a start position before the tables are taken in, so the tables of each epoch follow
+    from its plan. Raises CheckpointError if `joined` has fewer entries than before.
     """
     if state.joined > len(joined):
-        raise _inconsistent(f"The checkpoint has lost tables that joined: {state.joined} times some did.")
+        raise _inconsistent(
+            f"The checkpoint has {len(joined)} files of tables that joined the job, but {state.joined} were there."
+        )
     while (
         state.awaited is None
         and state.phase is not Phase.DONE
@@ -181,8 +186,8 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
 
 
 def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> EnumeratorState:
-    """The state once the planned epoch is committed. Raises CheckpointError if `outcome` is of another one or lacks a
-    part."""
+    """Returns the state after the planned epoch is committed. Raises CheckpointError if `outcome` is another epoch's or is
+    incomplete."""
     awaited = state.awaited
     if outcome.epoch == state.epoch:
         match outcome, awaited:
@@ -194,7 +199,7 @@ def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> Enum
                 pass
     raise _inconsistent(
         f"The plan of epoch {state.epoch} awaits {awaited}, "
-        f"but the checkpoint holds what epoch {outcome.epoch} has read ({type(outcome).__name__})."
+        f"but the checkpoint contains the reports of epoch {outcome.epoch} ({type(outcome).__name__})."
     )
 
 
@@ -205,7 +210,7 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
             f"Epoch {state.epoch} has the splits {awaited.first_id} to {awaited.end_id - 1}, "
             f"but the checkpoint has the reports of {found}."
         )
-    highs = [report.high for report in outcome.reports if report.kind in {"read", "emitted"}]
+    highs = [report.high for report in outcome.reports if report.kind in {"read", "released"}]
     reports = defaultdict[TableId, list[Report]](list)
     for report in outcome.reports:
         reports[report.table].append(report)
@@ -223,16 +228,16 @@ def _greatest(highs: Iterable[Position | None]) -> Position | None:
 
 
 def _with_reports(table: TableState, reports: list[Report]) -> TableState:
-    new = [report for report in reports if report.kind != "emitted"]
+    new = [report for report in reports if report.kind != "released"]
     done_rows = table.done_rows + sum(report.row_count for report in new)
-    return collected(replace(table, done_splits=table.done_splits + len(new), done_rows=done_rows), reports)
+    return staged(replace(table, done_splits=table.done_splits + len(new), done_rows=done_rows), reports)
 
 
 def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, settings: Settings) -> EnumeratorState:
     end, stop = outcome.report.end, awaited.range.stop
     if end.order < stop.order:
         raise _inconsistent(
-            f"Epoch {state.epoch} was to read the log up to {stop} or the transaction boundary behind it, "
+            f"Epoch {state.epoch} should have read the log up to {stop} or the next transaction boundary, "
             f"but its report ends at {end}."
         )
     return replace(
@@ -256,7 +261,7 @@ def _splits_per_task(now: int, seconds: float | None) -> int:
 
 
 def _batch_bytes(now: int, read_bytes: int, seconds: float | None, settings: Settings) -> int:
-    """Grows after a full batch that was quick, shrinks to what would have been in time after one that was not."""
+    """Doubles after a full batch that was fast. After a slow one, shrinks to the size that would have been in time."""
     wanted = now
     if seconds is not None and seconds > settings.max_batch_seconds:
         wanted = min(now, int(read_bytes * settings.max_batch_seconds / seconds))
@@ -266,7 +271,7 @@ def _batch_bytes(now: int, read_bytes: int, seconds: float | None, settings: Set
 
 
 def _settled(state: EnumeratorState) -> EnumeratorState:
-    """Every move from phase to phase, as far as they go."""
+    """Moves the state to the phase that it has reached."""
     if state.phase is Phase.SNAPSHOT and all(isinstance(t.cursor, Exhausted) for t in state.tables):
         state = replace(state, phase=move(state.phase, Phase.CATCH_UP))
     if state.phase is Phase.CATCH_UP and (state.last_high is None or state.position.order >= state.last_high.order):
@@ -285,9 +290,9 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
             continue
         first_id, count = state.next_split_id + len(splits), wanted - len(splits)
         if not table.columns:
-            table = begun(table, source, split_rows=settings.split_rows, generation=first_id)
-        pages: Collect | Emit | None = None
-        if isinstance(table.cursor, (Collecting, Emitting)):
+            table = started(table, source, split_rows=settings.split_rows, attempt=first_id)
+        pages: StageChunk | ReleaseChunk | None = None
+        if isinstance(table.cursor, (Staging, Releasing)):
             ranges, pages, tables[i] = next_pages(table, count)
         else:
             ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=count)
@@ -317,23 +322,20 @@ def _plan_log(state: EnumeratorState, extent: LogExtent, limit: Position) -> tup
 
 
 def _inconsistent(message: str) -> CheckpointError:
-    return CheckpointError(
-        message,
-        "Restore the checkpoint folder from a copy, or start over with an empty checkpoint and an empty target.",
-    )
+    return CheckpointError(message, RESTORE_CHECKPOINT)
 
 
 def _limit(state: EnumeratorState, goal: Position | None, end: Position, awaited_join: Position | None) -> Position:
-    """How far the log is read before something else is to be done: to the start of the tables that join next, or as far
-    as this run goes."""
-    far = _end_of_run(state, goal, end)
-    return far if awaited_join is None else min(far, awaited_join, key=lambda place: place.order)
+    """Returns the position up to which the log may be read: the start position of the next tables to join, or the end of
+    this run."""
+    last = _end_of_run(state, goal, end)
+    return last if awaited_join is None else min(last, awaited_join, key=lambda position: position.order)
 
 
 def _end_of_run(state: EnumeratorState, goal: Position | None, end: Position) -> Position:
-    """Mode `full` reads to the greatest high, a run with a goal to it or the greatest high."""
+    """Mode `full` reads to the greatest high. A run with a goal reads to the goal, or to the greatest high if that is later."""
     if state.mode == "full":
         return end if state.last_high is None else state.last_high
     if goal is None or state.last_high is None:
         return end if goal is None else goal
-    return max(goal, state.last_high, key=lambda place: place.order)
+    return max(goal, state.last_high, key=lambda position: position.order)

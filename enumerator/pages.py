@@ -1,32 +1,41 @@
-"""Tables without a key → splits by the pages that the rows are in. Two rounds: every split is collected, that is read and
-published, under one snapshot; only when all of them are there they are emitted.
+"""Tables without a key → chunks of pages, in two rounds (docs/adr/0017). First all chunks are staged: read under one
+snapshot and published. Once all are staged they are released: their rows are emitted, as those of splits.
 
-A row has another place after each UPDATE, and the log does not say which: only under one and the same snapshot each row
-is in one split. The snapshot dies with the session that exported it, the planner's. What was collected until then is a
-generation that nobody has seen; the next one begins anew.
+An UPDATE moves a row to another page, and the log does not say to which. So each row is in exactly one chunk only if all
+chunks are read under the same snapshot. The snapshot ends with the session that exported it, the planner's. Then the
+attempt's staged chunks are discarded (no sink has seen them), and the next attempt stages all chunks again.
 """
 
 from dataclasses import replace
 
-from enumerator.source import KeySource
-from enumerator.splitting import MAX_SPLIT_BYTES
-from state.key_statistics import PageStatistics
-from state.plan import Collecting, Emitting, EnumeratorState, Exhausted, Plan, SnapshotWork, TableState, Untouched
-from state.rank import integer_rank
-from state.split import Bound, Collect, Emit, KeyRange, Report
+from tidemark.enumerator.splitting import MAX_SPLIT_BYTES
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.key_source import KeySource
+from tidemark.state.key_statistics import PageStatistics
+from tidemark.state.plan import (
+    EnumeratorState,
+    Exhausted,
+    Plan,
+    Releasing,
+    SnapshotWork,
+    Staging,
+    TableState,
+    Untouched,
+)
+from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, StageChunk
 
-MOST_LOST_GENERATIONS = 5
-"""Then the table is one split, which needs nobody else's session."""
+MAX_FAILED_ATTEMPTS = 5
+"""After so many the table is read as one split, which needs no exported snapshot."""
 
 
-def begun(table: TableState, source: KeySource, *, split_rows: int, generation: int) -> TableState:
-    """A table without a key that is to be planned: with a cursor by pages, if that is how it is read. `generation`: one
+def started(table: TableState, source: KeySource, *, split_rows: int, attempt: int) -> TableState:
+    """Prepares a table without a key for planning: with a cursor by pages, if it is to be read in chunks. `attempt`: a number
     that was never used."""
-    if isinstance(table.cursor, Emitting):
+    if isinstance(table.cursor, Releasing):
         source.release_snapshot(table.table)
-    if isinstance(table.cursor, Collecting) and not source.is_shared(table.table, table.cursor.snapshot):
-        table = _lost(table)
-    if not isinstance(table.cursor, Untouched) or table.lost_generations >= MOST_LOST_GENERATIONS:
+    if isinstance(table.cursor, Staging) and not source.is_shared(table.table, table.cursor.snapshot):
+        table = _discarded(table)
+    if not isinstance(table.cursor, Untouched) or table.failed_attempts >= MAX_FAILED_ATTEMPTS:
         return table
     statistics = source.pages(table.table)
     if statistics is None:
@@ -36,14 +45,15 @@ def begun(table: TableState, source: KeySource, *, split_rows: int, generation: 
     if statistics.page_count <= pages:
         return table
     snapshot = source.share_snapshot(table.table)
-    return replace(table, cursor=Collecting(generation, snapshot, 0, statistics.page_count, pages))
+    return replace(table, cursor=Staging(attempt, snapshot, 0, statistics.page_count, pages))
 
 
-def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], Collect | Emit, TableState]:
-    """The next splits' ranges, at least one and at most `count`, what becomes of them, and the table behind them."""
+def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], StageChunk | ReleaseChunk, TableState]:
+    """Returns the next chunks' ranges (at least one, at most `count`), whether to stage or to release them, and the table
+    after them."""
     cursor = table.cursor
-    if not isinstance(cursor, (Collecting, Emitting)) or cursor.next_start is None:
-        raise ValueError(f"{table.table} has no pages to plan")
+    if not isinstance(cursor, (Staging, Releasing)) or cursor.next_start is None:
+        raise ValueError(f"all pages of {table.table} are planned")
     starts = list(range(cursor.next_start, cursor.until, cursor.pages)[:count])
     end = starts[-1] + cursor.pages
     more = end < cursor.until
@@ -51,33 +61,33 @@ def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], Collect |
     if not more:
         ranges[-1] = replace(ranges[-1], end=None)
     match cursor:
-        case Collecting():
+        case Staging():
             after = replace(cursor, next_start=end if more else None)
             planned = table.planned_splits + len(ranges)
             return (
                 ranges,
-                Collect(cursor.generation, cursor.snapshot),
+                StageChunk(cursor.attempt, cursor.snapshot),
                 replace(table, cursor=after, planned_splits=planned),
             )
-        case Emitting():
+        case Releasing():
             rest = replace(cursor, next_start=end) if more else Exhausted()
-            return ranges, Emit(cursor.generation), replace(table, cursor=rest)
+            return ranges, ReleaseChunk(cursor.attempt), replace(table, cursor=rest)
 
 
-def collected(table: TableState, reports: list[Report]) -> TableState:
-    """A table that is being collected, once the planned splits' reports are there."""
+def staged(table: TableState, reports: list[Report]) -> TableState:
+    """Returns the table after the reports of its planned chunks: released next if all are staged."""
     cursor = table.cursor
-    if not isinstance(cursor, Collecting):
+    if not isinstance(cursor, Staging):
         return table
-    if any(report.kind == "void" for report in reports):
-        return _lost(table)
+    if any(report.kind == "expired" for report in reports):
+        return _discarded(table)
     if cursor.next_start is None:
-        return replace(table, cursor=Emitting(cursor.generation, 0, cursor.until, cursor.pages))
+        return replace(table, cursor=Releasing(cursor.attempt, 0, cursor.until, cursor.pages))
     return table
 
 
 def pages_per_split(statistics: PageStatistics, split_rows: int) -> int:
-    """By the server's guess as many rows as a split has, and no more bytes."""
+    """Returns how many pages have `split_rows` rows by the server's estimate, and at most MAX_SPLIT_BYTES."""
     count = max(1, statistics.page_count)
     pages = count * MAX_SPLIT_BYTES // max(1, statistics.data_bytes)
     if statistics.row_estimate:
@@ -85,23 +95,23 @@ def pages_per_split(statistics: PageStatistics, split_rows: int) -> int:
     return max(1, pages)
 
 
-def generations(plan: Plan, state: EnumeratorState) -> set[int]:
-    """Those that are still needed, by this plan and after it."""
+def attempts(plan: Plan, state: EnumeratorState) -> set[int]:
+    """Returns the attempts whose staged chunks are still needed, by this plan or after it."""
     splits = [split for task in plan.work.tasks for split in task] if isinstance(plan.work, SnapshotWork) else []
-    planned = {split.pages.generation for split in splits if split.pages is not None}
-    return planned | {t.cursor.generation for t in state.tables if isinstance(t.cursor, (Collecting, Emitting))}
+    planned = {split.pages.attempt for split in splits if split.pages is not None}
+    return planned | {t.cursor.attempt for t in state.tables if isinstance(t.cursor, (Staging, Releasing))}
 
 
-def _lost(table: TableState) -> TableState:
+def _discarded(table: TableState) -> TableState:
     return replace(
         table,
         cursor=Untouched(),
         planned_splits=0,
         done_splits=0,
         done_rows=0,
-        lost_generations=table.lost_generations + 1,
+        failed_attempts=table.failed_attempts + 1,
     )
 
 
 def _bound(page: int) -> Bound | None:
-    return Bound((f"({page},0)",), integer_rank(page, unsigned=True).hex()) if page else None
+    return Bound((f"({page},0)",), encode_integer(page, unsigned=True).hex()) if page else None

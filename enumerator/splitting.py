@@ -1,34 +1,34 @@
-"""Tables → splits: the next ranges of a table's key, and a cursor from which the one after can be had.
+"""Tables → splits: the next ranges of a table's key, and a cursor for the ranges after them.
 
-For each table: a table of fewer rows than a split holds is one range. Any other is cut up to the greatest key that it
-has when its turn comes; the open range behind that key comes *first*, while it is still small, however fast the table
-grows: what is inserted later lies in its gap and arrives by the log. Then the others in the key's order.
+A table with fewer rows than a split is one range. Any other table is split up to the greatest key that it has when its
+turn comes. The open range after that key is read *first*, while it is small, however fast the table grows: rows that are
+inserted later are in its gap and come from the log. Then the other ranges follow in the key's order.
 
-An evenly spread integer key is cut by arithmetic, without asking the source again; any other by walking the key's
-index. Whether a key is even is not taken from the server's row estimate, which may be wrong by any factor, but from
-looking how far one split reaches at some places of the key. What those places don't show costs little: an arithmetic
-split covers at most MAX_GAP × split_rows key values, and so holds at most as many rows.
+An evenly spread integer key is split by arithmetic, without asking the source again. Any other key is split by walking its
+index. The server's row estimate may be wrong by any factor, so it does not decide whether a key is even. Instead, samples
+show how many key values a split's rows take at some points of the key. A wrong decision costs little: an arithmetic split
+covers at most MAX_GAP × split_rows key values, so it has at most as many rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from enumerator.source import KeySource
-from state.errors import SourceNotUsableError
-from state.key_statistics import IntegerKey, KeyStatistics
-from state.plan import Collecting, Cursor, Emitting, Exhausted, Stepping, TableState, Untouched, Walking
-from state.rank import integer_rank
-from state.split import Bound, KeyRange
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.key_source import KeySource
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.plan import Cursor, Exhausted, Releasing, Staging, Stepping, TableState, Untouched, Walking
+from tidemark.state.split import Bound, KeyRange
 
 MAX_SPLIT_BYTES = 64 << 20
-"""A split's rows are held in memory while they are normalised; by the server's average row length they are no more."""
+"""The most bytes of a split, by the server's average row length. A split's rows are in memory while they are normalised."""
 
 MAX_GAP = 4
-"""A key with more than this many values for one row is walked."""
+"""A key with more values per row is walked."""
 
 MIN_STEPS = 16
-"""A table of fewer splits is walked: that costs no more than finding out whether its key is even."""
+"""A table with fewer splits is walked: that costs no more than testing whether its key is even."""
 
 SAMPLES = 8
 SPARSE_SAMPLES_ALLOWED = 2
@@ -39,15 +39,15 @@ _SIGN = 1 << 63
 def next_ranges(
     table: TableState, source: KeySource, *, split_rows: int, count: int
 ) -> tuple[list[KeyRange], TableState]:
-    """The table's next ranges, at least one and at most `count`, and the table with its cursor behind them.
+    """Returns the table's next ranges (at least one, at most `count`), and the table with its cursor after them.
 
-    Fewer than `count` only if the table is exhausted by them. Raises ValueError if it was already.
+    There are fewer than `count` only if they are the last ones. Raises ValueError if all ranges were planned before.
     """
     ranges: list[KeyRange] = []
     if isinstance(table.cursor, Untouched):
         ranges, table = _open(table, source, split_rows)
     while len(ranges) < count and not isinstance(table.cursor, Exhausted):
-        more, cursor = _cut(table, source, count - len(ranges))
+        more, cursor = _next(table, source, count - len(ranges))
         ranges += more
         table = replace(table, cursor=cursor)
     if not ranges:
@@ -56,7 +56,7 @@ def next_ranges(
 
 
 def estimated_splits(table: TableState) -> int | None:
-    """How many splits the table will have had in the end; None where that can't be said yet."""
+    """Returns the estimated number of all splits of the table; None before the first one is planned, or without an estimate."""
     match table.cursor:
         case Untouched():
             return None
@@ -68,12 +68,12 @@ def estimated_splits(table: TableState) -> int | None:
             if table.estimated_rows is None:
                 return None
             return max(table.planned_splits + 1, -(-table.estimated_rows // rows) + 1)
-        case Collecting(_, _, _, until, pages) | Emitting(_, _, until, pages):
+        case Staging(_, _, _, until, pages) | Releasing(_, _, until, pages):
             return -(-until // pages)
 
 
 def _open(table: TableState, source: KeySource, split_rows: int) -> tuple[list[KeyRange], TableState]:
-    """The first range, and the cursor for the others."""
+    """Returns the first range, and the table with the cursor for the others."""
     whole = [KeyRange(None, None)]
     if not table.columns:
         return whole, replace(table, cursor=Exhausted())
@@ -102,49 +102,49 @@ def _cursor(table: TableState, source: KeySource, statistics: KeyStatistics, row
     if key is None or key.greatest - key.least < MIN_STEPS * rows:
         return walking
     gap = _sampled_gap(table, source, key, walking)
-    if gap is None or int(gap) > MAX_GAP:  # a sampled place may lie just behind a key: up to one gap is not the key's
+    if gap is None or int(gap) > MAX_GAP:  # a sample may start just after a key: up to one gap is not the key's
         return walking
     step = min(max(int(rows * gap), rows), rows * MAX_GAP)
-    until = _integer_of(statistics.greatest, key.unsigned)  # where the open range begins, to the very value
+    until = _integer_of(statistics.greatest, key.unsigned)  # exactly the start of the open range
     return Stepping(key.least, None, until, step, key.unsigned)
 
 
 def _sampled_gap(table: TableState, source: KeySource, key: IntegerKey, walking: Walking) -> float | None:
-    """Key values per row, the median over places spread evenly; None if too much of the key is nearly empty."""
+    """Key values per row: the median over evenly spread samples. None if too much of the key is nearly empty."""
     gaps = []
     for i in range(SAMPLES):
-        place = key.least + (key.greatest - key.least) * i // SAMPLES
-        at = replace(walking, next_start=_integer_bound(place, key.unsigned))
+        value = key.least + (key.greatest - key.least) * i // SAMPLES
+        at = replace(walking, next_start=_integer_bound(value, key.unsigned))
         found = _bounds(table, source, at, count=1, until=walking.until)
         if found:
-            gaps.append((_integer_of(found[0], key.unsigned) - place) / walking.rows)
+            gaps.append((_integer_of(found[0], key.unsigned) - value) / walking.rows)
     if len(gaps) < SAMPLES - SPARSE_SAMPLES_ALLOWED:
         return None
     return sorted(gaps)[len(gaps) // 2]
 
 
-def _cut(table: TableState, source: KeySource, count: int) -> tuple[list[KeyRange], Cursor]:
+def _next(table: TableState, source: KeySource, count: int) -> tuple[list[KeyRange], Cursor]:
     match table.cursor:
         case Stepping() as cursor:
             return _step(cursor, count)
         case Walking() as cursor:
             return _walk(table, source, cursor, count)
         case _:
-            raise ValueError(f"{table.table} has no cursor to cut from")
+            raise ValueError(f"all splits of {table.table} are planned")
 
 
 def _step(cursor: Stepping, count: int) -> tuple[list[KeyRange], Cursor]:
     ranges = []
     start = None if cursor.next_start is None else _integer_bound(cursor.next_start, cursor.unsigned)
-    place = cursor.origin if cursor.next_start is None else cursor.next_start
+    value = cursor.origin if cursor.next_start is None else cursor.next_start
     for _ in range(count):
-        place += cursor.step
-        end = _integer_bound(min(place, cursor.until), cursor.unsigned)
+        value += cursor.step
+        end = _integer_bound(min(value, cursor.until), cursor.unsigned)
         ranges.append(KeyRange(start, end))
-        if place >= cursor.until:
+        if value >= cursor.until:
             return ranges, Exhausted()
         start = end
-    return ranges, replace(cursor, next_start=place)
+    return ranges, replace(cursor, next_start=value)
 
 
 def _walk(table: TableState, source: KeySource, cursor: Walking, count: int) -> tuple[list[KeyRange], Cursor]:
@@ -157,24 +157,24 @@ def _walk(table: TableState, source: KeySource, cursor: Walking, count: int) -> 
 
 
 def _bounds(table: TableState, source: KeySource, at: Walking, *, count: int, until: Bound | None) -> Sequence[Bound]:
-    """The source's bounds. Their ranks must rise as the server says that the keys do, else a change would be looked up
-    in the wrong split later: raises SourceNotUsableError."""
+    """Returns the source's bounds. Raises SourceNotUsableError unless their key encodings ascend like the server's keys:
+    otherwise the gap filter would find the wrong split for a change."""
     bounds = source.next_bounds(table.table, table.columns, after=at.next_start, until=until, rows=at.rows, count=count)
     limits = [b for b in (at.next_start, *bounds, until) if b is not None]
-    ranks = [bytes.fromhex(b.rank) for b in limits]
-    if len(bounds) > count or any(a >= b for a, b in pairwise(ranks)):
+    encoded_keys = [bytes.fromhex(b.encoded_key) for b in limits]
+    if len(bounds) > count or any(a >= b for a, b in pairwise(encoded_keys)):
         raise SourceNotUsableError(
-            f"{table.table}: the server orders the key {', '.join(table.columns)} otherwise than Tidemark does; "
-            f"see the keys {[b.literals for b in limits]}.",
+            f"{table.table}: the server orders the key {', '.join(table.columns)} differently from Tidemark. "
+            f"The keys are {[b.literals for b in limits]}.",
             "Name another split key for the table (source.keys), and report this with the column's type and collation.",
         )
     return bounds
 
 
 def _integer_bound(value: int, unsigned: bool) -> Bound:
-    return Bound((str(value),), integer_rank(value, unsigned=unsigned).hex())
+    return Bound((str(value),), encode_integer(value, unsigned=unsigned).hex())
 
 
 def _integer_of(bound: Bound, unsigned: bool) -> int:
-    rank = int.from_bytes(bytes.fromhex(bound.rank), "big")
-    return rank if unsigned else rank - _SIGN
+    encoded_key = int.from_bytes(bytes.fromhex(bound.encoded_key), "big")
+    return encoded_key if unsigned else encoded_key - _SIGN

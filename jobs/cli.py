@@ -1,34 +1,31 @@
 """The command line: `tidemark run | validate | plan | status | report | checkpoints | drop`."""
 
-import json
+import platform
 import signal
 import sys
-import traceback
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from typer.exceptions import TyperException
 
-from conf.load import load_job_file
-from conf.model import JobFile
-from conf.redaction import install_redaction, redact
-from jobs import inspect, run
-from jobs.drop import drop
-from jobs.events import open_events
-from jobs.projections import lines_of
-from jobs.session import debugging
-from state.errors import JobFileError, TidemarkError
-
-UNEXPECTED = 1
-USAGE_ERROR = 2
-INTERRUPTED = 130
-
-_UNEXPECTED_REMEDY = (
-    "start it again, for the state is safe; if it comes again, report what it prints with TIDEMARK_DEBUG=1 set."
-)
-_INTERRUPTED_TEXT = "interrupted; the state is safe. Remedy: start the same command again to go on."
+from tidemark import __version__
+from tidemark.conf.load import load_job_file
+from tidemark.conf.model import JobFile
+from tidemark.conf.redaction import install_redaction, redact
+from tidemark.jobs import run
+from tidemark.jobs.commands.checkpoints import checkpoints
+from tidemark.jobs.commands.drop import drop
+from tidemark.jobs.commands.plan import plan
+from tidemark.jobs.commands.status import status
+from tidemark.jobs.commands.validate import validate
+from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, ending_of
+from tidemark.jobs.monitoring.events import open_events
+from tidemark.jobs.run_summary import summarised
+from tidemark.jobs.spark.session import debugging
+from tidemark.readers.projection.settings import lines_of
+from tidemark.state.errors import JobFileError, TidemarkError
 
 app = typer.Typer(
     name="tidemark",
@@ -36,15 +33,43 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current.",
+    help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current. "
+    "Start with: tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, tidemark run JOB.yaml.",
     epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
-    "available · 5 sink failed · 6 another driver holds the job · 130 interrupted, state safe.",
+    "available · 5 sink failed · 6 another driver holds the job · 7 source out of reach, try again later · "
+    "130 interrupted, state safe.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidemark {__version__} (Python {platform.python_version()}, PySpark {version('pyspark')})")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the versions of Tidemark, Python and PySpark.",
+    ),
+]
+
+
+@app.callback()
+def options(_version: Version = False) -> None:
+    """Options of `tidemark` itself; `--version` is handled by its callback."""
+
 
 JobPath = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replaces a value of the job file, e.g. snapshot.parallelism=8."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the job file, e.g. snapshot.parallelism=8."),
+]
+Substitute = Annotated[
+    bool, typer.Option("--substitute", help="Fill in ${NAME} and file:… in the values of --set, as in the job file.")
 ]
 
 
@@ -56,56 +81,59 @@ Overrides = Annotated[
 def run_command(
     job_path: JobPath,
     overrides: Overrides = None,
-    standby: Annotated[bool, typer.Option("--standby", help="Wait while another driver runs the job.")] = False,
-    summary: Annotated[Path | None, typer.Option("--summary", help="Write a summary as JSON to this file.")] = None,
+    substitute: Substitute = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another driver runs the job, then take over.")
+    ] = False,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", metavar="FILE", help="Write a summary as JSON to this file, also of a failed run."),
+    ] = None,
 ) -> None:
-    """Runs the job: the rows that exist, then every change. Goes on from the last checkpoint."""
-    job = _load(job_path, overrides)
-    if summary is not None and not summary.resolve().parent.is_dir():
-        raise JobFileError(
-            f"--summary {summary} is in a folder that does not exist.", "Create it, or name another file."
-        )
-    with open_events() as events:
-        finished = run.run_job(job, events, standby=standby)
-    if summary is not None:
-        summary.write_text(json.dumps(finished.as_dict(), indent=2) + "\n")
-    if finished.interrupted:
+    """Copies the existing rows, then follows every change. Continues from the last checkpoint."""
+    with open_events() as events, summarised(events, summary) as told:
+        run.run_job(_load(job_path, overrides, substitute=substitute), events, told, standby=standby)
+    if told.interrupted:
         raise KeyboardInterrupt
 
 
-@app.command("validate", epilog="Example: tidemark validate shop.yaml --connect")
+@app.command("validate", epilog="Examples: tidemark validate shop.yaml · tidemark validate shop.yaml --connect")
 def validate_command(
     job_path: JobPath,
     overrides: Overrides = None,
+    substitute: Substitute = False,
     connect: Annotated[
         bool, typer.Option("--connect", help="Also check the source's settings, grants and tables, and the sink.")
     ] = False,
 ) -> None:
-    """Checks the job file; with --connect also the source and the sink. Changes nothing."""
-    job = _load(job_path, overrides)
+    """Checks the job file, and with --connect also the source and the sink. Changes nothing."""
+    job = _load(job_path, overrides, substitute=substitute)
     for warning in job.warnings():
         typer.echo(f"warning: {redact(warning)}")
     for line in lines_of(job):
         typer.echo(f"columns: {redact(line)}")
     if connect:
-        inspect.validate(job)
+        validate(job)
     typer.echo(f"{job_path.name}: valid")
 
 
-@app.command("plan", epilog="Example: tidemark plan shop.yaml")
-def plan_command(job_path: JobPath, overrides: Overrides = None) -> None:
-    """Dry run: tables, keys, watermark method, estimated splits, and what would be created."""
-    inspect.plan(_load(job_path, overrides))
+@app.command(
+    "plan", epilog="Examples: tidemark plan shop.yaml · tidemark plan shop.yaml --set snapshot.split_rows=100000"
+)
+def plan_command(job_path: JobPath, overrides: Overrides = None, substitute: Substitute = False) -> None:
+    """Dry run: shows tables, keys, watermark method, estimated splits, and what a run would create. Changes nothing."""
+    plan(_load(job_path, overrides, substitute=substitute))
 
 
-@app.command("status", epilog="Example: tidemark status shop.yaml --json")
+@app.command("status", epilog="Examples: tidemark status shop.yaml · tidemark status shop.yaml --json")
 def status_command(
     job_path: JobPath,
     overrides: Overrides = None,
+    substitute: Substitute = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """From the checkpoint: phase, splits done per table, position, lag, last epoch."""
-    inspect.status(_load(job_path, overrides), as_json=as_json)
+    """Shows whether the job runs, its phase, position and lag, and the splits of each table. Reads only the checkpoint."""
+    status(_load(job_path, overrides, substitute=substitute, connects=False), as_json=as_json)
 
 
 @app.command(
@@ -115,13 +143,14 @@ def status_command(
 def report_command(
     job_path: JobPath,
     overrides: Overrides = None,
+    substitute: Substitute = False,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
         "report.html"
     ),
 ) -> None:
-    """From the checkpoint, as one HTML page: tables, splits with their watermarks, epochs, lag, events. The job may run."""
-    job = _load(job_path, overrides)
-    from jobs.report.write import write_report
+    """Writes one HTML page: tables, splits with their watermarks, epochs, lag, events. Reads only the checkpoint."""
+    job = _load(job_path, overrides, substitute=substitute, connects=False)
+    from tidemark.jobs.report.write import write_report
 
     size_bytes = write_report(job, output)
     typer.echo(f"Wrote {output} ({size_bytes / 1e6:.1f} MB).")
@@ -130,54 +159,52 @@ def report_command(
 @app.command("checkpoints", epilog="Example: tidemark checkpoints shop.yaml list")
 def checkpoints_command(
     job_path: JobPath,
-    action: Annotated[str, typer.Argument(metavar="[list]", help="What to do.")] = "list",
+    action: Annotated[str, typer.Argument(metavar="[list]", help="The only action is list.")] = "list",
     overrides: Overrides = None,
+    substitute: Substitute = False,
 ) -> None:
-    """Lists the consistent cuts that the checkpoint holds."""
+    """Lists the consistent cuts in the checkpoint. Reads only the checkpoint."""
     if action == "rollback":
-        raise JobFileError("checkpoints rollback is not supported yet.", "Use `checkpoints list`.")
+        raise JobFileError("checkpoints rollback is not supported yet.", "Write `tidemark checkpoints JOB.yaml list`.")
     if action != "list":
-        raise JobFileError(f"checkpoints has no action {action!r}.", "Use `checkpoints list`.")
-    inspect.checkpoints(_load(job_path, overrides))
+        raise JobFileError(f"checkpoints has no action {action!r}.", "Write `tidemark checkpoints JOB.yaml list`.")
+    checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
 
 
 @app.command("drop", epilog="Examples: tidemark drop shop.yaml · tidemark drop shop.yaml --yes")
 def drop_command(
     job_path: JobPath,
     overrides: Overrides = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    substitute: Substitute = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask. Required if there is no terminal.")] = False,
 ) -> None:
-    """Drops the job's replication slot and publication in a PostgreSQL source, for good. Asks first."""
-    drop(_load(job_path, overrides), yes=yes)
+    """Drops the job's slot and publication in a PostgreSQL source. The job can't continue afterwards. Asks first."""
+    drop(_load(job_path, overrides, substitute=substitute), yes=yes)
 
 
-def _load(path: Path, overrides: list[str] | None) -> JobFile:
-    return load_job_file(path, overrides or ())
+def _load(path: Path, overrides: list[str] | None, *, substitute: bool, connects: bool = True) -> JobFile:
+    """`connects` False: for commands that read the checkpoint alone, which need no passwords."""
+    return load_job_file(path, overrides or (), substitute_overrides=substitute, connects=connects)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """The console script. Ends the process with the exit code of interface.md; never returns."""
+    """The console script. Ends the process with an exit code of docs/operating.md; never returns."""
     install_redaction()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         exit_code = app(args=arguments, standalone_mode=False)
-    except TidemarkError as error:
-        _end(error.exit_code, str(error))
-    except TyperException as error:  # usage
-        _end(USAGE_ERROR, f"{error.format_message()} Remedy: see tidemark --help.")
-    except (KeyboardInterrupt, typer.Abort):
-        exit_code = INTERRUPTED
-    except Exception as error:  # noqa: BLE001 -- the process ends here
-        if debugging():
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- the process ends here
+        ending = ending_of(error)
+        if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError) and debugging():
             sys.excepthook(type(error), error, error.__traceback__)
-        _end(UNEXPECTED, f"unexpected: {_described(error)}. Remedy: {_UNEXPECTED_REMEDY}")
-    if exit_code == INTERRUPTED:  # also typer's answer to a KeyboardInterrupt
-        _end(INTERRUPTED, _INTERRUPTED_TEXT)
+        _end(ending.exit_code, ending.last_line)
+    if exit_code == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
+        _end(INTERRUPTED, INTERRUPTION.last_line)
     _end(exit_code if isinstance(exit_code, int) else 0)
 
 
 def _end(exit_code: int, last_line: str = "") -> NoReturn:
-    """Nothing may be said after the last line: signals that come now are not heard any more."""
+    """Ends the process. Signals are ignored from here on, so that nothing is printed after the last line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if last_line:
@@ -187,16 +214,8 @@ def _end(exit_code: int, last_line: str = "") -> NoReturn:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Until the query runs, and after it, there is nothing to finish."""
+    """Raises KeyboardInterrupt: before the query runs, and after it, there is nothing to finish."""
     raise KeyboardInterrupt
-
-
-def _described(error: Exception) -> str:
-    """Its class, the first line of its text, and where it was raised."""
-    text = " ".join(str(error).partition("\n")[0].split())
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    return f"{type(error).__name__} at {place}" + (f": {text.rstrip('.')}" if text else "")
 
 
 if __name__ == "__main__":

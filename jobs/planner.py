@@ -1,37 +1,37 @@
 """The driver's side of the data source: plans epochs and keeps the plans durable.
 
-It lives in Spark's planner process. Spark calls it in this order, and after a crash begins anew at any point:
+It runs in Spark's planner process. Spark calls it in this order, and restarts at any point after a crash:
 
     next_epoch(committed) → the plan of epoch committed + 1 is durable → Spark logs the offset → the epoch runs
     → Spark marks it as committed → next_epoch(committed + 1)
 
-What an epoch brought is taken into the enumerator's state when the next one is planned, and only then its published
-files are removed: until the next plan is durable, everything can be read again.
+The outcome of an epoch enters the enumerator's state when the next epoch is planned. Its published files are removed when
+that plan is durable: until then everything can be read again.
 """
 
 import time
 
-from conf.model import JobFile
-from enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
-from enumerator.pages import generations
-from jobs.checkpoint import Checkpoint
-from jobs.history import EpochRecorder
-from jobs.partition_watch import PartitionWatch
-from jobs.routes import forget_routes, write_segment
-from jobs.run_folder import RunFolder
-from jobs.sources import PlannerAccess
-from jobs.standing import read_outcome, settings_of
-from readers.publish import forget_collected, forget_published
-from state.errors import CheckpointError
-from state.failpoints import failpoint
-from state.job_state import JobState
-from state.phase import Phase
-from state.plan import EnumeratorState, PlanRecord, SnapshotWork
-from state.position import Position
+from tidemark.conf.model import JobFile
+from tidemark.enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
+from tidemark.enumerator.pages import attempts
+from tidemark.jobs.monitoring.history import EpochRecorder
+from tidemark.jobs.partition_watch import PartitionWatch
+from tidemark.jobs.recovered_state import read_outcome, settings_of
+from tidemark.jobs.spark.planner_ipc import PlannerIpc
+from tidemark.readers.log.finished_splits import write_segment
+from tidemark.readers.source import PlannerAccess, RetainsLog
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError
+from tidemark.state.failpoints import failpoint
+from tidemark.state.job_state import JobState
+from tidemark.state.phase import Phase
+from tidemark.state.plan import EnumeratorState, PlanRecord, SnapshotWork
+from tidemark.state.position import Position
+from tidemark.state.remedies import RESTORE_CHECKPOINT
 
 
 class Planner:
-    """One per run. `folder`: once the driver asks there to stop, no further epoch is planned."""
+    """One per run. `folder`: the driver's requests; after a request to stop, no further epoch is planned."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Planner:
         job_state: JobState,
         job: JobFile,
         *,
-        folder: RunFolder | None = None,
+        folder: PlannerIpc | None = None,
     ) -> None:
         self._access = access
         self._checkpoint = checkpoint
@@ -55,24 +55,25 @@ class Planner:
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
 
     def end_at_log_end(self) -> None:
-        """From now on epochs are planned up to where the log ends at this moment (trigger `once`)."""
+        """From now on plans only up to the present end of the log (trigger `once`)."""
         self._goal = self._access.log_end()
 
     def next_epoch(self, committed: int) -> int:
-        """The number of the epoch after `committed`, whose plan is durable, or `committed` where there is none to run."""
+        """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run.
+        Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
         if self._folder is not None and self._folder.is_stop_asked():
             self._recorder.save(at_once=True)
             return committed
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
-            self._planned_at = None  # planned by an earlier run, which may not have come to removing what is committed
-            forget_published(self._checkpoint.store, committed)
+            self._planned_at = None  # planned by an earlier run, which may not have removed the published files
+            self._checkpoint.forget_published(committed)
             return latest
         if latest != committed:
             raise CheckpointError(
-                f"Spark's part of the checkpoint stands at epoch {committed}, the plans at epoch {latest}.",
-                "The parts of the checkpoint folder are not of one moment: restore all of it from one copy, or start "
-                "over with an empty checkpoint and an empty target.",
+                f"Spark's part of the checkpoint is at epoch {committed}, the plans are at epoch {latest}: the parts of the "
+                "folder are not of the same time.",
+                RESTORE_CHECKPOINT,
             )
         state = self._state_after(committed)
         record, outcome = self._outcome(committed, state)
@@ -83,7 +84,8 @@ class Planner:
         if record is not None and outcome is not None:
             self._recorder.add(record, outcome, state)
         self._absorbed = (committed, state)
-        self._access.committed(state.position)
+        if isinstance(self._access, RetainsLog):
+            self._access.committed(state.position)
         if plan is None:
             self._recorder.save(at_once=self._goal is not None)
             return committed
@@ -94,10 +96,10 @@ class Planner:
         self._partitions.planned()
         self._absorbed = None
         self._planned_at = (plan.epoch, time.monotonic())
-        forget_published(self._checkpoint.store, committed)
-        forget_collected(self._checkpoint.store, generations(plan, state))
+        self._checkpoint.forget_published(committed)
+        self._checkpoint.forget_staged(attempts(plan, state))
         if plan.phase is Phase.STREAM:
-            forget_routes(self._checkpoint.store)
+            self._checkpoint.forget_finished_splits()
         self._checkpoint.forget_before(committed)
         self._recorder.save(at_once=False)
         return plan.epoch
@@ -110,7 +112,7 @@ class Planner:
         return in_mode(self._checkpoint.plan(committed).state, self._mode)
 
     def _outcome(self, epoch: int, state: EnumeratorState) -> tuple[PlanRecord, Outcome] | tuple[None, None]:
-        """The committed epoch and what it brought; its splits are made known to the gap filter."""
+        """Returns the committed epoch and its outcome. Writes its finished splits for the gap filter."""
         if state.awaited is None:
             return None, None
         record = self._checkpoint.plan(epoch)
@@ -119,11 +121,12 @@ class Planner:
             assert isinstance(record.plan.work, SnapshotWork)
             splits = [split for task in record.plan.work.tasks for split in task]
             write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
-            failpoint("planner.after_routes")
+            failpoint("planner.after_finished_splits")
         return record, outcome
 
     def _seconds(self, epoch: int) -> float | None:
-        """From planning to written; where nobody tells when that was, until now, which may be a trigger's interval."""
+        """The time from the plan until the epoch was written, in seconds. Until now if the driver has not told when it was
+        written: that may include a trigger's interval. None if another run planned the epoch."""
         if self._planned_at is None or self._planned_at[0] != epoch:
             return None
         written_at = None if self._folder is None else self._folder.written_at(epoch)

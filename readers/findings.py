@@ -1,21 +1,21 @@
-"""What preflight found: each thing with its remedy, all of them at once."""
+"""The findings of preflight: every problem with its remedy, reported together."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.tables import TableName
-from state.errors import JobFileError, SourceNotUsableError, TidemarkError
-from state.table import TableId
+from tidemark.conf.tables import TableName
+from tidemark.state.errors import JobFileError, SourceNotUsableError, TidemarkError
+from tidemark.state.table import TableId
 
 Severity = Literal["refuse", "warn"]
-MOST_NAMED = 20
+MAX_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`refuse`: the job must not start. `table` and `column` where it is about one, `setting` likewise: a
-    path of keys in the job file."""
+    """One problem. `refuse`: the job must not start. `table`, `column` and `setting` (a path of keys in the job file) are
+    set where the problem is about one."""
 
     severity: Severity
     message: str
@@ -29,7 +29,7 @@ class Finding:
 
 
 class SettingError(JobFileError):
-    """The table is not as a setting of the job file has it. `setting`: the setting's path."""
+    """A setting of the job file does not fit the table. `setting`: the setting's path in the job file."""
 
     def __init__(self, message: str, remedy: str, setting: tuple[str, ...] = ()) -> None:
         super().__init__(message, remedy)
@@ -37,8 +37,16 @@ class SettingError(JobFileError):
 
 
 def exclusion_of(table: TableId) -> tuple[str, ...]:
-    """The setting that leaves out columns of the table."""
+    """Returns the path of the setting that leaves out columns of the table."""
     return ("source", "columns", str(TableName(table.database, table.name)), "exclude")
+
+
+def own_table_refused(table: TableId) -> SourceNotUsableError:
+    """The error for a table of Tidemark's own that `source.tables` names."""
+    return SourceNotUsableError(
+        f"{table} in source.tables is a table of Tidemark's own: copying it would change it again.",
+        "Take it out of source.tables. Wildcards leave it out by themselves.",
+    )
 
 
 def refusal(
@@ -62,19 +70,19 @@ def of_error(error: TidemarkError, *, table: TableId | None = None, column: str 
 
 
 def raise_refusals(findings: Iterable[Finding]) -> None:
-    """Raises one SourceNotUsableError for all that refuse; the rest of a long list is counted."""
+    """Raises one SourceNotUsableError for all findings that refuse. It names the first MAX_NAMED and counts the others."""
     refusals = [finding for finding in findings if finding.severity == "refuse"]
     if not refusals:
         return
     if len(refusals) == 1:
         raise SourceNotUsableError(refusals[0].message, refusals[0].remedy)
-    named = refusals[:MOST_NAMED]
-    more = f" And {len(refusals) - MOST_NAMED} more." if len(refusals) > MOST_NAMED else ""
+    named = refusals[:MAX_NAMED]
+    more = f" And {len(refusals) - MAX_NAMED} more." if len(refusals) > MAX_NAMED else ""
     numbered = " ".join(f"({number}) {finding.message}" for number, finding in enumerate(named, 1))
     remedies: dict[str, list[int]] = {}
     for number, finding in enumerate(named, 1):
         remedies.setdefault(finding.remedy, []).append(number)
     raise SourceNotUsableError(
-        f"{len(refusals)} things forbid the job: {numbered}{more}",
+        f"The job can't start: {len(refusals)} problems. {numbered}{more}",
         " ".join(f"({', '.join(map(str, numbers))}) {remedy}" for remedy, numbers in remedies.items()),
     )

@@ -1,6 +1,7 @@
-"""One driver at a time: a lock in the source with the job's name, held as long as its connection lives.
+"""The lease: a lock in the source, named after the job and its checkpoint. It ensures that one driver at a time runs a job.
 
-It is one server's, not a cluster's: all runs of a job must connect to the same server, as their positions ask.
+The checkpoint must always be written in the same way. The lock is held as long as its connection lives. It is a lock of one
+server, not of a cluster. All runs of a job must connect to the same server, which their positions require too.
 """
 
 import hashlib
@@ -11,61 +12,76 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar
 
-from state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
 PING_SECONDS = 2.0
 WAIT_ROUND_SECONDS = 2
-"""Waiting for a lock returns this often, so that a signal is heard."""
+"""The interval at which waiting for a lock returns, so that signals are handled."""
 
 CLOSE_SECONDS = 5.0
-"""How long `close` waits for a thread that may be connecting."""
+"""The time that `close` waits for a thread that may be connecting."""
 
 REACQUIRE_SECONDS = 60.0
-"""A lease that could not be had again for so long after its connection broke counts as lost."""
+"""The time after a broken connection in which the lease must be taken again. Then it counts as lost."""
 
 
 def lock_name(job: str, checkpoint: str) -> str:
-    """At most 64 characters, which is what MySQL allows. `checkpoint`: what tells jobs of one name apart."""
+    """Returns a name of at most 64 characters, MySQL's limit. `checkpoint` tells jobs with the same name apart."""
     return "tidemark:" + hashlib.sha256(f"{job}\0{checkpoint}".encode()).hexdigest()[:40]
 
 
 class Lock(ABC):
-    """A lock of the source's, on a connection of its own that `try_to_take` opens."""
+    """A lock in the source, on a separate connection that `try_to_take` opens."""
 
     error_class: ClassVar[type[Exception]]
-    """The root of the driver's errors, which all questions may raise besides OSError."""
+    """The base class of the database driver's errors. All queries may raise them or OSError."""
 
     @abstractmethod
     def try_to_take(self, wait_seconds: int) -> int | None:
-        """The own connection's id; None where another one has the lock. Raises SourceUnavailableError,
-        SourceNotUsableError."""
+        """Returns the own connection's id, None if another connection has the lock after `wait_seconds`.
+
+        Raises SourceUnavailableError, SourceNotUsableError.
+        """
 
     @abstractmethod
     def is_mine(self) -> bool: ...
 
     @abstractmethod
     def holder_id(self) -> int | None:
-        """The id of the connection that has it."""
+        """Returns the id of the connection that has the lock, None if none has it."""
 
     @abstractmethod
     def whereabouts(self, holder: int) -> str:
-        """`user from host` of a connection, "" where the server does not say."""
+        """Returns `user from host` of a connection, "" if the server does not show it."""
 
     @abstractmethod
     def ending(self, holder: int) -> str:
-        """The statement that ends a connection."""
+        """Returns the statement that ends a connection."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Closes the connection, which frees the lock. May be called twice."""
+        """Closes the connection, which releases the lock. May be called twice."""
+
+
+def connection_broke(host: str) -> SourceUnavailableError:
+    return SourceUnavailableError(
+        f"The connection to {host} broke while the job's lease was taken.", "Start the job again."
+    )
 
 
 class Lease:
-    """Held from `take` to `close`; a thread of its own watches over it.
+    """A lease, held from `take` to `close`. A background thread watches it.
 
-    When the connection breaks the lease is taken again on a new one. If another driver has it then, or nothing could be
-    had for REACQUIRE_SECONDS, it is lost: `held()` is False from then on, and `on_lost` is called once, in that thread.
+    If the connection breaks, the lease is taken again on a new one. It is lost if another driver has it then, or if it can't be
+    taken for REACQUIRE_SECONDS. From then on `held()` is False. `on_lost` is called once, in the background thread.
     """
+
+    @classmethod
+    def acquire(cls, lock: Lock, *, wait: bool = False, on_lost: Callable[[], None] | None = None) -> "Lease":
+        """Creates a lease and takes it. Raises the errors of `take`."""
+        lease = cls(lock, on_lost)
+        lease.take(wait=wait)
+        return lease
 
     def __init__(self, lock: Lock, on_lost: Callable[[], None] | None = None) -> None:
         self._lock = lock
@@ -76,8 +92,10 @@ class Lease:
         self._thread = threading.Thread(target=self._watch, name="tidemark lease", daemon=True)
 
     def take(self, *, wait: bool) -> None:
-        """Raises JobHeldError, naming the holder, if another driver has the lease; with `wait` it is waited for without
-        end. Raises SourceUnavailableError, SourceNotUsableError."""
+        """Takes the lease. If another driver has it, waits without limit with `wait`, else raises JobHeldError, which names it.
+
+        Raises SourceUnavailableError, SourceNotUsableError.
+        """
         while not self._try_to_take(WAIT_ROUND_SECONDS if wait else 0):
             if not wait:
                 try:
@@ -94,7 +112,9 @@ class Lease:
         self._closing.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():  # else it is connecting, and drops what it gets when it sees that we close
+        if (
+            not self._thread.is_alive()
+        ):  # else it is connecting, and drops the lock once it sees that the lease is closing
             self._lock.drop()
 
     def __enter__(self) -> "Lease":
@@ -122,8 +142,11 @@ class Lease:
             return False
 
     def _take_again(self) -> bool:
-        """The server frees the lock of a broken connection when it notices the break, perhaps after us: so once is not
-        enough, unless it is somebody else's connection that holds it."""
+        """Takes the lease on a new connection. Returns False if it is lost.
+
+        The server releases the lock of a broken connection when it notices the break, perhaps later than this driver. So the
+        lease is tried again, unless another driver's connection holds it.
+        """
         deadline = time.monotonic() + REACQUIRE_SECONDS
         former = self._own_id
         self._lock.drop()

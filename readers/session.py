@@ -1,4 +1,4 @@
-"""One connection for questions that may be asked again: opened at the first, opened anew when it was lost."""
+"""A connection for repeatable queries: opened at the first query, reopened when it was lost."""
 
 import random
 import time
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 
 Row: TypeAlias = Sequence[Any]
 Answer = TypeVar("Answer")
@@ -14,11 +14,12 @@ Connection = TypeVar("Connection")
 
 ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.2
-LONGEST_DELAY_SECONDS = 5.0
+MAX_DELAY_SECONDS = 5.0
 
 
 class AskingSession(ABC, Generic[Connection]):
-    """`connect` must give a connection to the job's server, or raise. Can be used again after `close`."""
+    """Repeats a query on a new connection when the connection breaks. `connect` must return a connection to the job's
+    server, or raise. The session can be used again after `close`."""
 
     error_class: ClassVar[type[Exception]]
     """The root of the driver's errors."""
@@ -34,11 +35,11 @@ class AskingSession(ABC, Generic[Connection]):
         return self._connection
 
     def another(self) -> Connection:
-        """One more connection, which is the caller's."""
+        """Opens one more connection. The caller owns it."""
         return self._connect()
 
     def query(self, sql: str) -> Sequence[Row]:
-        """All rows. Errors as `ask`."""
+        """Returns all rows. Raises the same errors as `ask`."""
 
         def fetch(connection: Any) -> Sequence[Row]:
             with connection.cursor() as cursor:
@@ -48,7 +49,8 @@ class AskingSession(ABC, Generic[Connection]):
         return self.ask(fetch)
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """Raises SourceNotUsableError where the server refuses, SourceUnavailableError where it can't be reached."""
+        """Returns the answer, retrying on a new connection up to ATTEMPTS times. Raises SourceNotUsableError if the server
+        refuses, SourceUnavailableError if it can't be reached."""
         for attempt in range(1, ATTEMPTS + 1):
             connection = self.connection
             try:
@@ -58,8 +60,8 @@ class AskingSession(ABC, Generic[Connection]):
                 self.close()
                 if not passing:
                     raise SourceNotUsableError(
-                        f"The source refuses a question about a table: {self.error_text(error)}",
-                        "Check that the table is still there and that the account may SELECT from it.",
+                        f"The source refuses a query about a table: {self.error_text(error)}",
+                        "Check that the table still exists and that the account may SELECT from it.",
                     ) from error
                 if attempt == ATTEMPTS:
                     raise SourceUnavailableError(
@@ -77,20 +79,20 @@ class AskingSession(ABC, Generic[Connection]):
     @staticmethod
     @abstractmethod
     def will_pass(error: Any, connection: Connection) -> bool:
-        """True if the same question may get an answer on another connection. `error` is an `error_class`."""
+        """True if the same query may succeed on another connection. `error` is an `error_class`."""
 
     @staticmethod
     @abstractmethod
     def error_text(error: BaseException) -> str:
-        """For messages, without secrets."""
+        """Returns the error's text for messages, without secrets."""
 
     @staticmethod
     @abstractmethod
     def is_open(connection: Connection) -> bool:
-        """As far as the client knows."""
+        """False if the client knows that the connection is closed."""
 
 
 def pause(attempt: int) -> None:
-    """Before the attempt that follows on this one (from 1): longer each time, not the same in all processes."""
-    longest = min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LONGEST_DELAY_SECONDS)
+    """Sleeps before the next attempt, with exponential back-off and jitter. `attempt` counts the failed ones, from 1."""
+    longest = min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), MAX_DELAY_SECONDS)
     time.sleep(longest * random.uniform(0.5, 1.0))

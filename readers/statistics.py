@@ -1,11 +1,11 @@
-"""What a source guesses of its tables."""
+"""A source's estimates of its tables."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatistics:
-    """The server's guesses; None where it has none. They may be wrong by any factor."""
+    """The server's estimates; None where it has none. They may be wrong by any factor."""
 
     row_estimate: int | None
     average_row_bytes: int | None

@@ -1,1 +1,1 @@
-"""Tools around the job: private database servers, demo, reports. Not part of the installed package."""
+"""Commands for developers: the demo and reports. Not part of the installed package."""

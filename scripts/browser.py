@@ -1,4 +1,4 @@
-"""A headless Chromium for the test of the report page: the machine's own, or Debian's, unpacked as the servers are.
+"""A headless Chromium for the test of the report page: the installed one, or Debian's, unpacked like the servers.
 
 python -m scripts.browser PAGE.html SCREENSHOT.png [dark]
 """
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.server_packages import DebianPackage, ServerUnavailableError, built_once, unpack
+from devtools.server_packages import DebianPackage, ServerUnavailableError, built_once, unpack
 
 INSTALLED = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PACKAGE = DebianPackage("chromium", "headless", "trixie", "chromium-headless-shell")
 TIMEOUT_SECONDS = 120
 SETTLED_MS = 5000
-"""After which a page is taken as it is."""
+"""The time after which a page is read as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """How it is started."""
+    """The command and the environment that start the browser."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -33,8 +33,11 @@ class Browser:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """`dom`: the page's content once its scripts have run. `console`: what they wrote. `requests`: URLs that were asked for
-    beside the page itself."""
+    """The result of opening a page.
+
+    `dom`: the page's content after its scripts have run. `console`: the lines that they wrote. `requests`: the URLs that were
+    requested, other than the page itself.
+    """
 
     dom: str
     console: tuple[str, ...]
@@ -42,7 +45,7 @@ class Visit:
 
 
 def find_browser(cache: Path | None = None) -> Browser:
-    """Raises ServerUnavailableError where there is none and none can be unpacked."""
+    """Finds a browser. Raises ServerUnavailableError if none is installed and none can be unpacked."""
     for name in INSTALLED:
         if path := shutil.which(name):
             return Browser((path, "--headless"), {})
@@ -56,18 +59,18 @@ def find_browser(cache: Path | None = None) -> Browser:
     command = (str(loader), "--library-path", paths, str(home / "chromium-headless-shell"))
     with built_once(root.with_name(f"{root.name}-programs")) as filling:
         if filling is not None:
-            # Chromium looks for its resources beside the program that runs, which is the loader.
+            # Chromium looks for its resources next to the running program, which is the loader.
             shutil.copy(root / "usr/lib64/ld-linux-x86-64.so.2", loader)
             child.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             child.chmod(0o755)
             fonts = f"<dir>{root / 'usr/share/fonts'}</dir><cachedir>{filling.parent / 'fonts-cache'}</cachedir>"
             (home / "fonts.conf").write_text(f"<?xml version='1.0'?><fontconfig>{fonts}</fontconfig>")
-    # In one process for all (--single-process) it crashed each fourth time.
+    # With --single-process, one run in four crashed.
     return Browser((*command, f"--browser-subprocess-path={child}"), {"FONTCONFIG_FILE": str(home / "fonts.conf")})
 
 
 def visit(browser: Browser, page: Path, *, width: int = 1280) -> Visit:
-    """Opens a file."""
+    """Opens a file in the browser."""
     with tempfile.TemporaryDirectory(prefix="tidemark-browser-") as folder:
         net_log = Path(folder) / "net.json"
         done = _run(

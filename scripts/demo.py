@@ -1,9 +1,9 @@
-"""`make demo`: a shop is copied, the job is killed half-way, goes on, follows the changes, catches up, and is checked.
+"""Runs the demo: a job copies a shop, is killed half-way, is restarted, follows the changes and catches up.
 
     make demo SOURCE=mysql SINK=mirror-postgres ROWS=300000
 
-SOURCE is mysql, mariadb or postgres, SINK is mirror-postgres, mirror-mysql, mirror-mariadb, files or
-delta. All servers and files are private, and gone at the end.
+At the end source and copy are compared. SOURCE is mysql, mariadb or postgres. SINK is mirror-postgres, mirror-mysql,
+mirror-mariadb, files or delta. All servers and files are private, and are removed at the end.
 """
 
 import contextlib
@@ -17,25 +17,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.checkpoint import Checkpoint
+from devtools.server import Server
+from devtools.server_packages import ServerUnavailableError
+from devtools.servers import start_server
 from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_delta, rows_in_files
 from scripts.demo_job import JobFailedError, JobProcess
 from scripts.demo_shop import SHOPS, load_shop
 from scripts.demo_table import DATABASE
 from scripts.demo_writers import WRITERS, Writers
-from scripts.server import Server
-from scripts.server_packages import ServerUnavailableError
-from scripts.servers import start_server
-from state.log_range import LogReport
-from state.phase import Phase
+from tidemark.state.checkpoint.layout import Checkpoint, published_files
+from tidemark.state.log_range import LogReport
+from tidemark.state.phase import Phase
 
 SOURCES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files", "delta")
 SPLITS_WANTED = 60
 KILL_AT_SHARE = 0.3
-"""Of all splits, that must be copied. Epochs grow, so that at the kill about half of them are."""
+"""The share of all splits that must be copied before the kill. Epochs grow, so about half are copied when it happens."""
 KILL_WHEN_READ = 6
-"""Splits of the running epoch that must be read: they are published, and whether the copy has them is open."""
+"""The number of splits that the running epoch must have published before the kill. The copy may or may not have them."""
 FOLLOW_SECONDS = 12
 RUN_TIMEOUT_SECONDS = 600
 POLL_SECONDS = 0.02
@@ -65,7 +65,7 @@ DELTA = """\
   type: delta
   path: ./copy
 log:
-  max_batch_seconds: 60                 # an epoch is six commits, each of which takes a second or two"""
+  max_batch_seconds: 60                 # an epoch is six commits of one or two seconds each"""
 
 
 def main() -> int:
@@ -86,13 +86,13 @@ def main() -> int:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nStopped; nothing is left behind.", file=sys.stderr)
+        print("\nStopped. All servers and files are removed.", file=sys.stderr)
         return 130
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the job's checkpoint shows, gathered while it runs, for it keeps only the newest epochs."""
+    """Log reports of the job's epochs, collected while it runs, because the checkpoint keeps only the newest ones."""
 
     checkpoint: Checkpoint
     reports: dict[int, tuple[Phase, LogReport]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The moment of the SIGKILL."""
+    """The progress at the moment of the SIGKILL."""
 
     processes: int
     splits_done: int
@@ -133,7 +133,7 @@ class Kill:
 
 
 class Demo:
-    """`stack` ends servers, processes and folders, whatever happens."""
+    """One run of the demo. `stack` ends its servers and processes and removes its folders, also after an error."""
 
     def __init__(self, stack: contextlib.ExitStack, source: str, sink: str, rows: int) -> None:
         self._stack, self._source, self._sink, self._rows = stack, source, sink, rows
@@ -147,7 +147,7 @@ class Demo:
         self._steps = 0
 
     def run(self) -> bool:
-        """Whether the copy is the source."""
+        """Runs all steps. Returns True if the copy is identical to the source."""
         started = time.monotonic()
         source, rows_of_copy = self._set_up()
         with Writers(source, self._rows) as writers:
@@ -155,19 +155,19 @@ class Demo:
             self._resume_and_follow(writers)
             writers.stop()
         self._say(
-            f"The writers stop after {writers.committed:,} transactions; the job catches up and ends: trigger once"
+            f"The writers stop after {writers.committed:,} transactions. The job catches up and ends (trigger: once)"
         )
         with self._job("--set", "trigger=once") as job:
             job.wait(RUN_TIMEOUT_SECONDS)
         self._tally.update()
-        self._say("Source and copy are compared, every column of every row")
+        self._say("Comparing source and copy: every column of every row")
         comparisons = compare(source, self._shop.tables, rows_of_copy)
         self._report(comparisons, kill, writers, seconds=time.monotonic() - started)
         return all(comparison.same for comparison in comparisons)
 
     def _set_up(self) -> tuple[Server, Rows]:
         name = SOURCES[self._source]
-        self._say(f"A shop: a private {name} server, filled with rows")
+        self._say(f"Starting a private {name} server and filling it with a shop")
         source = self._stack.enter_context(start_server(self._source))
         rows = load_shop(source, self._rows)
         rows_of_copy, sink, target = self._target()
@@ -175,11 +175,11 @@ class Demo:
         split_rows = max(100, rows // SPLITS_WANTED)
         self._job_file.write_text(JOB_FILE.format(schema=self._shop.schema, split_rows=split_rows, sink=sink))
         tables = len(self._shop.tables)
-        print(f"   {name} {source.version}: {rows:,} rows in {tables} tables; the copy goes to {target}")
+        print(f"   {name} {source.version}: {rows:,} rows in {tables} tables. The copy is written to {target}")
         return source, rows_of_copy
 
     def _target(self) -> tuple[Rows, str, str]:
-        """How to read the copy, the job file's sink, and what it is called."""
+        """Returns a function that reads the copy, the job file's sink, and the sink's name for people."""
         if self._sink == "files":
             return rows_in_files(self._folder / "copy", self._shop.schema), FILES, "Parquet files"
         if self._sink == "delta":
@@ -192,22 +192,22 @@ class Demo:
         return rows_in_database(server, "shop_copy"), MIRROR, f"{SOURCES[kind]} {server.version}"
 
     def _run_and_kill(self) -> Kill:
-        self._say(f"{WRITERS} writers begin, and the job: tidemark run shop.yaml")
+        self._say(f"Starting {WRITERS} writers, and the job: tidemark run shop.yaml")
         with self._job() as job:
             for done, rows, published in self._watch(job):
                 if done >= SPLITS_WANTED * KILL_AT_SHARE and published >= KILL_WHEN_READ:
                     kill = Kill(job.kill(), done, rows, published)
                     break
             else:
-                raise JobFailedError("the snapshot was over before it could be killed: try more ROWS")
+                raise JobFailedError("the snapshot ended before the job could be killed: set a larger ROWS")
         print(
-            f"   SIGKILL to {kill.processes} processes (driver, JVM, workers): {kill.splits_done} splits are copied,"
-            f"\n   {kill.splits_published} more have been read in the epoch that was running"
+            f"   SIGKILL to {kill.processes} processes (driver, JVM, workers). {kill.splits_done} splits were copied,"
+            f"\n   {kill.splits_published} more were read in the running epoch"
         )
         return kill
 
     def _watch(self, job: JobProcess) -> Iterator[tuple[int, int, int]]:
-        """While the snapshot lasts: splits and rows copied, and the splits of the running epoch that are published."""
+        """Yields, until the snapshot ends: copied splits, copied rows, and published splits of the running epoch."""
         while True:
             job.raise_if_ended()
             epochs = self._checkpoint.plan_epochs()
@@ -215,14 +215,13 @@ class Demo:
                 record = self._checkpoint.plan(epochs[-1])
                 if record.plan.phase is not Phase.SNAPSHOT:
                     return
-                running = f"published/e{record.plan.epoch}-"
-                published = sum(name.startswith(running) for name in self._checkpoint.store.list("published"))
+                published = len(published_files(self._checkpoint.store, record.plan.epoch))
                 tables = record.state.tables
                 yield sum(t.done_splits for t in tables), sum(t.done_rows for t in tables), published
             time.sleep(POLL_SECONDS)
 
     def _resume_and_follow(self, writers: Writers) -> None:
-        self._say("The same command again: it goes on where it was, and follows the changes")
+        self._say("Running the same command again: the job resumes, then follows the changes")
         with self._job() as job:
             for _ in self._watch(job):
                 self._tally.update()
@@ -258,18 +257,21 @@ class Demo:
         tally = self._tally
         facts = {
             "rows read": f"{sum(t.done_rows for t in tables):,} in {sum(t.done_splits for t in tables)} splits",
-            "killed": f"after {kill.splits_done} splits; {kill.splits_published} more were read, and not read again",
-            "written meanwhile": f"{writers.committed:,} transactions, {writers.rolled_back:,} more rolled back",
+            "killed": f"after {kill.splits_done} splits; {kill.splits_published} more were read, and are not read again",
+            "writers": f"{writers.committed:,} transactions, {writers.rolled_back:,} more rolled back",
             "changes from the log": f"{tally.changes:,}",
-            "gaps filled": f"{tally.gap_changes:,} changes, made after their split was read and before the log was",
-            "already in the rows": f"{tally.contained_changes:,} changes of the log, left out",
+            "gaps filled": f"{tally.gap_changes:,} changes made after their split was read (phase catch_up)",
+            "already in the rows": f"{tally.contained_changes:,} changes of the log, dropped by the gap filter",
             "seconds": f"{seconds:.0f}",
         }
         print()
         for name, value in facts.items():
             print(f"   {name:<22}{value}")
         same = all(comparison.same for comparison in comparisons)
-        print(f"\n   {'The copy is the source.' if same else 'THE COPY DIFFERS FROM THE SOURCE.'}", flush=True)
+        print(
+            f"\n   {'The copy is identical to the source.' if same else 'THE COPY DIFFERS FROM THE SOURCE.'}",
+            flush=True,
+        )
 
 
 def _usage(text: str) -> int:

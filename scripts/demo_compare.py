@@ -1,4 +1,4 @@
-"""Source and copy, row by row: every column of every row, as values."""
+"""Comparison of source and copy, by the values of every column of every row."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
@@ -11,20 +11,23 @@ import psycopg2.extras
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
-from jobs.session import DEFAULTS
+from devtools.server import Server
 from scripts.demo_table import DATABASE, ShopTable
-from scripts.server import Server
-from sinks.delta.settings import delta_settings
+from tidemark.jobs.spark.session import DEFAULTS
+from tidemark.sinks.delta.settings import delta_settings
 
 Row = tuple[Any, ...]
 Rows = Callable[[ShopTable, tuple[str, ...]], Iterator[Row]]
-"""The rows of a table, with these columns in this order, as values that compare."""
+"""A function that yields a table's rows: these columns, in this order, as comparable values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`missing` rows are in the source only, `surplus` ones in the copy only; a row that differs is in both. `repeated`
-    rows stand more than once in the copy. `examples`: a few of all of them."""
+    """The result for one table.
+
+    `missing`: rows that only the source has. `surplus`: rows that only the copy has. A row that differs counts as both.
+    `repeated`: rows that the copy has more than once. `examples`: a few missing and surplus rows.
+    """
 
     table: str
     source_rows: int
@@ -40,13 +43,13 @@ class Comparison:
 
 
 def compare(source: Server, tables: Iterable[ShopTable], rows_of_copy: Rows) -> list[Comparison]:
-    """Neither side may change meanwhile."""
+    """Compares all tables. Neither side may change meanwhile."""
     rows_of_source = rows_in_database(source, DATABASE)
     return [_compare_table(table, _columns(source, table), rows_of_source, rows_of_copy) for table in tables]
 
 
 def rows_in_database(server: Server, database: str) -> Rows:
-    """Of tables that have the same names there."""
+    """Returns the reader of a database's tables, which are named as in the source."""
 
     def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
         quote = '"' if server.kind == "postgres" else "`"
@@ -54,7 +57,7 @@ def rows_in_database(server: Server, database: str) -> Rows:
         with contextlib.closing(server.connect(database)) as connection, connection.cursor() as cursor:
             if server.kind == "postgres":
                 for register in (psycopg2.extras.register_default_json, psycopg2.extras.register_default_jsonb):
-                    register(connection, loads=str)  # the text itself, not what it means
+                    register(connection, loads=str)  # compares JSON as text, not parsed
             cursor.execute("SET TIME ZONE 'UTC'" if server.kind == "postgres" else "SET time_zone = '+00:00'")
             cursor.execute(f"SELECT {listed} FROM {table.name}")
             for row in cursor.fetchall():
@@ -64,8 +67,10 @@ def rows_in_database(server: Server, database: str) -> Rows:
 
 
 def rows_in_files(folder: Path, schema: str) -> Rows:
-    """What the files sink's changes add up to: per key the last one, unless that is a delete. What PostgreSQL's log left
-    out is in the row that the change replaced."""
+    """Returns the reader of the files sink's tables: the last change of each key, unless it is a delete.
+
+    Values that PostgreSQL's log leaves out are taken from the row that the change replaced.
+    """
 
     def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
         changes = ds.dataset(folder / f"{schema}.{table.name}", format="parquet", exclude_invalid_files=False)
@@ -94,7 +99,7 @@ def rows_in_files(folder: Path, schema: str) -> Rows:
 
 
 def rows_in_delta(folder: Path, schema: str) -> Rows:
-    """Of the Delta sink's tables of the style mirror."""
+    """Returns the reader of the Delta sink's tables (`style: mirror`)."""
 
     def rows(table: ShopTable, columns: tuple[str, ...]) -> Iterator[Row]:
         builder = SparkSession.builder.master("local[2]").config("spark.log.level", "ERROR")
@@ -133,7 +138,7 @@ def _compare_table(table: ShopTable, columns: tuple[str, ...], rows_of_source: R
 
 
 def _plain(value: Any) -> Any:
-    """Two drivers' forms of one value made one."""
+    """Converts a value to one form, because drivers return different forms of the same value."""
     if isinstance(value, (memoryview, bytearray)):
         return bytes(value)
     if isinstance(value, datetime) and value.tzinfo is not None:

@@ -1,4 +1,4 @@
-"""A run of `tidemark` as a process: shown while it runs, and killed with all that belongs to it."""
+"""A run of `tidemark` as a process: shows its output while it runs, and kills it with all its processes."""
 
 import contextlib
 import json
@@ -19,13 +19,13 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class JobFailedError(RuntimeError):
-    """A run that ended otherwise than it should have. The text is what it wrote to stderr at last."""
+    """A run did not end as expected. The text contains the last lines of its stderr."""
 
 
 class JobProcess:
-    """One run, in a session of its own, by which all its processes are found: driver, JVM, Python workers.
+    """One run in a session of its own. All its processes are found by this session: driver, JVM, Python workers.
 
-    On a terminal it draws its bars itself; else its JSON lines are shown in short. `log` gets its stderr.
+    On a terminal the run draws its own progress bars. Otherwise its JSON lines are shown in short form. `log` gets its stderr.
     """
 
     def __init__(self, arguments: Iterable[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -55,28 +55,28 @@ class JobProcess:
             raise self._failure(code)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: it finishes its epoch and ends with 130."""
+        """Sends SIGTERM. The run finishes its epoch and ends with 130."""
         os.kill(self._process.pid, signal.SIGTERM)
 
     def wait(self, timeout_seconds: float, *, expected: int = 0) -> None:
-        """Raises JobFailedError if it ends with another code, or not in time."""
+        """Waits for the end. Raises JobFailedError if the run ends with another code, or not in time."""
         deadline = time.monotonic() + timeout_seconds
         while (code := self._exit_code()) is None:
             if time.monotonic() > deadline:
-                raise JobFailedError(f"it runs for {timeout_seconds} s and does not end\n{self._last_words()}")
+                raise JobFailedError(f"the job did not end within {timeout_seconds} s\n{self._last_words()}")
             time.sleep(POLL_SECONDS)
         if code != expected:
             raise self._failure(code)
 
     def kill(self) -> int:
-        """SIGKILL to all its processes at once; returns how many there were. Nothing of it is left afterwards."""
+        """Sends SIGKILL to all processes of the run until none is left. Returns how many there were."""
         if self._process.returncode is not None:
             return 0
         was_running, killed = self._exit_code() is None, set[int]()
         deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
         while pids := list(_session(self._process.pid)):
             if time.monotonic() > deadline:
-                raise JobFailedError(f"processes {pids} outlive SIGKILL")
+                raise JobFailedError(f"processes {pids} are still alive after SIGKILL")
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -89,15 +89,18 @@ class JobProcess:
         return len(killed)
 
     def _exit_code(self) -> int | None:
-        """Leaves the ended process unreaped until `kill`: so long nobody else can get its number, by which we find the
-        others."""
+        """Returns the exit code, None while the run is alive.
+
+        The ended process is not reaped before `kill`. Until then no other process can get its id, by which the other
+        processes of the session are found.
+        """
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _failure(self, code: int) -> JobFailedError:
-        return JobFailedError(f"it ended with {code}\n{self._last_words()}")
+        return JobFailedError(f"the job ended with {code}\n{self._last_words()}")
 
     def _last_words(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-25:])
@@ -112,7 +115,7 @@ class JobProcess:
 
 
 def in_short(line: str) -> str:
-    """An event of `tidemark run` without a terminal, for people. What is not JSON stays as it is."""
+    """Formats a JSON event of `tidemark run` for people. A line that is not JSON is returned unchanged."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -138,10 +141,10 @@ def _facts(event: Mapping[str, Any]) -> str:
 
 
 def _session(leader: int) -> Iterator[int]:
-    """The living processes of a session, but not those that have ended and are only not yet waited for."""
+    """Yields the living processes of a session, without zombies."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it may end while we look
+            with contextlib.suppress(OSError):  # it may end meanwhile
                 state, _parent, _group, session = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:4]
                 if int(session) == leader and state != b"Z":
                     yield int(entry.name)

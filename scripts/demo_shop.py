@@ -1,4 +1,4 @@
-"""The shop that the demo copies: six tables with different keys, filled by the server itself. PostgreSQL's stands in
+"""The shop that the demo copies: six tables with different keys, filled by the server itself. PostgreSQL's shop is in
 demo_shop_postgres.py."""
 
 import contextlib
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from devtools.server import Server
 from scripts.demo_shop_postgres import BEFORE as POSTGRES_BEFORE
 from scripts.demo_shop_postgres import TABLES as POSTGRES_TABLES
 from scripts.demo_table import DATABASE, ShopTable
-from scripts.server import Server
 
 MYSQL_TABLES = (
     ShopTable(
@@ -23,7 +23,7 @@ MYSQL_TABLES = (
         IF(i % 7 = 0, NULL, '1950-01-01' + INTERVAL i % 18000 DAY), '2020-01-01' + INTERVAL i MINUTE""",
     ),
     ShopTable(
-        "products",  # text in a collation that knows neither case nor accents
+        "products",  # text in a collation that ignores case and accents
         ("sku",),
         40,
         """sku VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_0900_ai_ci NOT NULL PRIMARY KEY, title VARCHAR(80),
@@ -72,8 +72,11 @@ MYSQL_TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """`schema` is what stands before a table's name in the job file. `before`: statements that precede the tables.
-    `sequence`: the numbers from 1 to `{count}`, as `n (i)`; what follows INSERT INTO, with the table's `{select}`."""
+    """The shop of one kind of server.
+
+    `schema`: the schema of its tables in the job file. `before`: statements that precede the tables. `sequence`: the query that
+    follows INSERT INTO. It applies the table's `{select}` to the numbers from 1 to `{count}`, named `n (i)`.
+    """
 
     schema: str
     tables: tuple[ShopTable, ...]
@@ -83,7 +86,7 @@ class Shop:
 
 _RECURSION = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) SELECT {select} FROM n"
 _LIKE_0900 = "utf8mb4_uca1400_nopad_ai_ci"
-"""MariaDB's collation that is next to MySQL's utf8mb4_0900_ai_ci."""
+"""MariaDB's collation that is most similar to MySQL's utf8mb4_0900_ai_ci."""
 
 SHOPS: Mapping[str, Shop] = {
     "mysql": Shop(
@@ -102,7 +105,7 @@ SHOPS: Mapping[str, Shop] = {
 
 
 def load_shop(server: Server, row_count: int) -> int:
-    """Makes the database with about `row_count` rows; returns how many there are."""
+    """Creates the database with about `row_count` rows. Returns how many there are."""
     shop = SHOPS[server.kind]
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {DATABASE}" + ("" if server.kind == "postgres" else " CHARACTER SET utf8mb4"))

@@ -1,4 +1,4 @@
-"""The demo's shop in PostgreSQL: as in demo_shop.py, with the types that PostgreSQL is used for."""
+"""The demo's shop in PostgreSQL: the tables of demo_shop.py, with types that are typical of PostgreSQL."""
 
 from scripts.demo_table import ShopTable
 
@@ -21,7 +21,7 @@ TABLES = (
         timestamptz '2020-01-01' + i * interval '1 minute'""",
     ),
     ShopTable(
-        "products",  # text in a collation that knows neither case nor accents
+        "products",  # text in a collation that ignores case and accents
         ("sku",),
         40,
         """sku varchar(40) COLLATE neither_case_nor_accents PRIMARY KEY, title varchar(80), price numeric(10,2) NOT NULL,

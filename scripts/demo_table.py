@@ -7,8 +7,11 @@ DATABASE = "shop"
 
 @dataclass(frozen=True, slots=True)
 class ShopTable:
-    """`share` is of all rows, in thousandths. `select` makes row number `i` (1, 2, …) of the sequence `n`. `after`:
-    statements that follow the rows."""
+    """One table.
+
+    `share`: its share of all rows, in thousandths. `select`: the values of row number `i` (1, 2, …) of the sequence `n`.
+    `after`: statements that follow the rows.
+    """
 
     name: str
     key: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the shop's customers and clerks do in MySQL and MariaDB; in PostgreSQL: demo_transactions_postgres.py.
+"""Transactions of the shop's customers and clerks in MySQL and MariaDB. PostgreSQL's are in demo_transactions_postgres.py.
 
 Every kind of change that is hard for a copy happens many times: transactions over several tables, keys that change,
 rows that are deleted and come back, savepoints, one statement that changes many rows.
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 Transaction = Callable[[Any, random.Random, int], None]
-"""(cursor, chance, how many rows were loaded)."""
+"""Arguments: cursor, random numbers, number of rows that were loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Business:
-    """`session`: what each writer begins with. `weights`: how often each transaction is made."""
+    """A writer's work. `session`: its first statement. `weights`: the relative frequency of each transaction."""
 
     session: str
     weights: Mapping[Transaction, int]
 
 
 def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
-    """One transaction over four tables."""
+    """Changes four tables in one transaction."""
     customer = chance.randint(1, rows // 10)
     cursor.execute(
         "INSERT INTO orders (customer_id, status, total, placed_at, note) VALUES (%s, 'new', 0, NOW(6), %s)",
@@ -51,14 +51,14 @@ def _ship(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def cancel(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Deletes in two tables."""
+    """Deletes from two tables."""
     order = some_order(chance, rows)
     cursor.execute("DELETE FROM order_items WHERE order_id = %s", (order,))
     cursor.execute("DELETE FROM orders WHERE id = %s", (order,))
 
 
 def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
-    """The key changes: sometimes only in case, which this collation takes for the same key."""
+    """Changes a key, sometimes only its case, which leaves it equal in this collation."""
     rename = chance.choice(["UPPER(sku)", "LOWER(sku)", "CONCAT('new-', sku)", "TRIM(LEADING 'new-' FROM sku)"])
     cursor.execute(
         f"UPDATE products SET sku = {rename}, attributes = JSON_SET(attributes, '$.seen', NOW(3)) "
@@ -68,14 +68,14 @@ def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def move_customer(cursor: Any, chance: random.Random, rows: int) -> None:
-    """The key changes, and the row goes to another split."""
+    """Changes a key, which moves the row to another split."""
     cursor.execute(
         "UPDATE customers SET id = %s WHERE id = %s", (chance.randint(1, rows // 8), chance.randint(1, rows // 8))
     )
 
 
 def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Keys that shift by one: every new key but the last was another row's old one."""
+    """Shifts keys by one: each new key except the last was another row's old key."""
     cursor.execute(
         "UPDATE order_items SET line_no = line_no + 1 WHERE order_id = %s ORDER BY line_no DESC",
         (some_order(chance, rows),),
@@ -83,7 +83,7 @@ def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key that goes and comes back in one transaction."""
+    """Deletes a key and inserts it again in one transaction."""
     cursor.execute(
         "SELECT event_id FROM events WHERE event_id >= %s ORDER BY event_id LIMIT 1", (chance.randbytes(16),)
     )
@@ -93,7 +93,7 @@ def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _reprice(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key of a day and a number changes both, and a savepoint takes something back."""
+    """Changes both columns of a key, a day and a number, and rolls back to a savepoint."""
     weight = chance.randrange(max(1, rows // 30000)) / 8
     day = chance.randrange(900)
     cursor.execute("SAVEPOINT before_reprice")
@@ -107,7 +107,7 @@ def _reprice(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def stock_taking(cursor: Any, chance: random.Random, rows: int) -> None:
-    """One statement, several hundred rows."""
+    """Changes several hundred rows in one statement."""
     cursor.execute(
         "UPDATE order_items SET quantity = quantity + 1 WHERE order_id BETWEEN %s AND %s + 300",
         (order := some_order(chance, rows), order),
@@ -115,7 +115,7 @@ def stock_taking(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def some_order(chance: random.Random, rows: int) -> int:
-    """The id of an order as they were loaded: even numbers low, odd ones high."""
+    """Returns the id of a loaded order. Orders with even numbers have low ids, those with odd numbers have high ids."""
     number = chance.randint(1, rows * 3 // 10)
     return number * 3 + (0 if number % 2 == 0 else 4_000_000_000)
 

@@ -1,4 +1,4 @@
-"""What the shop's customers and clerks do in PostgreSQL: the same as in demo_transactions.py."""
+"""Transactions of the shop's customers and clerks in PostgreSQL: the same as in demo_transactions.py."""
 
 import random
 import uuid
@@ -8,7 +8,7 @@ from scripts.demo_transactions import Business, cancel, move_customer, some_orde
 
 
 def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
-    """One transaction over four tables."""
+    """Changes four tables in one transaction."""
     customer = chance.randint(1, rows // 10)
     cursor.execute(
         "INSERT INTO orders (customer_id, status, total, placed_at, note) VALUES (%s, 'new', 0, clock_timestamp(), %s) "
@@ -40,7 +40,7 @@ def _ship(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
-    """The key changes: sometimes only in case, which this collation takes for the same key."""
+    """Changes a key, sometimes only its case, which leaves it equal in this collation."""
     rename = chance.choice(["upper(sku)", "lower(sku)", "'new-' || sku", "ltrim(sku, 'new-')"])
     cursor.execute(
         f"UPDATE products SET sku = {rename}, "
@@ -51,7 +51,7 @@ def _rename_product(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
-    """Keys that shift by one: every new key but the last was another row's old one."""
+    """Shifts keys by one: each new key except the last was another row's old key."""
     order = some_order(chance, rows)
     cursor.execute("SELECT line_no FROM order_items WHERE order_id = %s ORDER BY line_no DESC FOR UPDATE", (order,))
     cursor.executemany(
@@ -61,7 +61,7 @@ def _renumber_lines(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key that goes and comes back in one transaction."""
+    """Deletes a key and inserts it again in one transaction."""
     cursor.execute("SELECT event_id FROM events WHERE event_id >= %s ORDER BY event_id LIMIT 1", (_event_id(chance),))
     if (found := cursor.fetchone()) is not None:
         cursor.execute("DELETE FROM events WHERE event_id = %s", found)
@@ -71,7 +71,7 @@ def _replace_event(cursor: Any, chance: random.Random, rows: int) -> None:
 
 
 def _reprice(cursor: Any, chance: random.Random, rows: int) -> None:
-    """A key of a day and a number changes both, and a savepoint takes something back."""
+    """Changes both columns of a key, a day and a number, and rolls back to a savepoint."""
     weight = chance.randrange(max(1, rows // 30000)) / 8
     day = chance.randrange(900)
     cursor.execute("SAVEPOINT before_reprice")

@@ -1,4 +1,4 @@
-"""The shop's customers and clerks: they write all the while that the job copies."""
+"""The shop's customers and clerks, who write while the job copies."""
 
 import contextlib
 import random
@@ -12,20 +12,20 @@ import pymysql
 from psycopg2 import errorcodes
 from pymysql.constants import ER
 
+from devtools.server import Server
 from scripts.demo_table import DATABASE
 from scripts.demo_transactions import MYSQL, Business
 from scripts.demo_transactions_postgres import POSTGRES
-from scripts.server import Server
 
 WRITERS = 3
 TRANSACTIONS_PER_SECOND = 60
-"""Of each writer, at most."""
+"""The average rate of each writer, at most."""
 ROLLED_BACK_SHARE = 0.05
-"""Of all transactions, by intention."""
+"""The share of all transactions that are rolled back on purpose."""
 
 BUSINESS: Mapping[str, Business] = {"mysql": MYSQL, "mariadb": MYSQL, "postgres": POSTGRES}
 
-# What two writers that meet do to each other; the transaction is rolled back and another one follows.
+# Errors of two writers that change the same rows. The transaction is rolled back and the writer goes on with another one.
 COLLISIONS = {
     ER.DUP_ENTRY,
     ER.LOCK_DEADLOCK,
@@ -37,9 +37,9 @@ COLLISIONS = {
 
 
 class Writers:
-    """`with Writers(server, row_count) as writers:` writes until `stop()` or the end of the block.
+    """Threads that write: `with Writers(server, row_count) as writers:`, until `stop()` or the end of the block.
 
-    An error that is no collision ends all of them and is raised by `stop`.
+    An error that is not a collision ends all writers and is raised by `stop`.
     """
 
     def __init__(self, server: Server, row_count: int) -> None:
@@ -62,12 +62,12 @@ class Writers:
 
     @property
     def committed(self) -> int:
-        """Transactions so far."""
+        """The number of transactions that were committed so far."""
         return sum(committed for committed, _ in self._counts)
 
     @property
     def rolled_back(self) -> int:
-        """By intention or after a collision."""
+        """The number of transactions that were rolled back, on purpose or after a collision."""
         return sum(rolled_back for _, rolled_back in self._counts)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/job-file.md from the job file's models, so that the reference can't drift from what is accepted.
+"""Writes docs/job-file.md from the job file's models, so that the reference always matches them.
 
 python -m scripts.job_file_reference            writes it
 python -m scripts.job_file_reference --check    exits 1 if it is not up to date
@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
-from conf.explain import keys_in_order
-from conf.model import JobFile, Metrics, Spark
-from conf.reading import Log, Reconnect, Snapshot
-from conf.section import Section, form_of
-from conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
-from conf.source import Source, TableColumns, Tls
+from tidemark.conf.explain import keys_in_order
+from tidemark.conf.model import JobFile, Metrics, Spark
+from tidemark.conf.reading import Log, Reconnect, Snapshot
+from tidemark.conf.section import Section, form_of
+from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
+from tidemark.conf.source import Source, TableColumns, Tls
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "job-file.md"
@@ -46,52 +46,56 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
 INTRODUCTION = """\
 # The job file
 
-One YAML file says what is copied from where to where. `tidemark validate JOB.yaml` checks it. What is wrong is refused
-with the line, the key and what is allowed there, all at once:
+A job file is one YAML file. It says what is copied, from where and to where. `tidemark validate JOB.yaml` checks it and
+reports all problems at once, each with its line, its key and the allowed values:
 
 ```
 job.yaml:14: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_schema_change
 ```
 
-This page is written from the models in `conf/` by `python -m scripts.job_file_reference`.
+This page is generated from the models in `conf/` by `python -m scripts.job_file_reference`.
 
-## How values are written
+## How to write values
 
-- **YAML** as of version 1.2: only `true` and `false` are truth values; `on`, `no`, `5400-5499` and `12:30` are text.
-  A key that stands twice, tags (`!!python/…`), merge keys (`<<`) and several documents in one file are refused.
-- **`${NAME}`** is the environment variable, **`${NAME:-default}`** has a default for one that is unset or empty,
-  `$${` is a plain `${`. Without quotes around it the value is typed by its text: `parallelism: ${PARALLELISM:-4}` is
-  a number.
-- **`file:/run/secrets/x`** as a whole value, or **`${file:/run/secrets/x}`** as a part of one, is the text of that
-  file (without the line end at its end). Where a key is itself a path (`checkpoint`, `sink.path`, `tls`), and in
-  those settings of `spark.conf` that are not named like a secret, a value `file:/…` is a URI and stays as it is.
-- **Users and passwords in URLs**: a variable or file that fills them in is taken literally and needs no encoding,
-  whatever characters it has. Written out in the file, or with the whole URL taken from a variable or file, `@ : / ? #
-  %` are percent-encoded (`%40 %3A %2F %3F %23 %25`).
-- **Relative paths** (`checkpoint`, `sink.path`, certificates, secret files) start at the job file's folder, wherever
-  the command is run.
-- **Table names** are `database.table`, with PostgreSQL `schema.table`. A part with a dot, a space, a backtick or one
-  of `*?[]` in its name stands in backticks, a backtick in it doubled: ``"shop.`orders.2024`"``. In globs `*` is any
-  characters, `?` one, `[abc]` and `[!abc]` one of (not) these. Letters match by case. In YAML, text that starts with
-  `*` or a backtick stands in quotes.
+- **YAML 1.2**: only `true` and `false` are truth values; `on`, `no`, `5400-5499` and `12:30` are text. These are refused:
+  duplicate keys, tags (`!!python/…`), merge keys (`<<`), several documents in one file, more than 200,000 keys and values,
+  more than 40 levels.
+- **Environment variables**: `${NAME}` is a variable, `${NAME:-default}` has a default for a variable that is unset or
+  empty, and `$${` is a plain `${`. A value without quotes gets its type after the substitution:
+  `parallelism: ${PARALLELISM:-4}` is a number.
+- **Files**: `file:/run/secrets/x` as a whole value, or `${file:/run/secrets/x}` as a part of one, is the content of that
+  file, without the line end at its end. A value `file:/…` is not read but stays a URI for keys that are paths
+  (`checkpoint`, `sink.path`, `tls`), and for settings of `spark.conf` whose names do not say that they are secrets.
+- **Users and passwords in URLs** need no encoding if they come from a variable or a file, whatever characters they have.
+  Otherwise, and if the whole URL comes from a variable or a file, `@ : / ? # %` must be percent-encoded
+  (`%40 %3A %2F %3F %23 %25`).
+- **Relative paths** (`checkpoint`, `sink.path`, certificates, secret files) start at the job file's folder, not at the
+  folder in which the command runs.
+- **Table names** are `database.table`, for PostgreSQL `schema.table`. They are case-sensitive. A part with a dot, a space,
+  a backtick or one of `*?[]` must be in backticks, with backticks in it doubled: ``"shop.`orders.2024`"``. In globs, `*`
+  matches any characters, `?` one character, `[abc]` and `[!abc]` one of (not) these. In YAML, text that starts with `*` or
+  a backtick must be in quotes.
 
-Secrets (passwords in URLs, and settings of `spark.conf` named like one) appear in no output, log, error or checkpoint.
+Secrets (passwords in URLs, and settings of `spark.conf` whose names say so) appear in no output, log, error or checkpoint.
 
 ## Changes from the command line
 
-`--set a.b=c` sets one key, later ones win; the value is YAML and replaces what was there, lists included.
-A key with a dot in it stands in quotes, but a table's name and a Spark setting are understood without them:
+`--set a.b=c` sets one key. If a key is set twice, the last value is used. The value is YAML, and replaces the old value;
+lists are replaced as a whole. A key with a dot must be in quotes; table names and Spark settings need none:
 
 ```
 --set snapshot.parallelism=8 --set source.tables='[shop.orders, "shop.cust*"]'
 --set 'source.columns."shop.orders".exclude=[note]' --set spark.conf.spark.executor.memory=8g
 --set 'sink.table="{schema}_{table}"'
 ```
+
+A value with `${NAME}` or `file:…` in `--set` is refused, because a scheduler may let other people choose the value: they
+could read secrets with it. If you write the values yourself, `--substitute` fills them in as in the job file.
 """
 
 
 def reference() -> str:
-    """The whole text of docs/job-file.md."""
+    """Returns the text of docs/job-file.md."""
     parts = [INTRODUCTION, "## Keys\n", *(_section(title, model) for title, model in SECTIONS), _later(), *_examples()]
     return "\n".join(parts)
 
@@ -112,7 +116,7 @@ def _row(key: str, field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """As the file would write it: numbers of the model that the file writes with units are turned back."""
+    """Returns the default as the file writes it, with units."""
     value = field.default
     if isinstance(value, Section):
         return "all defaults"
@@ -129,7 +133,7 @@ def _as_written(field: FieldInfo, value: Any) -> Any:
 
 
 def _yaml(value: Any) -> str:
-    """One line of YAML; JSON is YAML, but its quotes are left away where plain text says the same."""
+    """Returns one line of YAML. JSON is YAML; its quotes are left out if they are not needed."""
     match value:
         case dict():
             return "{" + ", ".join(f"{_yaml(key)}: {_yaml(item)}" for key, item in value.items()) + "}"
@@ -152,8 +156,8 @@ def _later() -> str:
         "`sink.on_schema_change: evolve` and `ignore`",
         "`snapshot.interleave: true`",
     ]
-    introduction = "Known, but refused until they are there:"
-    return "\n".join(["### Not yet", "", introduction, "", *(f"- {line}" for line in later), ""])
+    introduction = "Planned, and refused until they are supported:"
+    return "\n".join(["### Not supported yet", "", introduction, "", *(f"- {line}" for line in later), ""])
 
 
 def _examples() -> Iterator[str]:
@@ -163,7 +167,7 @@ def _examples() -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 1 if ``--check`` finds the file out of date."""
+    """Returns the exit code: 1 if ``--check`` finds that the file is out of date."""
     text = reference()
     if arguments == ["--check"]:
         if not REFERENCE.exists() or REFERENCE.read_text(encoding="utf-8") != text:

@@ -1,6 +1,6 @@
-"""`make pitfalls`: which entries of the pitfalls list are shown not to happen, and by which tests.
+"""Prints the tests of each pitfall (`make pitfalls`).
 
-Exit code 1 if an entry has neither a test nor a reason why not, or if a test names an entry that there is not.
+The exit code is 1 if a pitfall has neither a test nor a reason, or if a test names a pitfall that does not exist.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.pitfalls import CHAPTERS, PITFALLS
+from devtools.pitfalls import CHAPTERS, PITFALLS
 
 MARK = "pitfall"
 
 
 @dataclass(slots=True)
 class MarkedTests:
-    """A pytest plugin: the tests by the pitfalls that they are marked with, each test function once."""
+    """A pytest plugin that collects the tests of each pitfall by their marks, each test function once."""
 
     by_number: dict[int, list[str]] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class MarkedTests:
 
 
 def collect() -> MarkedTests:
-    """Raises RuntimeError, with pytest's own words, where a test file can't be collected."""
+    """Returns the marked tests. Raises RuntimeError with pytest's output if a test file can't be collected."""
     found, output = MarkedTests(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = pytest.main(["--collect-only", "--quiet", "-p", "no:cacheprovider"], plugins=[found])
@@ -45,7 +45,7 @@ def collect() -> MarkedTests:
 
 
 def report(by_number: Mapping[int, list[str]]) -> tuple[list[str], list[str]]:
-    """The lines to print, and what is wrong."""
+    """Returns the lines to print, and the errors."""
     lines: list[str] = []
     for chapter, pitfalls in CHAPTERS.items():
         lines += ["", chapter]

@@ -30,7 +30,7 @@ if [ "${java_version:-0}" -lt 17 ]; then
         "Where several are installed set JAVA_HOME."
 fi
 
-key=$(cat requirements.lock pyproject.toml scripts/setup.sh | cksum)
+key=$(cat requirements-dev.lock pyproject.toml scripts/setup.sh | cksum)
 stamp=.venv/.installed
 if [ -x .venv/bin/tidemark ] && suits .venv/bin/python && [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then
     exit 0
@@ -45,6 +45,6 @@ if ! suits .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>
     "$python" -m venv --clear .venv
 fi
 rm -f "$stamp"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 echo "$key" >"$stamp"

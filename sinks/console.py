@@ -1,23 +1,23 @@
-"""The console sink: prints each change as one line, for a first look.
+"""The console sink: prints each change as one line, to try a job out.
 
-It keeps no ledger: a part that is run again prints again.
+It has no ledger: a part that is run again is printed again.
 """
 
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.json_lines import json_rows
-from sinks.parts import Part, parts_of
-from sinks.rows.fields import Frame, variable
-from sinks.sink import Finding, JobIdentity, PartResult, Schemas
-from state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartItem
-from state.table import TableSchema
+from tidemark.sinks.parts import Part, parts_of
+from tidemark.sinks.rows.fields import Frame, variable
+from tidemark.sinks.rows.json_lines import json_rows
+from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartItem
+from tidemark.state.table import TableId, TableSchema
 
 _MEMORY_BYTES = 8 << 20
 _ROWS_AT_ONCE = 16384
@@ -27,14 +27,16 @@ _UNCHANGED = UNCHANGED_FIELD.name
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSink:
-    """Rows of a part appear together, when the part is complete. `stream` None: standard output."""
+    """A `PartSink`. A part is printed when it is complete. `stream` None: standard output."""
 
     stream: IO[str] | None = None
 
-    def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]:
         return []
 
-    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         pass
 
     def writer(self, job: JobIdentity) -> "ConsoleWriter":
@@ -46,6 +48,8 @@ class ConsoleSink:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleWriter:
+    """A `PartWriter`."""
+
     stream: IO[str]
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
@@ -65,7 +69,7 @@ class ConsoleWriter:
 
 
 def _lines(batch: ChangeBatch, start: int) -> memoryview:
-    """`shop.orders update_postimage {"id":1,…}` per row; in the end `_unchanged`, where a row has such columns."""
+    """Returns `shop.orders update_postimage {"id":1,…}` per row, with `_unchanged` at the end if a row has such columns."""
     rows = batch.rows.slice(start, _ROWS_AT_ONCE)
     kinds = variable(pc.take(pa.array(CHANGE_TYPE_NAMES), rows.column("_change_type")))
     columns = rows.select([name for name in rows.schema.names if name not in _META])

@@ -1,17 +1,17 @@
-"""A partition's items as parts, each checked for completeness before its sink may commit it."""
+"""Splits a partition's items into parts, and checks that a part is complete before its sink may commit it."""
 
 import itertools
 from collections.abc import Iterable, Iterator
 
-from sinks.sink import SinkBusyError
-from state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
-from state.errors import SinkError
+from tidemark.sinks.sink import SinkBusyError
+from tidemark.state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
+from tidemark.state.errors import SinkError
 
-_REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
+_REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 
 
 class Part:
-    """One part. `content` or `batches` may be called once; when it ends without an error the part is complete."""
+    """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete."""
 
     def __init__(self, epoch: int, name: str, items: Iterator[PartItem]) -> None:
         self.epoch, self.name = epoch, name
@@ -25,14 +25,14 @@ class Part:
         return f"part {self.name} of epoch {self.epoch}"
 
     def batches(self) -> Iterator[ChangeBatch]:
-        """For sinks that take no files. Raises as `content`."""
+        """Yields the batches, for sinks that don't take files. Raises as `content` does."""
         for item in self.content():
             if isinstance(item, PublishedFile):
                 raise SinkError(f"{self} is the file {item.name}, which this sink can't take.", _REPORT)
             yield item
 
     def content(self) -> Iterator[ChangeBatch | PublishedFile]:
-        """Raises SinkBusyError if the input ends too early, SinkError if it contradicts itself."""
+        """Yields batches and files. Raises SinkBusyError if the input ends too early, SinkError if it is inconsistent."""
         for item in self._items:
             self._check_order(item)
             if isinstance(item, PartEnd):
@@ -44,11 +44,11 @@ class Part:
             yield item
         raise SinkBusyError(
             f"The input of {self} ended before its last row; nothing of it was written.",
-            "The reader's own error, above in the log, says why. Start the job again.",
+            "The reader's error, earlier in the log, says why. Start the job again.",
         )
 
     def read_to_end(self) -> None:
-        """Without using the rows that are left."""
+        """Reads the remaining items without using them."""
         if not self.complete:
             for _ in self.content():
                 pass
@@ -70,10 +70,10 @@ class Part:
 
 
 def parts_of(items: Iterable[PartItem]) -> Iterator[Part]:
-    """Each part must be read to its end before the next one is asked for."""
+    """Yields the parts. Each one must be read to its end before the next one is requested."""
     source = iter(items)
     for first in source:
-        # Not a generator with `yield from`: that one's end would close the whole input.
+        # No generator with `yield from`: closing that would close the whole input.
         part = Part(first.epoch, first.part, itertools.chain([first], source))
         yield part
         if not part.complete:
@@ -81,6 +81,8 @@ def parts_of(items: Iterable[PartItem]) -> Iterator[Part]:
 
 
 def check_repeated_part(part: Part, recorded_row_count: int) -> None:
-    """A part that the ledger holds must be the same at every reading."""
+    """Raises SinkError if a part that the ledger has does not have the recorded number of rows."""
     if part.row_count != recorded_row_count:
-        raise SinkError(f"{part} has {part.row_count} rows now, but {recorded_row_count} when it was written.", _REPORT)
+        raise SinkError(
+            f"{part} has {part.row_count} rows now, but had {recorded_row_count} when it was written.", _REPORT
+        )

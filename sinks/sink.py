@@ -1,29 +1,32 @@
-"""What every sink offers: a driver's side that checks and prepares, and a way to write. A PartSink's writer runs on executors
-and writes part by part; an EpochSink has Spark write, and gets an epoch at a time on the driver, its rows staying on executors.
+"""The protocol of sinks, and what a sink needs of the rest of a job.
 
-A part (a split, or an epoch's log) takes effect whole and once: its rows and the ledger's entry for
-(job uuid, epoch, part) become durable together, and a part that the ledger holds is read to its end and left out.
-Two attempts at one part may run at the same time; one takes effect.
+Every sink checks and prepares its target on the driver. There are two kinds of writing. A `PartSink` has a writer that runs on
+executors and writes part by part. An `EpochSink` lets Spark write: it gets a whole epoch on the driver, as a DataFrame.
+
+A part (a split, or an epoch's range of the log) takes effect whole and once. Its rows and the ledger's entry for (job uuid,
+epoch, part) become durable together. A part that the ledger has is read to its end and skipped. Two attempts at one part may
+run at the same time; one of them takes effect.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from state.change_batch import PartEnd, PartItem
-from state.errors import SinkError
-from state.table import TableId, TableSchema
+from tidemark.state.change_batch import PartEnd, PartItem
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import TableId, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Schemas: TypeAlias = Mapping[tuple[TableId, int], TableSchema]
-"""By table and schema version."""
+"""Schemas by table and schema version."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """`uuid` is made at a job's first start and kept in its checkpoint: the ledger goes by it, people by the name."""
+    """A job in the ledger. `uuid` is created at the job's first start and kept in its checkpoint. `name` is for people."""
 
     uuid: str
     name: str
@@ -31,7 +34,7 @@ class JobIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Of `Sink.check`: a problem if it has a `remedy`, else what the job will do in the target."""
+    """A result of `Sink.check`. With a `remedy` it is a problem, else a note: a warning, or what the job will create."""
 
     table: TableId | None
     text: str
@@ -44,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """A part that is durable in the sink. `skipped`: it was before this attempt came."""
+    """A part that is durable in the sink. `skipped`: it was durable before this attempt."""
 
     epoch: int
     part: str
@@ -52,55 +55,98 @@ class PartResult:
     skipped: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SparkNeeds:
+    """A sink's requirements of a Spark session. `missing_packages_remedy` is for a Spark that can't download the packages."""
+
+    settings: "SparkSettings"
+    missing_packages_remedy: str
+
+
+class SparkSettings(Protocol):
+    def __call__(self, given: Mapping[str, str], *, submitted: bool) -> dict[str, str]:
+        """Returns the settings to add to `given`. `submitted`: spark-submit has already chosen the session's jars."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkNeeds:
+    """A sink's requirements of the rest of a job. They follow from the job file alone.
+
+    `display_name` is for people and has no secrets. `needs_key`: the sink finds rows by key, so every table must have one.
+    `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged.
+    """
+
+    display_name: str
+    needs_key: bool = False
+    published_format: Literal["arrow", "parquet"] = "arrow"
+    spark: SparkNeeds | None = None
+
+
 class SinkBusyError(SinkError):
-    """The sink could not take a part now, and holds nothing of it: the same part may be written again."""
+    """The sink can't take a part at present. It has nothing of the part, which may be written again."""
 
 
 class PartWriter(Protocol):
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
-        """Writes one Spark partition: whole parts, one after the other. A result is given once its part is durable.
+        """Writes the parts of one Spark partition one after the other. Yields each result once its part is durable.
 
-        Raises SinkError; SinkBusyError where writing the part again may succeed. After an error, and when the iterator
-        is closed before its end, nothing of the unfinished part takes effect.
+        Raises SinkError; SinkBusyError if writing the part again may succeed. After an error, or if the iterator is closed
+        before its end, nothing of the unfinished part takes effect.
         """
 
 
 class Sink(Protocol):
-    """The driver's side. Holds no connection between calls."""
+    """A sink on the driver. It has no open connection between calls."""
 
-    def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
-        """What the job would create, and what does not fit. Writes nothing. `job` is None before a first start.
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]:
+        """Returns what the job would create and what does not fit. Writes nothing. `job` is None before a first start.
 
-        Raises SinkError where the target can't be asked, JobFileError where the sink's section can't be used.
+        `written`: the tables that the job was prepared for at an earlier start. Each must have the ownership mark that
+        `prepare` left in the target; without it the target is another one, or was emptied.
+
+        Raises SinkError if the target can't be reached, JobFileError if the job file's `sink` can't be used.
         """
 
-    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        """Creates what is missing and takes the tables for this job. Repeats harmlessly. Raises SinkError with every problem.
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
+        """Creates what is missing and marks the tables as this job's. May be repeated. `written`: as in `check`.
+        Raises SinkError with every problem.
 
-        Called by the one driver that holds the job's lease, before the first epoch of a start.
+        Called by the driver that has the job's lease, before the first epoch of a start.
         """
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
-        """Epochs before `epoch` are committed and will not be written again: the ledger may forget them."""
+        """Tells that the epochs before `epoch` are committed and will not be written again. The ledger may drop them."""
 
 
 class PartSink(Sink, Protocol):
-    """Pickles, secrets included, for `writer` is called on executors."""
+    """A sink whose parts are written on executors. It is pickled with its secrets, because `writer` is called there."""
 
     def writer(self, job: JobIdentity) -> PartWriter: ...
 
 
 @runtime_checkable
 class EpochSink(Sink, Protocol):
-    """Stays on the driver. The ledger's entries are those of its target's own transactions."""
+    """A sink that lets Spark write. It stays on the driver. Its ledger is in the target's own transaction log."""
 
     def write_epoch(self, batch: "DataFrame", job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
-        """Writes a whole epoch, rows of TRANSPORT, and returns the ends of its parts once all are durable; what an earlier
-        attempt made durable is left out. `batch` may be read again, at a price. Raises SinkError."""
+        """Writes a whole epoch. Returns the ends of its parts once all are durable. Skips parts that an earlier attempt made
+        durable. `batch` has rows of TRANSPORT; reading it again costs a second computation. Raises SinkError."""
+
+
+def no_mark(table: TableId, location: object, setting: str) -> Finding:
+    """Returns the finding for a written table without its ownership mark at `location`. `setting`: key of the location."""
+    return Finding(
+        table,
+        f"{location} is not marked as written by this job: {setting} names another place than before, or the target was "
+        "emptied.",
+        f"Undo the change of {setting}, or put the whole target back with Tidemark's own tables or files; or {START_OVER}.",
+    )
 
 
 def raise_problems(findings: Sequence[Finding]) -> None:
-    """One SinkError that names every problem among `findings`, if there is any."""
+    """Raises one SinkError with every problem among `findings`, if there is one."""
     problems = [finding for finding in findings if finding.remedy is not None]
     if not problems:
         return

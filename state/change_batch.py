@@ -1,9 +1,9 @@
-"""Change batches: what travels from the readers through Spark to the sinks.
+"""Change batches: the rows and changes on their way from the readers through Spark to the sinks.
 
-One Spark row (TRANSPORT) carries one Arrow record batch of one table, as an IPC stream in `payload`, or the name of a file
-in the checkpoint that holds a whole split. Rows of one `part`
-(a split, or the epoch's log) arrive in order of `seq` in one Spark partition. The last row of a part has no payload and
-`row_count` = the sum over the part: a sink commits a part only when it saw that row, never because its input ended.
+One Spark row (TRANSPORT) contains one Arrow record batch of one table, as an IPC stream in `payload`, or the name of a
+checkpoint file with the rows of a whole split. The rows of one `part` (a split, or the epoch's log) arrive in order of
+`seq` in one Spark partition. The last row of a part has no payload, and its `row_count` is the sum over the part. A sink
+commits a part only when it has seen that row, never because its input ended.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from state.table import TableId, TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 LOG_PART = "log"
 
@@ -22,14 +22,14 @@ def split_part(split_id: int) -> str:
 
 
 class ChangeType(IntEnum):
-    """The code in a batch's `_change_type`; the names are Spark's changelog words."""
+    """The codes in a batch's `_change_type`. The names are those of Spark's changelogs."""
 
     INSERT = 0
     UPDATE_PREIMAGE = 1
     UPDATE_POSTIMAGE = 2
     DELETE = 3
     TRUNCATE = 4
-    """All rows of the table went; the table's own columns are null."""
+    """All rows of the table were removed. The table's own columns are null."""
 
 
 CHANGE_TYPE_NAMES = tuple(t.name.lower() for t in ChangeType)
@@ -42,13 +42,13 @@ META_FIELDS = (
     pa.field("_txn_id", pa.dictionary(pa.int32(), pa.string())),
     pa.field("_is_snapshot", pa.bool_(), nullable=False),
 )
-"""After a table's own columns. `_commit_version` never falls for a key; `_seq` orders within a transaction."""
+"""They follow the table's own columns. `_commit_version` never decreases for a key; `_seq` orders changes in a transaction."""
 
 UNCHANGED_FIELD = pa.field("_unchanged", pa.list_(pa.string()))
-"""Names of the row's columns that are null here because the update did not touch them and the log does not repeat their
-values; null where there are none. In an UPDATE_POSTIMAGE the values are those that the key's row had before; in an INSERT
-(the second half of an update that changed the key) those of the row that the DELETE before it, with the `_seq` before
-its own, removed. Nothing else has such columns."""
+"""The columns of the row that are null here because the update did not change them and the log does not repeat their
+values; null if there are none. In an UPDATE_POSTIMAGE their values are those that the key's row had before. In an INSERT
+(the second half of an update that changed the key) they are those of the row that the preceding DELETE removed, which has
+the preceding `_seq`. Other changes have no such columns."""
 
 TRANSPORT = pa.schema(
     [
@@ -67,7 +67,7 @@ TRANSPORT = pa.schema(
 
 
 def meta_fields(schema: TableSchema) -> tuple[pa.Field, ...]:
-    """META_FIELDS, and UNCHANGED_FIELD in a table with toastable columns."""
+    """Returns META_FIELDS, and UNCHANGED_FIELD for a table with toastable columns."""
     return (*META_FIELDS, UNCHANGED_FIELD) if schema.toastable else META_FIELDS
 
 
@@ -76,17 +76,17 @@ def is_truncation(rows: pa.RecordBatch) -> bool:
 
 
 def batch_schema(schema: TableSchema) -> pa.Schema:
-    """The Arrow schema of a table's change batches: its captured columns, then its `meta_fields`."""
+    """Returns the Arrow schema of a table's change batches: its captured columns, then its `meta_fields`."""
     return pa.schema([*schema.arrow_schema(), *meta_fields(schema)])
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeBatch:
-    """`rows` has `batch_schema(schema of table and version)`.
+    """Rows of one part and table. `rows` has the `batch_schema` of the table's schema version.
 
-    An update arrives as one UPDATE_POSTIMAGE if its key stayed the same, else (and in a table without a key) as DELETE
-    of the old row and INSERT of the new one, in this order, with one `_commit_version`. DELETE rows hold the old row.
-    A TRUNCATE is the only row of its batch.
+    An update is one UPDATE_POSTIMAGE if its key stayed the same. Otherwise, and in a table without a key, it is a DELETE of
+    the old row and an INSERT of the new one, in this order, with one `_commit_version`. A DELETE contains the old row. A
+    TRUNCATE is the only row of its batch.
     """
 
     epoch: int
@@ -103,8 +103,8 @@ class ChangeBatch:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A split's rows, in a Parquet file of the checkpoint's store: `name` there. Its content never changes, and it stays
-    until the epoch is committed."""
+    """A split's rows in the Parquet file `name` of the checkpoint. The file never changes, and is kept until the epoch is
+    committed."""
 
     epoch: int
     part: str
@@ -129,7 +129,7 @@ PartItem: TypeAlias = ChangeBatch | PublishedFile | PartEnd
 
 
 def to_transport(item: PartItem) -> pa.RecordBatch:
-    """One-row batch of TRANSPORT."""
+    """Returns a batch of TRANSPORT with one row."""
     match item:
         case ChangeBatch(epoch, part, seq, table, version, rows):
             buffer = pa.BufferOutputStream()
@@ -152,7 +152,7 @@ def to_transport(item: PartItem) -> pa.RecordBatch:
 
 
 def from_transport(batch: pa.RecordBatch) -> list[PartItem]:
-    """The rows of a TRANSPORT batch, without copying payloads."""
+    """Returns the items of a TRANSPORT batch. Payloads are not copied."""
     items: list[PartItem] = []
     epochs, parts, seqs, databases, tables, versions, counts = (batch.column(i).to_pylist() for i in range(7))
     payloads, files = batch.column(7), batch.column(8).to_pylist()

@@ -1,7 +1,7 @@
-"""Every error that Tidemark raises on purpose: what happened, what to do, and the exit code it ends a run with.
+"""The errors that Tidemark raises: what happened, what to do about it, and the exit code of a run that ends with it.
 
-Errors cross process borders (Spark pickles them, or only their text reaches the driver), so they pickle by their own
-arguments and their text alone is enough to find the class again (`from_text`).
+Errors cross process boundaries: Spark pickles them, or only their text reaches the driver. So they pickle by their own
+arguments, and their text alone is enough to find the class again (`from_text`).
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class TidemarkError(Exception):
-    """Root of the tree. `message` says what happened, `remedy` what the operator can do about it."""
+    """The root of all errors. `message` says what happened, `remedy` what the operator can do about it."""
 
     exit_code: ClassVar[int] = 1
 
@@ -43,29 +43,31 @@ class SchemaChangedError(SourceNotUsableError):
 
 
 class PartitionsChangedError(SourceNotUsableError):
-    """Rows of a partitioned table came or went with a partition, which is in no log."""
+    """Rows of a partitioned table were added or removed with a partition, which no log contains."""
 
 
 class UnknownLogEventError(SourceNotUsableError):
-    """The log holds something that Tidemark does not know how to carry, so it must not go on."""
+    """The log contains an event that Tidemark does not understand, so it must stop."""
 
 
 class DamagedLogError(SourceNotUsableError):
-    """Bytes of the log or of a result do not have the form their format prescribes."""
+    """Bytes of the log or of a result do not have the expected format."""
 
 
 class SourceUnavailableError(SourceNotUsableError):
     """The source could not be reached within the configured number of attempts."""
 
+    exit_code = 7
+
 
 class LogPositionLostError(TidemarkError):
-    """The position the job must go on from is no longer in the source's log, or is another server's."""
+    """The position from which the job must continue is no longer in the source's log, or is another server's."""
 
     exit_code = 4
 
 
 class SinkError(TidemarkError):
-    """The sink refused a write, or holds something that the job did not put there."""
+    """The sink refused a write, or contains something that the job did not write."""
 
     exit_code = 5
 
@@ -77,11 +79,11 @@ class JobHeldError(TidemarkError):
 
 
 class CheckpointError(TidemarkError):
-    """The checkpoint is missing a part, is damaged, or was written by a version that this one does not know."""
+    """A file of the checkpoint is missing, damaged, or has a format version that this Tidemark can't read."""
 
 
 class SplitChangedError(TidemarkError):
-    """A split's read can't be completed as it stands and must be read anew (caught by the split reader)."""
+    """A split changed while it was read, and must be read again. Caught by the split reader."""
 
 
 def _tree(root: type[TidemarkError]) -> dict[str, type[TidemarkError]]:
@@ -92,10 +94,10 @@ def _tree(root: type[TidemarkError]) -> dict[str, type[TidemarkError]]:
 
 
 def from_text(text: str) -> TidemarkError | None:
-    """The innermost TidemarkError that a text such as a Spark exception quotes, or None.
+    """Returns the innermost TidemarkError that a text such as a Spark exception quotes, or None.
 
-    Spark hands a Python worker's failure to the driver as the text of its traceback; the last line of a traceback
-    that names one of our classes is the cause.
+    Spark gives the driver a Python worker's error as the text of its traceback. The last line that names one of our
+    classes is the cause.
     """
     known = _tree(TidemarkError)
     for name, message, remedy in reversed(re.findall(r"(\w+Error): (.*) Remedy: (.*)", text)):

@@ -1,9 +1,9 @@
-"""Places where tests stop, kill or break the running system, at an exact point in its work.
+"""Failpoints: points of the code at which tests stop or kill the running system.
 
-Without TIDEMARK_FAILPOINTS in the environment a failpoint does nothing. With it, the variable names a folder: a file
-there that is named like the failpoint arms it. The first process to arrive takes the file away, so it fires once, in
-whatever process, and does what the file says: `kill` (SIGKILL to itself), `kill PID`, `kill above TEXT` (its nearest
-ancestor with TEXT in its command line, and itself; a process without one leaves the failpoint to others), or `raise`.
+A failpoint does nothing unless the environment variable TIDEMARK_FAILPOINTS names a folder. A file in this folder arms the
+failpoint of the same name. The first process to reach the failpoint removes the file, so it fires once. It does what the
+file says: `kill` (SIGKILL to itself), `kill PID`, `kill above TEXT` (its nearest ancestor with TEXT in its command line,
+and itself; a process without such an ancestor leaves the failpoint armed), or `raise`.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ _FOLDER = os.environ.get("TIDEMARK_FAILPOINTS")
 
 
 class FailpointError(RuntimeError):
-    """Raised by an armed failpoint; nothing catches it on purpose."""
+    """Raised by an armed failpoint. No code catches it."""
 
 
 def failpoint(name: str) -> None:
-    """Fires `name` if it is armed. Called at phase boundaries; names are `<module>.<moment>`."""
+    """Fires `name` if it is armed. Names are `<module>.<point in its work>`."""
     if _FOLDER is None:
         return
     armed = Path(_FOLDER, name)
@@ -35,7 +35,7 @@ def failpoint(name: str) -> None:
         case ["kill", pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-            time.sleep(1)  # the killed process takes this one with it, or this one goes on: both are wanted
+            time.sleep(1)  # either the killed process ends this one too, or this one continues: tests need both
         case ["kill", "above", text]:
             above = _ancestor(text)
             if above is None:
@@ -51,7 +51,7 @@ def failpoint(name: str) -> None:
 
 def _ancestor(text: str) -> int | None:
     pid = os.getppid()
-    with contextlib.suppress(FileNotFoundError):  # it is just ending
+    with contextlib.suppress(FileNotFoundError):  # it is ending
         while pid > 1:
             if text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid

@@ -1,4 +1,4 @@
-"""MySQL's GTID sets, interval-exact and with tags (MySQL 8.3+).
+"""MySQL's GTID sets, as exact intervals and with tags (MySQL 8.3+).
 
 Format: https://dev.mysql.com/doc/refman/8.4/en/replication-gtids-concepts.html
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from state.errors import DamagedLogError
+from tidemark.state.errors import DamagedLogError
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _TAG = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
@@ -30,13 +30,13 @@ def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GtidSet:
-    """A set of transactions. Sets are only partly ordered: ask `contains`, never compare."""
+    """A set of transactions. Sets are partially ordered: use `contains`, never compare."""
 
     intervals: dict[Source, tuple[Interval, ...]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "GtidSet":
-        """`uuid[:tag]:1-3:7[:tag:1-2],uuid:…` as the server prints it. Raises DamagedLogError."""
+        """Reads `uuid[:tag]:1-3:7[:tag:1-2],uuid:…` as the server prints it. Raises DamagedLogError."""
         found: dict[Source, list[Interval]] = {}
         for part in filter(None, (p.strip() for p in text.replace("\n", "").split(","))):
             uuid, *items = part.split(":")
@@ -84,7 +84,7 @@ class GtidSet:
         )
 
     def with_transactions(self, source: Source, numbers: Iterable[int]) -> "GtidSet":
-        """This set and `numbers` of `source`."""
+        """Returns this set and the transactions `numbers` of `source`."""
         return self.union(GtidSet({source: _merged((n, n + 1) for n in numbers)}))
 
 

@@ -1,28 +1,36 @@
-"""What a job is, fixed before it reads its first row."""
+"""The state of a job: its facts, fixed before it reads its first row."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from state.log_range import PreparedXa
-from state.partitions import Partitions
-from state.position import Position
-from state.projection import TableProjection, outputs_of
-from state.table import TableId, TableSchema
+from tidemark.state.log_range import PreparedXa
+from tidemark.state.partitions import Partitions
+from tidemark.state.position import Position
+from tidemark.state.projection import TableProjection, outputs_of
+from tidemark.state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
 
 
 @dataclass(frozen=True, slots=True)
 class SplitKey:
-    """How a table is split: by these columns, () for a table without a key."""
+    """The columns that a table is split by, () for a table without a key."""
 
     table: TableId
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class TableCondition:
+    """A table's `snapshot.where`."""
+
+    table: TableId
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
-    """A PostgreSQL table in the job's publication; `text` stays the same as long as it was never taken out."""
+    """A PostgreSQL table in the job's publication. `text` changes if the table is removed and added again."""
 
     table: TableId
     text: str
@@ -30,10 +38,10 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Tables that a later start found. Durable before anything of them is read, and never changed.
+    """Tables that a later start found. Stored before anything of them is read, and never changed.
 
-    `start`: the log's end once they were found; from there on the log is read for them too, and no split of theirs is read
-    before the job has come there. `split_keys`: () in mode `incremental`. `partitions`: as in JobState.
+    `start`: the end of the log after they were found. From there on the log is read for them too. None of their splits is
+    read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
     """
 
     start: Position
@@ -42,19 +50,24 @@ class Joined:
     memberships: tuple[Membership, ...] = ()
     projections: tuple[TableProjection, ...] = ()
     partitions: Partitions | None = None
+    conditions: tuple[TableCondition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Durable before the first split or the first log range is read, and never changed; only tables may join.
+    """The facts of a job. Stored before the first split or log range is read, and never changed; tables may only be added.
 
-    `start`: where the log is read from; in modes with a snapshot no split has been read yet when it is taken, and with
-    GTIDs it is the first anchor. `prepared`: XA transactions open at `start`. `server_identity` is the server's own
-    text (server_uuid) that every later connection must show again. `split_keys` are the tables to snapshot, in order;
-    () in mode `incremental`. `memberships`: of PostgreSQL tables, else (). `schemas` are the source's; `projections`, of
-    the tables whose columns the job file changes, say what sinks get instead. `partitions`: of PostgreSQL's partitioned
-    tables before the first split or log range was read, None where there are none. All five hold the tables of `joined`
-    too, behind the first ones.
+    `start`: the position from which the log is read. In modes with a snapshot it is taken before the first split is read,
+    and with GTIDs it is the first anchor. `prepared`: the XA transactions open at `start`.
+    `server_identity`: the server's own text (such as server_uuid). Every later connection must return the same.
+    `split_keys`: the tables to snapshot, in order; () in mode `incremental`.
+    `memberships`: of PostgreSQL tables, else ().
+    `schemas`: the tables as the source has them. `projections`: of tables whose columns the job file changes, what sinks
+    get instead.
+    `partitions`: PostgreSQL's tables and partitions before the first split or log range was read, None for other sources.
+    `conditions`: of the tables that `snapshot.where` names, () in mode `incremental`.
+    `schemas`, `split_keys`, `memberships`, `projections`, `partitions` and `conditions` also contain the tables of `joined`,
+    after the first ones.
     """
 
     job_uuid: str
@@ -70,6 +83,7 @@ class JobState:
     projections: tuple[TableProjection, ...] = ()
     joined: tuple[Joined, ...] = ()
     partitions: Partitions | None = None
+    conditions: tuple[TableCondition, ...] = ()
 
     @property
     def outputs(self) -> tuple[TableSchema, ...]:
@@ -85,9 +99,10 @@ class JobState:
             projections=(*self.projections, *joined.projections),
             joined=(*self.joined, joined),
             partitions=joined.partitions if self.partitions is None else self.partitions.plus(joined.partitions),
+            conditions=(*self.conditions, *joined.conditions),
         )
 
     def schemas_after(self, count: int) -> tuple[TableSchema, ...]:
-        """Of the first tables and of those of the first `count` that joined."""
+        """The schemas of the first tables and of the first `count` entries of `joined`."""
         later = {schema.table for joined in self.joined[count:] for schema in joined.schemas}
         return tuple(schema for schema in self.schemas if schema.table not in later)

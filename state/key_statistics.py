@@ -1,13 +1,13 @@
-"""What a source says of a table's split key, or of its pages: the enumerator decides by it how the table is cut."""
+"""A source's statistics of a table's split key or pages, by which the enumerator chooses split boundaries."""
 
 from dataclasses import dataclass
 
-from state.split import Bound
+from tidemark.state.split import Bound
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerKey:
-    """Least and greatest value of a split key that is one integer column of at most 64 bits, unique on its own."""
+    """The least and greatest value of a split key that is a single unique integer column of at most 64 bits."""
 
     least: int
     greatest: int
@@ -16,11 +16,11 @@ class IntegerKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyStatistics:
-    """A table's split key as it stands now.
+    """The present ends of a table's split key.
 
-    `greatest` is the bound of the greatest key, None for an empty table. `integers` is None for any other kind of key
-    and for an empty table. `row_estimate` and `average_row_bytes` are the server's guesses (None: it has none) and may
-    be wrong by any factor.
+    `greatest`: the greatest key, None for an empty table. `integers`: None for any other kind of key and for an empty
+    table. `row_estimate` and `average_row_bytes`: the server's estimates (None: it has none). They may be wrong by any
+    factor.
     """
 
     greatest: Bound | None
@@ -31,8 +31,8 @@ class KeyStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PageStatistics:
-    """A table without a key as it stands now: `page_count` pages, and `data_bytes` in them and outside of its rows.
-    `row_estimate`: the server's guess, None where it has none."""
+    """The present size of a table without a key: `page_count` pages, and `data_bytes` in them and in out-of-line values.
+    `row_estimate`: the server's estimate, None if it has none."""
 
     page_count: int
     data_bytes: int

@@ -1,14 +1,14 @@
-"""Which part of the log an epoch reads, and what reading it found."""
+"""The range of the log that an epoch reads, and the report of reading it."""
 
 from dataclasses import dataclass, field
 
-from state.position import BinlogPosition, Position
-from state.table import TableId
+from tidemark.state.position import BinlogPosition, Position
+from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedXa:
-    """An XA transaction that was prepared but not yet committed or rolled back: its rows stand in (start, end]."""
+    """An XA transaction that is prepared but not yet committed or rolled back. Its rows are in (start, end]."""
 
     xid: str
     start: BinlogPosition
@@ -17,11 +17,11 @@ class PreparedXa:
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """The transactions after `start`, up to the first transaction boundary at or after `stop`, whose additions don't count.
+    """The transactions after `start`, up to the first transaction boundary at or after `stop`, which is a bare position.
 
-    The plan fixes both, and the log does not change, so that every reading of a range gives the same changes: a retry,
-    a speculative attempt or a restart emits what the first attempt emitted. The stop lies at or before the log's end
-    at planning.
+    The plan fixes both, and the log does not change. So every read of a range gives the same changes: a retry, a
+    speculative attempt or a restart emits what the first attempt emitted. `stop` is not after the end that the log had
+    when the plan was made.
     """
 
     start: Position
@@ -31,8 +31,8 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Changes of one table by kind. An update of a key (and any in a table without one) counts as the delete and the
-    insert that it travels as; truncations are not counted here."""
+    """The number of changes of one table by kind. An update of a key, and any update of a table without a key, counts as a
+    delete and an insert. Truncations are not counted."""
 
     table: TableId
     inserts: int
@@ -42,10 +42,13 @@ class TableChanges:
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """`end` is the boundary where the next range starts. Counts are of the captured tables' changes. `changes`: those
-    that were emitted, by table, in the tables' order; tables without any are left out. `last_high`: the greatest of rows
-    that were read again, None where none were. `reconnects` are those of the attempt that wrote the report: other attempts
-    have others."""
+    """The facts of a log range that was read. Counts are of the captured tables' changes.
+
+    `end`: the transaction boundary where the next range starts. `prepared`: the XA transactions open there. `changes`: the
+    emitted ones by table, in the tables' order, without tables that have none. `last_high`: the greatest high of rows that
+    were read again, None if there were none. `reconnects`: of the attempt that wrote the report; it may differ between
+    attempts.
+    """
 
     end: Position
     prepared: tuple[PreparedXa, ...]
@@ -53,7 +56,7 @@ class LogReport:
     filtered_changes: int
     transactions: int
     end_timestamp_us: int | None
-    """When the last transaction was committed, by the source's clock, microseconds since 1970."""
+    """The commit time of the last transaction, by the source's clock, microseconds since 1970."""
     changes: tuple[TableChanges, ...] = ()
     last_high: Position | None = None
     reconnects: int = field(default=0, compare=False)
@@ -61,8 +64,8 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class LogTotals:
-    """What the committed log epochs of a job brought since its first start; `newest_commit_us`: as `end_timestamp_us`,
-    of the newest transaction taken."""
+    """The sums of a job's log reports since its first start. `newest_commit_us`: the commit time of the newest transaction,
+    as in `end_timestamp_us`."""
 
     changes: tuple[TableChanges, ...] = ()
     filtered_changes: int = 0

@@ -1,4 +1,4 @@
-"""A table's change batches as Parquet, in types that Spark, DuckDB and pandas read back as they are."""
+"""Writes a table's change batches as Parquet, in types that Spark, DuckDB and pandas read without loss."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD
-from state.table import TableSchema
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD
+from tidemark.state.table import TableSchema
 
 _CHANGE_TYPES = pa.dictionary(pa.int8(), pa.string())
 _TEXT_BY_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
@@ -17,7 +17,7 @@ _REPEATS = 8
 
 
 def file_schema(schema: TableSchema) -> pa.Schema:
-    """The table's captured columns, then the change's. Dictionaries are a way of writing: in the file they are strings."""
+    """Returns the table's captured columns, then the changelog columns. In the file, dictionaries are strings."""
     return pa.schema(
         [
             *schema.arrow_schema(),
@@ -33,7 +33,7 @@ def file_schema(schema: TableSchema) -> pa.Schema:
 
 
 class ParquetRows:
-    """Writes into `file`, which stays open. Each `write` is a row group."""
+    """Writes to `file`, which stays open. Each `write` makes a row group."""
 
     def __init__(self, file: Any, schema: TableSchema) -> None:
         self._file, self._schema = file, file_schema(schema)
@@ -45,7 +45,7 @@ class ParquetRows:
         self._open(_repetitive_columns(table)).write_table(table, row_group_size=max(table.num_rows, 1))
 
     def close(self, marks: Mapping[str, str] | None = None) -> None:
-        """`marks` go into the footer."""
+        """Writes the footer, with `marks` in its metadata."""
         writer = self._open([])
         if marks:
             writer.add_key_value_metadata(dict(marks))
@@ -69,7 +69,7 @@ class ParquetRows:
 
 
 def _repetitive_columns(table: pa.Table) -> list[str]:
-    """The columns for which a dictionary pays, judged by the first rows; trying it on the others costs much time."""
+    """Returns the columns for which a dictionary is worth its time, judged by the first rows."""
     sample = table.slice(0, _SAMPLE_ROWS)
     found = []
     for name, column in zip(sample.column_names, sample.columns, strict=True):

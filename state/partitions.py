@@ -1,14 +1,14 @@
-"""What partitioned tables of PostgreSQL consist of, as a job has last looked at them."""
+"""PostgreSQL's tables, their storage files and their partitions, as a job has last seen them."""
 
 from dataclasses import dataclass
 
-from state.table import TableId
+from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation below a partitioned table. `attached_xid`: the transaction (32 bits) that attached it to `parent_oid`.
-    `filenode`: of its rows' storage; None where it is partitioned itself."""
+    """A partition at any level. `attached_xid`: the transaction (32 bits) that attached it to `parent_oid`. `filenode`: the
+    file with its rows, None if it is partitioned itself."""
 
     oid: int
     parent_oid: int
@@ -18,23 +18,29 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionedTable:
-    """`partitions` of all levels, ordered by oid."""
+class WatchedTable:
+    """A table of the job. `partitions`: of all levels, ordered by oid; () for a table that is not partitioned.
+
+    `filenode`: its storage file, which a rewrite replaces; None if it is partitioned. `columns`: a text that changes when a
+    column or a unique index does.
+    """
 
     table: TableId
     oid: int
-    partitions: tuple[Partition, ...]
+    partitions: tuple[Partition, ...] = ()
+    filenode: int | None = None
+    columns: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """When they were looked at every transaction with an id (64 bits) below `ended_xid` had ended."""
+    """Some tables and their partitions, read after every transaction with an id (64 bits) below `ended_xid` had ended."""
 
     ended_xid: int
-    tables: tuple[PartitionedTable, ...]
+    tables: tuple[WatchedTable, ...]
 
     def plus(self, other: "Partitions | None") -> "Partitions":
-        """With those tables of `other` that are not among these."""
+        """Adds the tables of `other` that are not among these."""
         known = {table.oid for table in self.tables}
         more = () if other is None else tuple(table for table in other.tables if table.oid not in known)
         if other is None or not more:
@@ -44,7 +50,7 @@ class Partitions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLook:
-    """`warnings`: changes that the job file says to go on after."""
+    """The tables and partitions now. `warnings`: changes after which the job file lets the job continue."""
 
     now: Partitions
     warnings: tuple[str, ...] = ()
@@ -52,7 +58,7 @@ class PartitionLook:
 
 @dataclass(frozen=True, slots=True)
 class KeptPartitions:
-    """Of a plan: its `Partitions`, whose tables stand in the checkpoint's file partitions/`name`."""
+    """The `Partitions` of a plan. Their tables are in the checkpoint's file partitions/`name`."""
 
     name: str
     ended_xid: int

@@ -1,14 +1,18 @@
-"""Where a job stands: what its epochs read."""
+"""The phases of a job: what its epochs read."""
 
 from enum import Enum
 
 
 class Phase(str, Enum):
-    """SNAPSHOT: splits. CATCH_UP: the log, up to the greatest high, through the gap filter. STREAM: the log, plainly.
-    DONE: mode `full` has reached the greatest high; nothing is read any more.
+    """The kind of work of a job's epochs.
 
-    A job of mode `incremental` begins in STREAM, any other in SNAPSHOT, and comes there again when tables join.
-    `enumerator.enumerator` makes every move.
+    SNAPSHOT: splits.
+    CATCH_UP: the log through the gap filter, up to the greatest high.
+    STREAM: the log without the gap filter.
+    DONE: nothing more. The log of a job of mode `full` was read up to the greatest high.
+
+    A job of mode `incremental` starts in STREAM, any other in SNAPSHOT. It returns to SNAPSHOT when tables join.
+    Only `tidemark.enumerator.enumerator` changes the phase.
     """
 
     SNAPSHOT = "snapshot"
@@ -26,7 +30,7 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 def move(now: Phase, to: Phase) -> Phase:
-    """`to`; raises ValueError where `now` does not lead there."""
+    """Returns `to`. Raises ValueError if that phase can't follow `now`."""
     if to not in NEXT[now]:
-        raise ValueError(f"no way from {now.value} to {to.value}")
+        raise ValueError(f"phase {to.value} can't follow phase {now.value}")
     return to

@@ -1,34 +1,33 @@
-"""What an epoch will read, and what the enumerator must remember to plan the next one.
+"""Plans: what an epoch will read, and the enumerator's state from which the next epoch is planned.
 
-A PlanRecord is written before Spark logs the epoch's offset. Its size depends on the number of tables and on the
-splits of this one epoch, never on the number of splits of a table: reports stand in files of their own
-(readers/gap_filter.py).
+A PlanRecord is written before Spark logs the epoch's offset. Its size depends on the number of tables and on the splits
+of this one epoch, never on the number of splits of a table: reports have files of their own (readers/log/gap_filter.py).
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from state.job_state import Mode
-from state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
-from state.partitions import KeptPartitions
-from state.phase import Phase
-from state.position import Position
-from state.split import Bound, SharedSnapshot, Split
-from state.table import TableId
+from tidemark.state.job_state import Mode
+from tidemark.state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
+from tidemark.state.partitions import KeptPartitions
+from tidemark.state.phase import Phase
+from tidemark.state.position import Position
+from tidemark.state.split import Bound, SharedSnapshot, Split
+from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """Nothing of the table is planned yet, and nobody has asked for its key's ends."""
+    """No split of the table is planned yet, and the source was not asked for the ends of its key."""
 
     kind: Literal["untouched"] = "untouched"
 
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """Cut by arithmetic: the next split is [next_start, next_start + step), the last one ends at `until`.
+    """Split boundaries by arithmetic: the next split is [next_start, next_start + step), the last one ends at `until`.
 
-    `next_start` None is the table's beginning; the split that starts there ends at `origin` + step.
+    `next_start` None: the beginning of the table. The split that starts there ends at `origin` + step.
     """
 
     origin: int
@@ -41,7 +40,7 @@ class Stepping:
 
 @dataclass(frozen=True, slots=True)
 class Walking:
-    """Cut by walking the key's index, `rows` rows at a time, from `next_start` (None: the beginning) to `until`."""
+    """Split boundaries from the key's index, every `rows` rows, from `next_start` (None: the beginning) to `until`."""
 
     next_start: Bound | None
     until: Bound
@@ -50,27 +49,30 @@ class Walking:
 
 
 @dataclass(frozen=True, slots=True)
-class Collecting:
-    """Cut by pages, `pages` a split, up to `until`, behind which one open range comes last. `next_start` is the next
-    split's first page, None once all are planned. Nothing of `generation` counts before all of it is there."""
+class Staging:
+    """A table without a key whose chunks are being staged: `pages` pages a chunk up to page `until`, then one open range.
 
-    generation: int
+    `next_start` is the first page of the next chunk, None once all are planned. No chunk of `attempt` is released before
+    all of them are staged.
+    """
+
+    attempt: int
     snapshot: SharedSnapshot
     next_start: int | None
     until: int
     pages: int
-    kind: Literal["collecting"] = "collecting"
+    kind: Literal["staging"] = "staging"
 
 
 @dataclass(frozen=True, slots=True)
-class Emitting:
-    """Everything of `generation` is there, and is handed out by the same cuts."""
+class Releasing:
+    """All chunks of `attempt` are staged. They are released with the same boundaries, from page `next_start` on."""
 
-    generation: int
+    attempt: int
     next_start: int
     until: int
     pages: int
-    kind: Literal["emitting"] = "emitting"
+    kind: Literal["releasing"] = "releasing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,18 @@ class Exhausted:
     kind: Literal["exhausted"] = "exhausted"
 
 
-Cursor = Untouched | Stepping | Walking | Collecting | Emitting | Exhausted
+Cursor = Untouched | Stepping | Walking | Staging | Releasing | Exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """One table of the snapshot. `columns` () has no key. `estimated_rows`: the server's guess when the first split was
-    planned. `done_*` count committed splits: those by pages when they are collected. `lost_generations`: of such
-    splits. `passed`: the log had passed all its highs when other tables joined; before any do, the phase tells."""
+    """One table of the snapshot.
+
+    `columns`: the split key, () without one. `estimated_rows`: the server's estimate when the first split was planned.
+    `done_splits`, `done_rows`: of committed splits; chunks count when they are staged. `failed_attempts`: how often the
+    chunks of a table without a key were discarded. `passed`: the log had passed all highs of the table when other tables
+    joined the job. Before that, the phase tells.
+    """
 
     table: TableId
     schema_version: int
@@ -97,15 +103,15 @@ class TableState:
     planned_splits: int = 0
     done_splits: int = 0
     done_rows: int = 0
-    lost_generations: int = 0
+    failed_attempts: int = 0
     passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWork:
-    """One Spark task each: the splits of a task are read in sequence on one connection.
+    """The splits of an epoch, by Spark task. A task reads its splits one after the other, on one connection.
 
-    `anchor` is the greatest high so far, or the job's start (docs/adr/0003).
+    `anchor` is the greatest high so far, or the job's start position (docs/adr/0003).
     """
 
     tasks: tuple[tuple[Split, ...], ...]
@@ -115,7 +121,7 @@ class SnapshotWork:
 
 @dataclass(frozen=True, slots=True)
 class LogWork:
-    """One Spark task. The gap filter is needed in phase CATCH_UP only."""
+    """A range of the log, read by one Spark task. The gap filter is needed in phase CATCH_UP only."""
 
     range: LogRange
     kind: Literal["log"] = "log"
@@ -123,8 +129,8 @@ class LogWork:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Epochs count from 1; epoch 0 is the empty beginning. `bytes_behind`: how much log there was, at planning, after
-    the state's position."""
+    """The work of an epoch. Epochs count from 1. `bytes_behind`: how much log there was after the state's position when the
+    plan was made."""
 
     epoch: int
     phase: Phase
@@ -134,7 +140,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedSplits:
-    """The planned epoch must bring the reports of the splits [first_id, end_id)."""
+    """The planned epoch must end with the reports of the splits [first_id, end_id)."""
 
     first_id: int
     end_id: int
@@ -143,7 +149,7 @@ class AwaitedSplits:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedLog:
-    """The planned epoch must bring the report of this range. `size_bytes`: how much log it is, at planning."""
+    """The planned epoch must end with the report of this range. `size_bytes`: how much log it was at planning."""
 
     range: LogRange
     size_bytes: int
@@ -152,12 +158,13 @@ class AwaitedLog:
 
 @dataclass(frozen=True, slots=True)
 class EnumeratorState:
-    """`epoch` is the last planned one; `awaited` is what it must bring, None once that is absorbed.
+    """The enumerator's state after an epoch was planned.
 
-    `position`, `prepared`: where the next log range starts. It is the job's start, not the least high, until the log is
-    read: an XA transaction prepared in between may be committed after all highs.
-    `last_high`: the greatest high, None before the first report, and where the log has passed it when tables join.
-    `batch_bytes`: how much log an epoch takes at most. `joined`: how many of JobState.joined the log has come to.
+    `epoch`: the last planned one. `awaited`: what it must read, None once that is absorbed.
+    `position`, `prepared`: where the next log range starts. Until the log is read this is the job's start position, not
+    the least high: an XA transaction prepared in between may be committed after all highs.
+    `last_high`: the greatest high. None before the first report, and again when tables join after the log has passed it.
+    `batch_bytes`: how much log an epoch reads at most. `joined`: how many of JobState.joined are taken in.
     """
 
     mode: Mode
@@ -177,9 +184,12 @@ class EnumeratorState:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The content of a plan file: the plan and the state after it was made. Resuming needs nothing else but what the
-    epoch brought. `planned_at_us`: when, by the driver's clock, microseconds since 1970. `partitions`: as they were seen
-    before the plan was made, None where no table is partitioned; `warnings`: of them."""
+    """The content of a plan file: the plan, and the enumerator's state after it was made. A restart needs nothing else but
+    the reports of the epoch.
+
+    `planned_at_us`: by the driver's clock, microseconds since 1970. `partitions`: PostgreSQL's tables and partitions before the
+    plan was made, None for other sources. `warnings`: about them.
+    """
 
     plan: Plan
     state: EnumeratorState

@@ -1,11 +1,11 @@
-"""Places in a source's log. A position lies between two transactions, never inside one."""
+"""Positions in a source's log. A position is a boundary between two transactions, never inside one."""
 
 import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from state.errors import CheckpointError, DamagedLogError
-from state.gtid import GtidSet
+from tidemark.state.errors import CheckpointError, DamagedLogError
+from tidemark.state.gtid import GtidSet
 
 _BINLOG_NAME = re.compile(r"(?P<base>.+)\.(?P<number>\d+)")
 _POS_BITS = 40
@@ -13,12 +13,12 @@ _POS_BITS = 40
 
 @dataclass(frozen=True, slots=True)
 class BinlogPosition:
-    """After a transaction of a MySQL or MariaDB binlog, before the next one.
+    """A boundary between two transactions of a MySQL or MariaDB binlog. A bare position has only `file` and `pos`.
 
-    `gtids` (MySQL with GTIDs) is exactly what the log holds up to here. `begun`: when the file was begun, by its first
-    event, seconds since 1970; a file of the same name in another log (RESET, a restored or another server) was begun at
-    another time. Both are additions, not part of the place: positions of one server are ordered by `order`, (file
-    number, offset), and by nothing else.
+    `gtids` (MySQL with GTIDs): exactly the GTIDs that the log contains up to here. `begun`: when the file was created, by
+    its first event, seconds since 1970. A file of the same name in another log (after RESET, or of a restored or another
+    server) was created at another time. Positions of one server are ordered by `order`, (file number, offset), and by
+    nothing else.
     """
 
     file: str
@@ -28,7 +28,7 @@ class BinlogPosition:
 
     @property
     def file_number(self) -> int:
-        """The numeric suffix: binlog.1000000 comes after binlog.999999."""
+        """The number at the end of the name: binlog.1000000 comes after binlog.999999."""
         match = _BINLOG_NAME.fullmatch(self.file)
         if match is None:
             raise DamagedLogError(f"Not a binlog file name: {self.file!r}.", "Check log_bin on the source.")
@@ -43,14 +43,14 @@ class BinlogPosition:
         """The order as one BIGINT, used as `_commit_version`: file number × 2^40 + offset."""
         if self.pos >> _POS_BITS or self.file_number >> (63 - _POS_BITS):
             raise DamagedLogError(
-                f"{self} is beyond what a commit version can hold.", "Rotate the binary log: FLUSH BINARY LOGS."
+                f"{self} does not fit into a commit version.", "Rotate the binary log: FLUSH BINARY LOGS."
             )
         return self.file_number << _POS_BITS | self.pos
 
     def gtid_set(self) -> GtidSet:
-        """Raises ValueError where the position carries none."""
+        """Raises ValueError if the position has no GTIDs."""
         if self.gtids is None:
-            raise ValueError(f"{self} carries no GTID set")
+            raise ValueError(f"{self} has no GTID set")
         return GtidSet.parse(self.gtids)
 
     def __str__(self) -> str:
@@ -59,10 +59,11 @@ class BinlogPosition:
 
 @dataclass(frozen=True, slots=True)
 class WalPosition:
-    """A place in PostgreSQL's log: before it are the transactions whose commit record starts before `lsn`.
+    """A position in PostgreSQL's log, after the transactions whose commit record starts before `lsn`. A bare position has no
+    `snapshot`.
 
-    `snapshot`, pg_current_snapshot()'s text, is an addition: it stands in a split's high and says exactly what the split
-    contains, for transactions become visible in another order than they are logged in.
+    `snapshot`: the text of pg_current_snapshot(), in a split's high. It says exactly which transactions the split contains:
+    transactions do not become visible in the order in which they are logged.
     """
 
     lsn: int
@@ -86,14 +87,14 @@ Position: TypeAlias = BinlogPosition | WalPosition
 
 
 def binlog_position(position: Position) -> BinlogPosition:
-    """Raises CheckpointError where it is another kind of source's."""
+    """Raises CheckpointError for a position of another kind of source."""
     if isinstance(position, BinlogPosition):
         return position
     raise _of_another_source(position)
 
 
 def wal_position(position: Position) -> WalPosition:
-    """Raises CheckpointError where it is another kind of source's."""
+    """Raises CheckpointError for a position of another kind of source."""
     if isinstance(position, WalPosition):
         return position
     raise _of_another_source(position)
@@ -101,6 +102,6 @@ def wal_position(position: Position) -> WalPosition:
 
 def _of_another_source(position: Position) -> CheckpointError:
     return CheckpointError(
-        f"The checkpoint's position {position} is not one of this kind of source.",
+        f"The checkpoint's position {position} belongs to another kind of source.",
         "A checkpoint belongs to one source: give this job a checkpoint folder of its own.",
     )

@@ -1,17 +1,17 @@
-"""What a job makes of a table's columns on their way from the source to the sink."""
+"""Projections: which columns of a table the sink gets, and how they are computed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from state.table import TableSchema
+from tidemark.state.table import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class TableProjection:
-    """What the job file said of one table when the job started: the same ever after, or old rows would not match new ones.
+    """The job file's settings for one table when the job started. They must not change: old rows would not match new ones.
 
-    `masks`: (column, kind). `mask_key_id`: tells keys apart without telling a key, None where no mask uses one.
-    `transform_sha256`: of the transform's text. `output`: the table as sinks get it.
+    `masks`: (column, kind). `mask_key_id`: differs for different mask keys but does not tell the key; None if no mask uses
+    one. `transform_sha256`: the hash of the transform's text. `output`: the table as sinks get it.
     """
 
     output: TableSchema

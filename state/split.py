@@ -1,29 +1,29 @@
-"""Splits: one table and a half-open range of its key, and what is known of a split that was read."""
+"""Splits (one table and a half-open range of its key), and the reports of splits that were read."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from state.position import Position, WalPosition
-from state.table import TableId
+from tidemark.state.position import Position, WalPosition
+from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A place in a table's key order: everything from this key on lies right of it.
+    """A split boundary: a key, at which one split ends and the next one starts.
 
-    `literals`: one per split-key column, the server's own text, which only the server compares. MySQL and MariaDB: an
-    SQL literal (`42`, `_utf8mb4 0x6162`, `'2024-02-29'`); PostgreSQL: the bare text, cast to its type where it is used.
-    `rank`: the same place as bytes whose order is the server's order (see state/rank.py), in hex.
-    The gap filter compares it.
+    `literals`: one for each split-key column, the server's own text, which only the server compares. MySQL and MariaDB: an
+    SQL literal (`42`, `_utf8mb4 0x6162`, `'2024-02-29'`). PostgreSQL: the bare text, cast to its type where it is used.
+    `encoded_key`: the same key as bytes whose order is the server's order (state/key_encoding.py), in hex. The gap filter
+    compares these.
     """
 
     literals: tuple[str, ...]
-    rank: str
+    encoded_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """[start, end); None is unbounded."""
+    """The keys in [start, end); None is unbounded."""
 
     start: Bound | None
     end: Bound | None
@@ -31,8 +31,10 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class SharedSnapshot:
-    """A table as PostgreSQL had it at one moment, for several sessions to read, for as long as the session that exported
-    it lives. `name`: for SET TRANSACTION SNAPSHOT; `high` carries the snapshot; `filenode`: of the file with the rows."""
+    """An exported snapshot of a PostgreSQL table, which other sessions can read while the exporting session lives.
+
+    `name`: for SET TRANSACTION SNAPSHOT. `high`: contains the snapshot. `filenode`: the file with the rows.
+    """
 
     name: str
     high: WalPosition
@@ -41,43 +43,48 @@ class SharedSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
-    """The range is read under the snapshot, and published for the generation; no sink gets it yet."""
+class StageChunk:
+    """Read the range under the snapshot and publish it for the attempt. No sink gets it yet."""
 
-    generation: int
+    attempt: int
     snapshot: SharedSnapshot
-    kind: Literal["collect"] = "collect"
+    kind: Literal["stage"] = "stage"
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
-    """What the generation has of the range is the split's content."""
+class ReleaseChunk:
+    """Emit the rows that the attempt has staged for the range. Nothing is read from the source."""
 
-    generation: int
-    kind: Literal["emit"] = "emit"
+    attempt: int
+    kind: Literal["release"] = "release"
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """`id` is unique in the job and never reused. `columns` are the split-key columns, a prefix of an index's columns;
-    () for a table without a key. Such a table is one split, or is split by the pages that its rows are in: then `pages`
-    is set, and the bounds are `(page,0)`, the rows' places (docs/adr/0017)."""
+    """One table and a half-open range of its key.
+
+    `id`: unique in the job and never reused. `columns`: the split-key columns, a prefix of an index's columns; () for a
+    table without a key. Such a table is one split, or is read in chunks of pages. Then `pages` is set, and the bounds are
+    row addresses, `(page,0)` (docs/adr/0017).
+    """
 
     id: int
     table: TableId
     schema_version: int
     columns: tuple[str, ...]
     range: KeyRange
-    pages: Collect | Emit | None = None
+    pages: StageChunk | ReleaseChunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of a published split. `high` carries GTIDs where MySQL has them: such a position is an anchor for
-    later splits (docs/adr/0003); and a PostgreSQL split's own snapshot. `low`, a bare place: the SELECT sees all before
-    it; as good as the high where nothing had to be replayed.
+    """The facts of a published split.
 
-    `kind`: of a split by pages `collected`, `void` (its snapshot was gone, there are no rows) or `emitted`, else `read`."""
+    `high`: with GTIDs if MySQL has them, so that it is an anchor for later splits (docs/adr/0003); with the split's own
+    snapshot for PostgreSQL. `low`: a bare position. The SELECT sees everything before it. It is as good as the high if
+    nothing had to be replayed.
+    `kind`: for a chunk `staged`, `expired` (its snapshot was gone, there are no rows) or `released`, else `read`.
+    """
 
     split_id: int
     table: TableId
@@ -86,4 +93,4 @@ class Report:
     row_count: int
     replayed_changes: int
     low: Position | None = None
-    kind: Literal["read", "collected", "void", "emitted"] = "read"
+    kind: Literal["read", "staged", "expired", "released"] = "read"

@@ -1,4 +1,4 @@
-"""Tables, their columns, and the one Arrow type each column travels in."""
+"""Tables and their columns, each with the one Arrow type of its values."""
 
 from dataclasses import dataclass
 
@@ -16,16 +16,27 @@ class TableId:
         return f"{self.database}.{self.name}"
 
 
+LEDGER_TABLE = "tidemark_ledger"
+REGISTRY_TABLE = "tidemark_tables"
+"""Tidemark's own tables in a mirror's target: the parts that it holds, and whose each table is."""
+
+
+def is_own_table(name: str) -> bool:
+    """No job copies a table of such a name, nor writes a copy under it, in whatever schema: each write would bring another."""
+    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE}
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column as the source has it now.
+    """One column of a table.
 
-    `source_type` is the server's own text (`decimal(12,2)`, `enum('a','b')`, `int unsigned`).
-    `arrow_type` is the canonical type's text, see `arrow_type_of`; "" for a column that is not captured and has none.
-    `charset` and `collation` are the column's own (character types, ENUM, SET), else None.
-    A column that is not `captured` still stands in the log's row images, and so stands here.
-    `toastable`: PostgreSQL's log may leave its value out of an update that did not touch it.
-    `made`: no server has it: a mask or a transform made it, and `source_type` is PostgreSQL's name for what it holds.
+    `source_type`: the server's own text (`decimal(12,2)`, `enum('a','b')`, `int unsigned`).
+    `arrow_type`: the canonical type's text, see `arrow_type_of`. "" for a column that is not captured and has none.
+    `charset` and `collation`: the column's own (character types, ENUM, SET), else None.
+    `captured`: whether it is copied. Other columns are listed here too, because the log's row images contain them.
+    `toastable`: PostgreSQL's log may leave the value out of an update that did not change it.
+    `made`: the column is computed by a mask or a transform. `source_type` is then PostgreSQL's name for its type.
+    `number`: PostgreSQL's number of the column (attnum), which is never used again; None for other sources.
     """
 
     name: str
@@ -38,19 +49,22 @@ class Column:
     generated: bool = False
     toastable: bool = False
     made: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """All columns of a table in the server's order, and the key that identifies a row.
+    """The columns of a table in the server's order, and the key that identifies a row.
 
-    `key` are captured NOT NULL columns whose combination the server keeps unique; () for a table without one.
+    `key`: captured NOT NULL columns whose combination the server keeps unique; () for a table without one.
+    `oid`: PostgreSQL's number of the table, which stays the same when the table is renamed; None for other sources.
     """
 
     table: TableId
     version: int
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    oid: int | None = None
 
     @property
     def captured(self) -> tuple[Column, ...]:
@@ -58,7 +72,7 @@ class TableSchema:
 
     @property
     def toastable(self) -> tuple[str, ...]:
-        """Names of the captured columns whose value the log may leave out; a key's never."""
+        """The captured columns whose value the log may leave out. It never leaves out a key's."""
         return tuple(c.name for c in self.captured if c.toastable and c.name not in self.key)
 
     def column(self, name: str) -> Column:
@@ -90,7 +104,7 @@ def arrow_type_of(text: str) -> pa.DataType:
     """The Arrow type of a canonical name: one of `bool int8 int16 int32 int64 float32 float64 string binary
     date32 timestamp timestamptz list<float32>`, or `decimal(p,s)` with p up to 38. Raises ValueError for another text.
 
-    Spark has no unsigned types: BIGINT UNSIGNED travels as decimal(20,0), smaller ones in the next wider integer.
+    Spark has no unsigned types: BIGINT UNSIGNED becomes decimal(20,0), smaller ones the next wider integer.
     """
     known = _ARROW_TYPES.get(text)
     if known is not None:

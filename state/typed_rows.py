@@ -1,22 +1,22 @@
-"""Change batches as typed rows: a table's own columns, then the changelog columns with their names as text."""
+"""Change batches as typed rows: a table's own columns, then the changelog columns, with the change type as text."""
 
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from state.change_batch import CHANGE_TYPE_NAMES, PartEnd, PartItem, PublishedFile, batch_schema
-from state.table import TableSchema
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, PartEnd, PartItem, PublishedFile, batch_schema
+from tidemark.state.table import TableSchema
 
 _TEXTS = frozenset({"_change_type", "_txn_id"})
 
 
 def typed_schema(schema: TableSchema) -> pa.Schema:
-    """Of `typed_batches`."""
+    """Returns the schema of `typed_batches`."""
     return _typed(batch_schema(schema))
 
 
 def typed_batches(items: Iterable[PartItem]) -> Iterator[pa.RecordBatch]:
-    """The rows, in batches as they came."""
+    """Yields the rows, in the same batches."""
     names = pa.array(CHANGE_TYPE_NAMES)
     for item in items:
         if isinstance(item, PartEnd):

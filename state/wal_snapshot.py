@@ -1,9 +1,8 @@
-"""What PostgreSQL's snapshots contain: `covers(transaction)`, for many transactions and snapshots at once.
+"""PostgreSQL's snapshots as watermarks: which of many transactions do many snapshots contain?
 
-A snapshot is the text of pg_current_snapshot(): `xmin:xmax:xip,…`, 64-bit transaction ids. It contains what is below
-xmin, and what is below xmax but not in xip (docs: "pg_snapshot Components"). The log names a transaction by the low
-32 bits of its id; of all ids with these bits it means the one nearest to xmax, since the server keeps less than 2^31
-between any two ids that are still told apart.
+A snapshot is the text of pg_current_snapshot(): `xmin:xmax:xip,…`, 64-bit transaction ids. It contains the ids below xmin,
+and those below xmax that are not in xip (docs: "pg_snapshot Components"). The log has only the low 32 bits of an id. It
+means the id with these bits that is nearest to xmax, since the server keeps ids in use less than 2^31 apart.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ _FIRST_NORMAL_XID = 3
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWatermarks:
-    """Snapshots by index. `in_progress`: index × 2^32 + (id - xmin) of every id in an xip, rising."""
+    """Snapshots by index. `in_progress`: index × 2^32 + (id - xmin) of every id in an xip, ascending."""
 
     xmins: Int64s
     xmaxs: Int64s
@@ -30,7 +29,7 @@ class SnapshotWatermarks:
 
     @classmethod
     def of(cls, snapshots: Sequence[str]) -> "SnapshotWatermarks":
-        """Raises ValueError for a text that is no snapshot."""
+        """Reads snapshots. Raises ValueError for a text that is none."""
         xmins, xmaxs, in_progress = [], [], []
         for index, text in enumerate(snapshots):
             xmin, xmax, running = _parsed(text)
@@ -40,12 +39,12 @@ class SnapshotWatermarks:
         return cls(np.array(xmins, np.int64), np.array(xmaxs, np.int64), np.array(in_progress, np.int64))
 
     def covered(self, snapshot_index: Int64s, xids: Int64s) -> npt.NDArray[np.bool_]:
-        """Is transaction `xids[i]` (32 bits) in snapshot `snapshot_index[i]`? Raises ValueError for an id that no
-        transaction has."""
+        """Tells for each i whether transaction `xids[i]` (32 bits) is in snapshot `snapshot_index[i]`. Raises ValueError for an
+        id that no transaction can have."""
         if len(xids) and (xids.min() < _FIRST_NORMAL_XID or xids.max() >= _WRAP):
             raise ValueError(f"transaction ids from {xids.min()} to {xids.max()}")
         xmins, xmaxs = self.xmins[snapshot_index], self.xmaxs[snapshot_index]
-        below = (xmaxs - xids) & (_WRAP - 1)  # how far below xmax, if it is
+        below = (xmaxs - xids) & (_WRAP - 1)  # the distance below xmax, if it is below
         past = (below > 0) & (below <= _HALF)
         after_xmin = xmaxs - below - xmins
         places = snapshot_index * _WRAP + after_xmin

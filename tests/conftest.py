@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings and fixtures for every test."""
 
 import os
 import sys
@@ -6,7 +6,13 @@ import sys
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.servers", "tests.support.cli", "tests.support.dist", "tests.support.delta"]
+pytest_plugins = [
+    "tests.support.servers",
+    "tests.support.server_deaths",
+    "tests.support.cli",
+    "tests.support.dist",
+    "tests.support.delta",
+]
 
 # Spark's workers must be this Python with these packages, and the driver must be reachable without a name service.
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -20,5 +26,5 @@ settings.load_profile("tidemark")
 
 @pytest.fixture(scope="session")
 def chaos_rounds() -> int:
-    """How often a chaos test repeats itself: few times in `make test`, N times in `make chaos N=…`."""
+    """The number of rounds of a chaos test: few in `make test`, N in `make chaos N=…`."""
     return int(os.environ.get("TIDEMARK_CHAOS_ROUNDS", "2"))

@@ -1,6 +1,6 @@
-"""A report's charts as Vega-Lite specifications. Colours are the page's CSS variables, so that they follow its theme.
+"""The report's charts as Vega-Lite specifications. Colours are the page's CSS variables, so that they follow its theme.
 
-Data are named (SPLITS, EPOCHS, EVENTS) and stand beside the specifications: Altair would check each row.
+The data are not in the specifications, only named there (SPLITS, EPOCHS, EVENTS): Altair would check each row.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Any
 
 import altair as alt
 
-from jobs.report.records import Record
+from tidemark.jobs.report.records import Record
 
 Spec = dict[str, Any]
 
 SPLITS, EPOCHS, EVENTS = "splits", "epochs", "events"
 FEW = 80
-"""So many points are drawn large."""
+"""Up to this number of points, points are drawn large."""
 
 _CONFIG: Spec = {
     "background": "transparent",
@@ -39,12 +39,12 @@ BYTES_LABEL = f"{_BYTES} + {_UNIT}"
 
 
 def splits_chart(records: Sequence[Record]) -> Spec:
-    """Splits over the key, their watermarks over the log; a choice of table where there are several."""
+    """Splits along the key and their watermarks along the log. With several tables there is a menu to choose one."""
     tables = list(dict.fromkeys(record["table"] for record in records))
     chosen = alt.param(name="chosen", value=tables[0], bind=alt.binding_select(options=tables, name="Table "))
     whole_numbers = "datum.value % 1 ? '' : datum.label"
     axis = alt.Axis(grid=False, tickCount=10, format=",~r", labelExpr=whole_numbers, labelOverlap=True)
-    x = alt.X("left:Q", title="splits, as the key rises", axis=axis)
+    x = alt.X("left:Q", title="splits in key order", axis=axis)
     x = x.scale(nice=False, padding=0)
     left = _left(labelExpr=BYTES_LABEL, tickCount=5)
     tooltip = [
@@ -77,7 +77,7 @@ def splits_chart(records: Sequence[Record]) -> Spec:
 
 
 def timeline_charts(epochs: Sequence[Record], events: Sequence[Record]) -> dict[str, Spec]:
-    """One under the other on the same time axis: events, throughput, lag, log behind, time an epoch took."""
+    """Charts below each other on one time axis: events, throughput, lag, log behind, duration of epochs."""
     times = [record[name] for record in epochs for name in ("begin", "end")]
     first, last = min(times), max(times)
     shown = [event for event in events if first <= event["at"] <= last] if first < last else []
@@ -88,7 +88,7 @@ def timeline_charts(epochs: Sequence[Record], events: Sequence[Record]) -> dict[
         "rate": _rates(domain),
         "lag": _line("lag", "lag, seconds", "var(--replayed)", domain, few=few),
         "behind": _line("behind", "log behind", "var(--accent)", domain, few=few, label=BYTES_LABEL),
-        "seconds": _line("seconds", "seconds an epoch", "var(--muted)", domain, few=few),
+        "seconds": _line("seconds", "seconds per epoch", "var(--muted)", domain, few=few),
     }
     known = {name for name in charts if any(epoch[name] is not None for epoch in epochs)}
     specs = {name: _spec(chart, height=96) for name, chart in charts.items() if name in known}
@@ -98,7 +98,7 @@ def timeline_charts(epochs: Sequence[Record], events: Sequence[Record]) -> dict[
 
 
 def _left(**settings: Any) -> alt.Axis:
-    """The y axis of all charts: as wide everywhere, so that they stand exactly under each other."""
+    """The y axis, equally wide in all charts, so that their time axes are aligned."""
     return alt.Axis(**{"minExtent": 58, "maxExtent": 58, "titlePadding": 8, "tickCount": 3, **settings})
 
 
@@ -117,9 +117,9 @@ _EPOCH_TOOLTIP = [
     alt.Tooltip("begin_text:N", title="from"),
     alt.Tooltip("rows:Q", title="rows", format=","),
     alt.Tooltip("changes:Q", title="changes", format=","),
-    alt.Tooltip("filtered:Q", title="left out by the gap filter", format=","),
+    alt.Tooltip("filtered:Q", title="skipped by the gap filter", format=","),
     alt.Tooltip("transactions:Q", title="transactions", format=","),
-    alt.Tooltip("rate:Q", title="a second", format=",.0f"),
+    alt.Tooltip("rate:Q", title="per second", format=",.0f"),
     alt.Tooltip("seconds:Q", title="seconds", format=",.2f"),
     alt.Tooltip("lag:Q", title="lag, seconds", format=",.1f"),
     alt.Tooltip("behind:Q", title="bytes of log behind", format=","),
@@ -129,9 +129,8 @@ _EPOCH_TOOLTIP = [
 
 def _rates(domain: list[int]) -> Any:
     names = ["rows copied", "changes followed"]
-    names = ["rows copied", "changes followed"]
     colour = alt.Color("what:N", scale=alt.Scale(domain=names, range=["var(--seen)", "var(--gap)"]), legend=None)
-    y = alt.Y("rate:Q", title="a second", axis=_left(format="~s"))
+    y = alt.Y("rate:Q", title="per second", axis=_left(format="~s"))
     data = alt.Chart(alt.NamedData(EPOCHS))
     columns = data.mark_rect().encode(
         x=alt.X("begin:T"), x2="until:T", y=y, y2=alt.Y2(datum=0), color=colour, tooltip=_EPOCH_TOOLTIP

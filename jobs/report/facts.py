@@ -1,28 +1,29 @@
-"""What a report shows, read from a job's checkpoint: while the job runs, after it ended, or was killed."""
+"""The facts of a report, read from the job's checkpoint: while the job runs, after it ended or was killed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from conf.model import JobFile
-from enumerator.enumerator import SplitsRead
-from jobs.checkpoint import Checkpoint
-from jobs.history import Kept, filled, stretch_of, with_splits
-from jobs.progress import JobProgress, TableProgress, read_progress
-from jobs.standing import read_outcome, standing
-from state.codec import EPOCHS, EVENTS, SPLITS, Codec
-from state.errors import CheckpointError
-from state.history import EpochHistory, EventHistory, Place, SplitHistory
-from state.job_state import JobState
-from state.plan import EnumeratorState
-from state.position import BinlogPosition
+from tidemark.conf.model import JobFile
+from tidemark.enumerator.enumerator import SplitsRead
+from tidemark.jobs.monitoring.history import Kept, filled, stretch_of, with_splits
+from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_progress
+from tidemark.jobs.monitoring.run_record import last_run
+from tidemark.jobs.recovered_state import read_outcome, recover_state, required_state
+from tidemark.state.checkpoint.codec import EPOCHS, EVENTS, SPLITS, Codec
+from tidemark.state.checkpoint.history import EpochHistory, EventHistory, PositionOrder, RunRecord, SplitHistory
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError
+from tidemark.state.job_state import JobState
+from tidemark.state.plan import EnumeratorState
+from tidemark.state.position import BinlogPosition
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """`key`: the columns that identify a row; `split_by`: those by whose range the table is cut; either may be ()."""
+    """`key`: the columns that identify a row. `split_by`: the columns by whose ranges the table is split. Both may be ()."""
 
     progress: TableProgress
     key: tuple[str, ...]
@@ -31,36 +32,35 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts:
-    """`progress` None: no epoch is planned yet. `watermarks`: how they are taken, as the newest start said.
-    `notes`: what is missing in the history."""
+    """`progress` None: no epoch is planned yet. `watermarks`: the method of the newest start. `notes`: the parts of the
+    history that are missing. `run`: the newest run, if it is recorded."""
 
     state: JobState
     progress: JobProgress | None
     tables: tuple[TableFacts, ...]
     epochs: EpochHistory
     splits: SplitHistory
-    last_high: Place | None
+    last_high: PositionOrder | None
     events: EventHistory
     watermarks: str | None
     notes: tuple[str, ...]
+    run: RunRecord | None = None
 
 
 def read_facts(job: JobFile) -> ReportFacts:
-    """Raises CheckpointError where the job was never started, or its checkpoint is damaged."""
+    """Raises CheckpointError if the job was never started or its checkpoint is damaged."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    state = checkpoint.job_state()
-    if state is None:
-        raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
+    state = required_state(checkpoint, job)
     notes: list[str] = []
     epochs = _kept(checkpoint, EPOCHS, notes) or EpochHistory()
     splits = _kept(checkpoint, SPLITS, notes) or SplitHistory()
     events = _kept(checkpoint, EVENTS, notes) or EventHistory()
     committed = checkpoint.committed_epoch()
     progress = read_progress(checkpoint, job, state, committed)
-    now = standing(checkpoint, job, state, committed=committed)
+    now = recover_state(checkpoint, job, state, committed=committed)
     if progress is not None:
         epochs, splits = _up_to_now(checkpoint, committed, now, epochs, splits)
-    starts = [event.fact("watermarks") for event in (events.begun, *events.events) if event is not None]
+    starts = [event.fact("watermarks") for event in (events.first, *events.events) if event is not None]
     return ReportFacts(
         state=state,
         progress=progress,
@@ -71,13 +71,14 @@ def read_facts(job: JobFile) -> ReportFacts:
         events=events,
         watermarks=next((method for method in reversed(starts) if method is not None), None),
         notes=tuple(notes),
+        run=last_run(checkpoint),
     )
 
 
 def _up_to_now(
     checkpoint: Checkpoint, committed: int, now: EnumeratorState, epochs: EpochHistory, splits: SplitHistory
 ) -> tuple[EpochHistory, SplitHistory]:
-    """With the epochs that were committed since the history was saved. A running job may remove what is read here."""
+    """Adds the epochs that were committed after the history was saved. A running job may remove files while they are read."""
     try:
         epochs = filled(epochs, checkpoint, committed)
         if committed and now.epoch == committed:
@@ -97,7 +98,7 @@ def _kept(checkpoint: Checkpoint, codec: Codec[T], notes: list[str]) -> T | None
     try:
         return Kept(checkpoint.store, codec).load()
     except CheckpointError as error:
-        notes.append(f"{error.message} What it held is not shown; the job itself does not need it.")
+        notes.append(f"{error.message} Its content is not shown. The job itself does not need it.")
         return None
 
 
@@ -115,10 +116,10 @@ def _tables(state: JobState, progress: JobProgress | None) -> tuple[TableFacts, 
 
 
 class LogScale:
-    """Places in the log as bytes since the job's start. A binlog file is as long as what is known of it, so that the
-    distance between files may be greater than shown."""
+    """Log positions as bytes since the job's start. A binlog file counts only up to its greatest known position, so the real
+    distance between files may be greater."""
 
-    def __init__(self, state: JobState, places: Iterable[Place]) -> None:
+    def __init__(self, state: JobState, places: Iterable[PositionOrder]) -> None:
         start = state.start
         self._file = start.file if isinstance(start, BinlogPosition) else None
         known: dict[int, int] = {}
@@ -133,12 +134,12 @@ class LogScale:
         self._zero = 0
         self._zero = self.bytes_since_start(start.order)
 
-    def bytes_since_start(self, place: Place) -> int:
-        """Raises KeyError for a place in a file of which nothing was known."""
+    def bytes_since_start(self, place: PositionOrder) -> int:
+        """Raises KeyError for a position in a file that was not in `places`."""
         at = place[0] if len(place) == 1 else self._begins[place[0]] + place[1]
         return at - self._zero
 
-    def text(self, place: Place) -> str:
+    def text(self, place: PositionOrder) -> str:
         if self._file is None:
             return f"{place[0] >> 32:X}/{place[0] & 0xFFFFFFFF:X}"
         base, _, number = self._file.rpartition(".")

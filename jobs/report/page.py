@@ -1,4 +1,4 @@
-"""Facts → one HTML page that needs nothing else: its charts' library stands in it.
+"""The report as one HTML page without external resources: it includes the library of its charts.
 
 Every text goes through `redact` and is escaped: as HTML by Jinja, as JSON in a script element by `_script_json`.
 """
@@ -12,14 +12,18 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from conf.model import JobFile
-from conf.redaction import redact
-from jobs.report.charts import splits_chart, timeline_charts
-from jobs.report.facts import ReportFacts, TableFacts
-from jobs.report.records import Record, epoch_records, event_records, moment, split_records
+from tidemark.conf.model import JobFile
+from tidemark.conf.redaction import redact
+from tidemark.jobs.monitoring.run_record import short_text_of, state_of, text_of
+from tidemark.jobs.monitoring.times import time_text
+from tidemark.jobs.report.charts import splits_chart, timeline_charts
+from tidemark.jobs.report.facts import ReportFacts, TableFacts
+from tidemark.jobs.report.records import Record, epoch_records, event_records, split_records
+from tidemark.jobs.sinks import sink_needs
+from tidemark.state.checkpoint.history import RunRecord
 
-MOST_TABLES = 200
-MOST_EVENTS = 60
+MAX_TABLES = 200
+MAX_EVENTS = 60
 
 _PHASES = {
     "starting": "starting",
@@ -46,16 +50,19 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
     }
     names = {"recent": f"newest {len(facts.epochs.recent)}", "whole": "since the start"}
     environment = Environment(
-        loader=PackageLoader("jobs.report", "."), autoescape=True, undefined=StrictUndefined, finalize=_redacted
+        loader=PackageLoader("tidemark.jobs.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_redacted,
     )
     return environment.get_template("page.html.jinja").render(
         title=job.job,
         phase=phase,
-        phase_text=_PHASES[phase],
+        phase_text=_phase_text(phase, facts.run, now_us),
         source=f"{job.source.url}",
-        sink=_sink(job),
+        sink=sink_needs(job.sink).display_name,
         about=_about(job, facts, now_us),
-        notes=facts.notes,
+        notes=_notes(facts, now_us),
         tiles=_tiles(facts),
         tables_lead=_tables_lead(facts),
         tables=_table_rows(facts.tables),
@@ -69,13 +76,27 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
     )
 
 
+def _phase_text(phase: str, run: RunRecord | None, now_us: int) -> str:
+    """The phase, if a process runs the job as far as is known; else how the last run ended."""
+    if run is None or state_of(run, now_us) == "running" or (run.exit_code == 0 and phase == "done"):
+        return _PHASES[phase]
+    return short_text_of(run, now_us)
+
+
+def _notes(facts: ReportFacts, now_us: int) -> tuple[str, ...]:
+    """With the cause of a run that failed."""
+    run = facts.run
+    failed = run is not None and state_of(run, now_us) == "ended" and run.exit_code != 0
+    return (*facts.notes, text_of(run, now_us)) if run is not None and failed else facts.notes
+
+
 @cache
 def _library() -> Markup:
     return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed").replace("</script", "<\\/script"))
 
 
 def _redacted(value: Any) -> Any:
-    """Of every text that the template puts in; markup is ours."""
+    """Redacts a text that the template inserts. Markup is our own and stays."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else redact(value)
 
 
@@ -93,24 +114,12 @@ def _redacted_within(value: Any) -> Any:
             return _redacted(value)
 
 
-def _sink(job: JobFile) -> str:
-    match job.sink.type:
-        case "mirror":
-            return f"mirror {job.sink.url}"
-        case "files":
-            return f"files {job.sink.path}"
-        case "delta":
-            return f"delta {job.sink.path or f'{job.sink.catalog}.{job.sink.table}'}"
-        case _:
-            return job.sink.type
-
-
 def _about(job: JobFile, facts: ReportFacts, now_us: int) -> str:
     mode = job.mode if facts.progress is None else facts.progress.mode
-    told = [f"mode {mode}", f"trigger {job.trigger}", f"first started {moment(facts.state.created_at_us)}"]
+    told = [f"mode {mode}", f"trigger {job.trigger}", f"first started {time_text(facts.state.created_at_us)}"]
     if facts.watermarks is not None:
         told.append(f"watermarks by {facts.watermarks}")
-    return " · ".join([*told, f"as of {moment(now_us)}"])
+    return " · ".join([*told, f"as of {time_text(now_us)}"])
 
 
 def _tiles(facts: ReportFacts) -> list[dict[str, str]]:
@@ -123,7 +132,7 @@ def _tiles(facts: ReportFacts) -> list[dict[str, str]]:
     changes = sum(t.inserts + t.updates + t.deletes for t in tables)
     lag = "–" if progress.lag_seconds is None else duration(progress.lag_seconds)
     behind = "" if progress.lag_bytes is None else f"{size(progress.lag_bytes)} behind"
-    newest = "since the newest change that was taken"
+    newest = "since the newest change read"
     return [
         _tile(
             "rows",
@@ -133,7 +142,7 @@ def _tiles(facts: ReportFacts) -> list[dict[str, str]]:
         ),
         _tile("splits-done", "Splits", f"{done:,}", f"of {'an unknown number' if known is None else f'{known:,}'}"),
         _tile("changes", "Changes followed", f"{changes:,}", f"{progress.transactions:,} transactions"),
-        _tile("filtered", "Gap-filtered", f"{progress.filtered_changes:,}", "splits held them"),
+        _tile("filtered", "Gap-filtered", f"{progress.filtered_changes:,}", "changes already in splits"),
         _tile("lag", "Age of the copy", lag, behind or newest),
         _tile("epochs", "Epochs", f"{progress.committed_epoch:,}", f"{progress.reconnects:,} reconnects"),
     ]
@@ -144,21 +153,21 @@ def _tile(name: str, label: str, value: str, more: str) -> dict[str, str]:
 
 
 def _shown(tables: Sequence[TableFacts]) -> list[TableFacts]:
-    """The unfinished ones first, then those with the most changes and rows."""
+    """Unfinished tables first, then those with the most changes and rows."""
 
     def weight(table: TableFacts) -> tuple[bool, int, str]:
         progress = table.progress
         amount = progress.inserts + progress.updates + progress.deletes + progress.rows
         return progress.complete, -amount, progress.table
 
-    return sorted(tables, key=weight)[:MOST_TABLES]
+    return sorted(tables, key=weight)[:MAX_TABLES]
 
 
 def _tables_lead(facts: ReportFacts) -> str:
     complete = sum(table.progress.complete for table in facts.tables)
-    lead = f"{complete:,} of {len(facts.tables):,} are copied. Inserts, updates and deletes came by the log."
-    hidden = len(facts.tables) - MOST_TABLES
-    return lead if hidden <= 0 else f"{lead} {hidden:,} more tables are in the sums above but not listed."
+    lead = f"{complete:,} of {len(facts.tables):,} are copied. Inserts, updates and deletes came from the log."
+    hidden = len(facts.tables) - MAX_TABLES
+    return lead if hidden <= 0 else f"{lead} {hidden:,} more tables are counted above but not listed."
 
 
 def _table_rows(tables: Sequence[TableFacts]) -> list[dict[str, Any]]:
@@ -185,36 +194,37 @@ def _table_rows(tables: Sequence[TableFacts]) -> list[dict[str, Any]]:
 
 def _splits_lead(facts: ReportFacts, records: Sequence[Record]) -> str:
     told = (
-        "Each column is a range of the key. The rows of a split are exact at its high watermark, the bold line: what the log "
-        "held before the SELECT is in them, and what came during it was replayed over them. Later changes of these keys, the "
-        "gap, come by the log: its reader passes from below to the top, drops a change below the line and takes it above."
+        "Each column is a split, a range of the key. Its rows are exact at its high watermark, the bold line: they contain "
+        "everything that was logged before the SELECT, and changes logged during it were replayed over them. Later changes of "
+        "these keys, the gap, come from the log: its reader goes from bottom to top, skips changes below the line and emits "
+        "those above it."
     )
     if all(record["top"] == 0 for record in records):
-        told += " Here the log did not move while rows were read: all watermarks are the job's start."
+        told += " The log did not grow while rows were read: all watermarks equal the job's start."
     drawn = max(table.splits_each for table in facts.splits.tables)
     if drawn > 1:
-        told += f" So that this page stays small, up to {drawn:,} neighbouring splits are drawn as one column."
+        told += f" To keep this page small, up to {drawn:,} neighbouring splits are drawn as one column."
     planned = sum(table.progress.splits_done for table in facts.tables)
     known = sum(record["splits"] for record in records)
     if known < planned:
-        told += f" Of {planned:,} splits {known:,} are known: the others were of tables beyond the first, or not kept."
+        told += f" The history has {known:,} of {planned:,} splits."
     return told
 
 
 def _timeline_lead(facts: ReportFacts) -> str:
-    told = "What each epoch read, and how far behind the source it was. Point at one for its numbers."
+    told = "The rows and changes that each epoch read, and its lag behind the source. Point at an epoch to see its numbers."
     if facts.epochs.epochs_each > 1:
-        told += f" Since the start, {facts.epochs.epochs_each:,} epochs are drawn as one."
+        told += f" In the view since the start, up to {facts.epochs.epochs_each:,} epochs are drawn as one."
     return told
 
 
 def _event_rows(events: Sequence[Record]) -> list[dict[str, str]]:
-    newest = list(reversed(events))[:MOST_EVENTS]
+    newest = list(reversed(events))[:MAX_EVENTS]
     return [{**event, "at": event["at_text"], "name": event["event"]} for event in newest]
 
 
 def duration(seconds: float) -> str:
-    """The two greatest units: `4.2 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    """The text with the two largest units: `4.2 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -225,7 +235,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """`12 B`, `3.4 kB`, `5.6 MB`, …: by thousands."""
+    """`12 B`, `3.4 kB`, `5.6 MB`, …, in powers of 1000."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:

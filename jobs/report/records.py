@@ -1,23 +1,23 @@
-"""A report's facts as the rows that its charts are drawn from."""
+"""The report's facts as rows, from which its charts are drawn."""
 
 import re
-from datetime import datetime, timezone
 from typing import Any
 
-from jobs.report.facts import LogScale, ReportFacts
-from state.history import EpochStretch, SplitStretch
+from tidemark.jobs.monitoring.times import time_text
+from tidemark.jobs.report.facts import LogScale, ReportFacts
+from tidemark.state.checkpoint.history import EpochStretch, SplitStretch
 
 Record = dict[str, Any]
 
-_MOST_COLUMNS = 600
+_MAX_COLUMNS = 600
 _MYSQL_TEXT = re.compile(r"_\w+ 0x([0-9a-fA-F]+)")
 
 
 def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
-    """One a stretch. Times are milliseconds since 1970; rates are per second of the time that it lasted."""
+    """One record per stretch. Times are milliseconds since 1970. Rates are per second of the stretch's duration."""
     records = []
     span_us = stretches[-1].end_us - stretches[0].begin_us if stretches else 0
-    least_us = span_us // _MOST_COLUMNS  # what is shorter would not be seen
+    least_us = span_us // _MAX_COLUMNS  # shorter columns would not be visible
     for one in stretches:
         lasted = one.seconds if one.first_epoch == one.last_epoch else (one.end_us - one.begin_us) / 1e6
         known = lasted > 0
@@ -28,7 +28,7 @@ def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
                 else f"{one.first_epoch} to {one.last_epoch}",
                 "phase": one.phase,
                 "begin": one.begin_us // 1000,
-                "begin_text": moment(one.begin_us),
+                "begin_text": time_text(one.begin_us),
                 "end": one.end_us // 1000,
                 "until": max(one.end_us, one.begin_us + least_us) // 1000,
                 "rows": one.rows,
@@ -47,8 +47,8 @@ def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
 
 
 def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
-    """One a stretch of splits, the tables with the most first, each in its key's order: `left` to `right` count splits,
-    `low` to `high` bytes of log."""
+    """One record per stretch of splits, in key order, tables with the most splits first. `left` and `right` count splits,
+    `low` and `high` are bytes of log."""
     places = [place for table in facts.splits.tables for one in table.stretches for place in _places(one)]
     if facts.last_high is not None:
         places.append(facts.last_high)
@@ -81,15 +81,15 @@ def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
 
 
 def event_records(facts: ReportFacts) -> list[Record]:
-    """All that are kept, oldest first; `kind` is what the charts tell apart."""
+    """All kept events, oldest first. `kind` decides colour and shape in the charts."""
     kinds = {"started": "start", "resumed": "start", "error": "error", "warning": "warning"}
     events = [*facts.events.events]
-    if facts.events.begun is not None and facts.events.begun not in events:
-        events.insert(0, facts.events.begun)
+    if facts.events.first is not None and facts.events.first not in events:
+        events.insert(0, facts.events.first)
     found = [
         {
             "at": event.at_us // 1000,
-            "at_text": moment(event.at_us),
+            "at_text": time_text(event.at_us),
             "event": event.name,
             "kind": kinds.get(event.name, "end"),
             "text": " · ".join(text if name == "text" else f"{name} {text}" for name, text in event.facts),
@@ -99,10 +99,10 @@ def event_records(facts: ReportFacts) -> list[Record]:
     found += [
         {
             "at": one.end_us // 1000,
-            "at_text": moment(one.end_us),
+            "at_text": time_text(one.end_us),
             "event": "reconnects",
             "kind": "reconnect",
-            "text": f"{one.reconnects} of the log",
+            "text": f"{one.reconnects} reconnects of the log",
         }
         for one in facts.epochs.whole
         if one.reconnects
@@ -111,15 +111,10 @@ def event_records(facts: ReportFacts) -> list[Record]:
 
 
 def key_text(text: str | None, unbounded: str) -> str:
-    """MySQL's hexadecimal literals as the text that they are."""
+    """Decodes MySQL's hexadecimal literals to the text that they contain."""
     if text is None:
         return unbounded
     return _MYSQL_TEXT.sub(lambda match: repr(bytes.fromhex(match[1]).decode(errors="replace")), text)
-
-
-def moment(microseconds: int) -> str:
-    """UTC."""
-    return datetime.fromtimestamp(microseconds / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _places(one: SplitStretch) -> list[tuple[int, ...]]:

@@ -5,19 +5,20 @@ import time
 import uuid
 from pathlib import Path
 
-from conf.model import JobFile
-from jobs.report.facts import read_facts
-from state.errors import JobFileError
+from tidemark.conf.model import JobFile
+from tidemark.jobs.report.facts import read_facts
+from tidemark.state.errors import JobFileError
 
 
 def write_report(job: JobFile, output: Path) -> int:
-    """Writes the page, whole or not at all; its size in bytes. Raises JobFileError where `output` can't be written, or
-    packages are missing, CheckpointError where the job was never started."""
+    """Writes the page completely or not at all. Returns its size in bytes. Raises JobFileError if `output` can't be written or
+    packages are missing, CheckpointError if the job was never started."""
     try:
-        from jobs.report.page import render
+        from tidemark.jobs.report.page import render
     except ImportError as error:
         raise JobFileError(
-            f"tidemark report needs packages that are not installed ({error.name}).", "pip install 'tidemark[report]'."
+            f"tidemark report needs packages that are not installed ({error.name}).",
+            "Run pip install 'tidemark-cdc[report]'.",
         ) from error
     page = render(job, read_facts(job), time.time_ns() // 1000).encode()
     unfinished = output.with_name(f".{output.name}.{uuid.uuid4().hex}.part")

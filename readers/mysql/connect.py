@@ -1,7 +1,7 @@
-"""Connections to MySQL and MariaDB whose session settings are known, whatever the server's defaults are.
+"""Connections to MySQL and MariaDB with fixed session settings, independent of the server's defaults.
 
-A global default must not be able to change what a SELECT returns: time zone, SQL mode, row limits, statement timeouts
-and the visibility of generated columns are set by name on every connection, and the session can't write.
+A global default must not change what a SELECT returns: every connection sets the time zone, SQL mode, row limits, statement
+timeouts and the visibility of generated columns. The session is read only.
 """
 
 import random
@@ -13,11 +13,12 @@ from typing import Literal, TypeAlias
 import pymysql
 from pymysql.constants import CR, ER
 
-from conf.endpoint import Endpoint
-from conf.redaction import redact
-from conf.source import Tls
-from state.errors import SourceNotUsableError, SourceUnavailableError
-from state.table import TableId
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.redaction import redact
+from tidemark.conf.source import Tls
+from tidemark.conf.tls import client_context, unusable_files
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.table import TableId
 
 Purpose = Literal["sql", "log", "lease"]
 Flavour = Literal["mysql", "mariadb"]
@@ -25,10 +26,10 @@ Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
 CONNECT_ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.5
-LONGEST_DELAY_SECONDS = 8.0
+MAX_DELAY_SECONDS = 8.0
 CONNECT_TIMEOUT_SECONDS = 10
 READ_TIMEOUT_SECONDS = 1800.0
-"""A dead peer is noticed by TCP keep-alive within KEEPALIVE_IDLE + COUNT × INTERVAL; this is for one that hangs."""
+"""For a server that hangs. TCP keep-alive notices a dead server within KEEPALIVE_IDLE + COUNT × INTERVAL."""
 
 KEEPALIVE_IDLE_SECONDS = 30
 KEEPALIVE_INTERVAL_SECONDS = 10
@@ -81,13 +82,13 @@ def connect(
     database: str | None = None,
     read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
 ) -> Connection:
-    """A connection with autocommit on, in UTC, utf8mb4, REPEATABLE READ and read only; the other settings are _SESSION.
+    """Opens a connection with autocommit, UTC, utf8mb4, REPEATABLE READ, read only, and the settings of _SESSION.
 
-    `database` overrules the endpoint's. Errors that pass by themselves are retried CONNECT_ATTEMPTS times with
-    back-off, then SourceUnavailableError; a refusal (login, TLS, unknown database) is SourceNotUsableError at once.
-    With `tls` a connection is encrypted or not made at all; with `verify` the server's certificate must be signed by
-    `tls.ca` (else by an authority the system knows) and name the host. Without `tls` nothing is encrypted, apart from
-    the password of caching_sha2_password, which travels under the server's RSA key.
+    `database` overrides the endpoint's. Transient errors are retried CONNECT_ATTEMPTS times with back-off, then raise
+    SourceUnavailableError. A refusal (login, TLS, unknown database) raises SourceNotUsableError at once. With `tls` the
+    connection is encrypted or fails. With `tls.verify` the server's certificate must name the host and be signed by
+    `tls.ca`, or by an authority that the system trusts if `tls.ca` is None. Without `tls` nothing is encrypted, except the
+    password of caching_sha2_password, which is encrypted with the server's RSA key.
     """
     context = None if tls is None else tls_context(tls)
     default = endpoint.database if database is None else database
@@ -112,18 +113,18 @@ def connect(
                 raise
             return connection
         time.sleep(delay_seconds * random.uniform(0.5, 1.0))
-        delay_seconds = min(2 * delay_seconds, LONGEST_DELAY_SECONDS)
+        delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
     raise AssertionError("unreachable")
 
 
 def server_text(connection: Connection) -> str:
-    """The version as the greeting has it, without the 5.5.5- that MariaDB puts before it for old replicas."""
+    """The version in the server's greeting, without the 5.5.5- that MariaDB prepends for old replicas."""
     text: str = connection.get_server_info()  # type: ignore[no-untyped-call]  # the stub has no types here
     return text.removeprefix("5.5.5-")
 
 
 def flavour_of(connection: Connection) -> Flavour:
-    """What the server says it is in its greeting."""
+    """The flavour, from the server's greeting."""
     return "mariadb" if "mariadb" in server_text(connection).lower() else "mysql"
 
 
@@ -134,14 +135,14 @@ def version_of(connection: Connection) -> tuple[int, int, int]:
         major, minor, patch = (int(n) for n in [*numbers, "0", "0"][:3])
     except ValueError:
         raise SourceNotUsableError(
-            f"The server's version {server_text(connection)!r} is not one of MySQL's or MariaDB's.",
+            f"The server's version {server_text(connection)!r} is not a version of MySQL or MariaDB.",
             "Connect to the server itself, not through a proxy that hides its version.",
         ) from None
     return major, minor, patch
 
 
 def quote_identifier(name: str) -> str:
-    """The name in backticks, as SQL takes it in any SQL mode."""
+    """The name in backticks, valid in any SQL mode."""
     if "\x00" in name:
         raise ValueError("an identifier can't hold a NUL character")
     return "`" + name.replace("`", "``") + "`"
@@ -163,7 +164,7 @@ def error_code(error: pymysql.MySQLError) -> int | None:
 
 
 def is_transient(error: pymysql.MySQLError) -> bool:
-    """True if connecting again may help: network, restart, too many connections. Refusals are not."""
+    """True if a new connection may help: network errors, a restart, too many connections. False for refusals."""
     cause = getattr(error, "original_exception", None)
     if isinstance(cause, ssl.SSLError):
         return isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
@@ -171,29 +172,15 @@ def is_transient(error: pymysql.MySQLError) -> bool:
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Raises SourceNotUsableError where a file of `tls` can't be used."""
+    """The SSL context for `tls`. Raises SourceNotUsableError if one of its files can't be used."""
     try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        # Python 3.13 asks for RFC 5280's optional parts, which the certificates that MySQL makes for itself lack.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if not tls.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if tls.cert is not None:
-            # A passphrase would be asked for on the terminal; we have none to give.
-            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+        return client_context(tls)
     except (OSError, ValueError) as error:
-        raise SourceNotUsableError(
-            f"source.tls names files that can't be used (ca: {tls.ca}, cert: {tls.cert}, key: {tls.key}): "
-            f"{error_text(error)}",
-            "Give existing PEM files; the key must have no passphrase and belong to the certificate.",
-        ) from error
-    return context
+        raise SourceNotUsableError(*unusable_files("source.tls", tls, error)) from error
 
 
 def prepare_session(connection: Connection) -> None:
-    """Sets what the module's promise needs. Raises SourceNotUsableError where the server refuses a setting."""
+    """Applies the session settings. Raises SourceNotUsableError if the server refuses one."""
     settings = dict(_SESSION)
     if flavour_of(connection) == "mariadb":
         settings |= _SESSION_MARIADB
@@ -230,7 +217,7 @@ def _open(
         autocommit=True,
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=read_timeout_seconds,
-        ssl=context,  # a context means: TLS, or no connection
+        ssl=context,  # with a context: TLS or no connection
         ssl_disabled=context is None,
         program_name=f"tidemark {purpose}",
     )
@@ -239,7 +226,7 @@ def _open(
 
 
 def _keep_alive(connection: Connection) -> None:
-    """Lets the kernel find out that the peer is gone, also while we wait for it to answer."""
+    """Turns on TCP keep-alive, so that a dead server is noticed while we wait for a response."""
     sock: socket.socket = connection._sock  # type: ignore[attr-defined]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -253,22 +240,25 @@ def _keep_alive(connection: Connection) -> None:
 
 
 def _refusal(endpoint: Endpoint, error: pymysql.MySQLError, *, encrypted: bool) -> SourceNotUsableError:
-    place = f"{endpoint.user}@{endpoint.host}:{endpoint.port}"
+    account = f"{endpoint.user}@{endpoint.host}:{endpoint.port}"
     if isinstance(getattr(error, "original_exception", None), ssl.SSLError) or error_code(error) == 2026:
         return SourceNotUsableError(
             f"No trusted TLS connection to {endpoint.host}:{endpoint.port}: {error_text(error)}",
-            "Give the authority that signed the server's certificate as source.tls.ca, and the name in the certificate "
-            "as the host in source.url. A server without TLS needs a certificate of its own first.",
+            "Set source.tls.ca to the authority that signed the server's certificate, and use the name in the certificate as "
+            "the host in source.url. If the server has no TLS, give it a certificate first.",
         )
     match error_code(error):
         case ER.ACCESS_DENIED_ERROR | ER.DBACCESS_DENIED_ERROR:
             remedy = "Check user and password in source.url, and that the account may log in from driver and executors."
-            if not encrypted:  # MariaDB, and both for accounts with REQUIRE SSL, give no other reason
-                remedy += " If account or server demand encryption, add source.tls."
+            if not encrypted:  # MariaDB, and both servers for accounts with REQUIRE SSL, give no other reason
+                remedy += " If the account or the server requires encryption, add source.tls."
         case ER.BAD_DB_ERROR:
             remedy = "Correct the database in source.url, or leave it out: tables are named in source.tables."
         case code if code == _SECURE_TRANSPORT_REQUIRED and not encrypted:
-            remedy = "The server takes encrypted connections only: add source.tls."
+            remedy = "The server accepts only encrypted connections: add source.tls."
         case _:
-            remedy = "Correct what the server complains about; docs/permissions.md says what the account needs."
-    return SourceNotUsableError(f"The source refuses {place}: {error_text(error)}", remedy)
+            remedy = (
+                "Correct what the server complains about. The page Permissions of Tidemark's documentation lists what the "
+                "account needs."
+            )
+    return SourceNotUsableError(f"The source refuses {account}: {error_text(error)}", remedy)

@@ -1,39 +1,17 @@
 """The job's lease on MySQL and MariaDB: GET_LOCK needs no grant, writes nothing and works on a read-only replica."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import pymysql
 
-import readers.lease
-from conf.endpoint import Endpoint
-from conf.source import Tls
-from readers.lease import Lock, lock_name
-from readers.mysql.connect import Connection, connect, flavour_of, version_of
-from state.errors import SourceUnavailableError
-
-__all__ = ["Lease", "lock_name"]
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.readers.lease import Lock, connection_broke
+from tidemark.readers.mysql.connect import Connection, connect, flavour_of, version_of
 
 READ_TIMEOUT_SECONDS = 10.0
 
 _SHOWN_BY_PERFORMANCE_SCHEMA_SINCE = (8, 0, 22)
-
-
-class Lease(readers.lease.Lease):
-    @classmethod
-    def acquire(
-        cls,
-        endpoint: Endpoint,
-        tls: Tls | None,
-        name: str,
-        *,
-        wait: bool = False,
-        on_lost: Callable[[], None] | None = None,
-    ) -> "Lease":
-        """`name` from `lock_name`. See `readers.lease.Lease.take`."""
-        lease = cls(MySqlLock(endpoint, tls, name), on_lost)
-        lease.take(wait=wait)
-        return lease
 
 
 class MySqlLock(Lock):
@@ -54,10 +32,7 @@ class MySqlLock(Lock):
                 row = cursor.fetchone()
         except (pymysql.MySQLError, OSError) as error:
             self.drop()
-            raise SourceUnavailableError(
-                f"The connection to {self._endpoint.host} broke while the job's lease was asked for.",
-                "Start the job again.",
-            ) from error
+            raise connection_broke(self._endpoint.host) from error
         return None if row is None or row[0] != 1 else int(row[1])
 
     def is_mine(self) -> bool:
@@ -77,7 +52,7 @@ class MySqlLock(Lock):
         return None if row is None or row[0] is None else int(row[0])
 
     def whereabouts(self, holder: int) -> str:
-        """An account sees its own connections without any grant; the holder is one of them as a rule."""
+        """Works without a grant if the holder has the same account: an account sees its own connections."""
         connection = self._connection
         assert connection is not None
         recent = version_of(connection) >= _SHOWN_BY_PERFORMANCE_SCHEMA_SINCE and flavour_of(connection) == "mysql"

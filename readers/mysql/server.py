@@ -1,4 +1,4 @@
-"""What the server is: flavour, version, identity, the settings that matter, and how its watermarks are taken."""
+"""Facts about the server: flavour, version, identity, relevant settings, and the method for watermarks."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,8 +6,17 @@ from typing import Literal
 import pymysql
 from pymysql.constants import ER
 
-from readers.mysql.connect import Connection, Flavour, error_code, error_text, flavour_of, server_text, version_of
-from state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.readers.mysql.connect import (
+    Connection,
+    Flavour,
+    error_code,
+    error_text,
+    flavour_of,
+    server_text,
+    version_of,
+)
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.remedies import START_OVER
 
 WatermarkMethod = Literal["gtid", "log_status", "consistent_snapshot"]
 
@@ -26,7 +35,7 @@ ACCESS_DENIED = frozenset(
         ER.ACCESS_DENIED_ERROR,
     }
 )
-"""Codes by which a server says that a grant is missing."""
+"""Error codes for a missing grant."""
 
 _VARIABLES = (
     "binlog_expire_logs_seconds",
@@ -53,11 +62,11 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Which server a position belongs to; survives restarts and upgrades, and is not copied by replication.
+    """Identifies the server of a position. It survives restarts and upgrades, and replication does not copy it.
 
-    `uuid` is MySQL's @@server_uuid. MariaDB has none that survives a move of its data (@@server_uid is made from port
-    and network card), so there it is `server_id N`: what tells the servers of one topology apart. Whether the log still is
-    the one that a position came from is shown by `BinlogPosition.begun`.
+    `uuid`: MySQL's @@server_uuid. MariaDB has no uuid that survives a move of its data (@@server_uid depends on port and
+    network card), so there it is `server_id N`, which is unique among the servers of a topology. `BinlogPosition.begun`
+    tells whether the log is still the same.
     """
 
     flavour: Flavour
@@ -66,7 +75,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """As read by `read_server`. Switches that a version does not have are None, texts that it does not have are ""."""
+    """Result of `read_server`. A setting that the version does not have is None (switches) or "" (texts)."""
 
     flavour: Flavour
     version: tuple[int, int, int]
@@ -79,7 +88,7 @@ class ServerInfo:
     binlog_row_metadata: str
     binlog_row_value_options: str
     binlog_expire_seconds: int
-    """0: never purged by age."""
+    """0: the log is never purged by age."""
     gtid_mode: str
     """MySQL: ON, OFF, ON_PERMISSIVE, OFF_PERMISSIVE; MariaDB: ""."""
     log_replica_updates: bool
@@ -87,7 +96,7 @@ class ServerInfo:
     read_only: bool
     galera: bool
     native_foreign_keys: bool | None
-    """MySQL since 9.6: False means that the rows which a foreign key changes by CASCADE or SET NULL are logged."""
+    """MySQL since 9.6. False: the row changes of CASCADE and SET NULL are logged."""
     lower_case_table_names: int
     max_allowed_packet_bytes: int
 
@@ -103,7 +112,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """The end of the log as the server states it, before it is visible to SELECTs; and what it leaves out."""
+    """The end of the log, which SELECTs may not see yet, and the databases that the log omits."""
 
     file: str
     pos: int
@@ -112,7 +121,8 @@ class LogStatus:
 
 
 def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
-    """`expected` is what the job file's URL says. Raises SourceNotUsableError for another server, or one too old."""
+    """Reads the server's facts. `expected`: from the job file's URL. Raises SourceNotUsableError for a different or too old
+    server."""
     flavour, version = flavour_of(connection), version_of(connection)
     if flavour != expected:
         raise SourceNotUsableError(
@@ -132,7 +142,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         identity=_identity(flavour, values),
         server_id=int(values["server_id"]),
         log_bin=_is_on(values["log_bin"]),
-        binlog_format=values.get("binlog_format", "ROW").upper(),  # dropped where ROW is all there is
+        binlog_format=values.get("binlog_format", "ROW").upper(),  # removed from versions that have only ROW
         binlog_row_image=values["binlog_row_image"].upper(),
         binlog_row_metadata=values.get("binlog_row_metadata", "").upper(),
         binlog_row_value_options=values.get("binlog_row_value_options", "").upper(),
@@ -140,7 +150,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         gtid_mode=values.get("gtid_mode", "").upper(),
         log_replica_updates=_is_on(values.get("log_replica_updates", values.get("log_slave_updates", "OFF"))),
         is_replica=_is_replica(connection, flavour, version, values),
-        read_only=values["read_only"].upper() not in {"OFF", "0"},  # MariaDB 12 has degrees of it
+        read_only=values["read_only"].upper() not in {"OFF", "0"},  # MariaDB 12 has more values than ON and OFF
         galera=_is_on(values.get("wsrep_on", "OFF")),
         native_foreign_keys=(
             _is_on(values["innodb_native_foreign_keys"]) if "innodb_native_foreign_keys" in values else None
@@ -151,34 +161,34 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
 
 
 def read_identity(connection: Connection) -> ServerIdentity:
-    """The identity alone, by one short query."""
+    """Only the identity, in one short query."""
     return _identity(flavour_of(connection), _variables(connection, ("server_uuid", "server_id")))
 
 
 def require_identity(connection: Connection, expected: ServerIdentity) -> None:
-    """Rows of one server and positions of another must never meet (failover, a proxy, a restored server).
+    """Raises LogPositionLostError unless the server is `expected`.
 
-    Raises LogPositionLostError.
+    Rows of one server must never be combined with positions of another (failover, a proxy, a restored server).
     """
     found = read_identity(connection)
     if found != expected:
         raise LogPositionLostError(
-            f"This is server {found.uuid} ({NAMES[found.flavour]}); the job's positions are those of "
-            f"{expected.uuid} ({NAMES[expected.flavour]}).",
-            "Connect to that server itself, not to a proxy or load balancer in front of several. If it is gone, start "
-            "the job anew with another checkpoint directory and an empty target.",
+            f"This is server {found.uuid} ({NAMES[found.flavour]}); the job's positions belong to {expected.uuid} "
+            f"({NAMES[expected.flavour]}).",
+            "Connect to that server itself, not to a proxy or load balancer. If the server no longer exists, "
+            f"{START_OVER}.",
         )
 
 
 def watermark_method(connection: Connection, server: ServerInfo) -> WatermarkMethod:
-    """How lows and highs are taken on this server with this account. No transaction may be open.
+    """The method for lows and highs on this server with this account. No transaction may be open.
 
-    Raises SourceNotUsableError, which says what to set or grant, where only file and offset could be had: these run
-    ahead of what a SELECT sees.
+    Raises SourceNotUsableError, with the setting or grant that is missing, if only file and offset are available: a SELECT
+    does not yet see the log up to them.
     """
     if not server.log_bin:
         raise SourceNotUsableError(
-            f"The binary log of {server.name} is off, so that changes can't be read.",
+            f"The binary log of {server.name} is off, so changes can't be read.",
             "Start the server with log_bin.",
         )
     if server.flavour == "mariadb":
@@ -192,7 +202,7 @@ def watermark_method(connection: Connection, server: ServerInfo) -> WatermarkMet
     except pymysql.MySQLError as error:
         raise SourceNotUsableError(
             f"gtid_mode is {server.gtid_mode or 'OFF'}, and performance_schema.log_status can't be read: "
-            f"{error_text(error)}. Nothing else shows which transactions a SELECT sees.",
+            f"{error_text(error)}. Without one of them Tidemark can't know which transactions a SELECT sees.",
             "Set gtid_mode=ON, or let the account read log_status: GRANT BACKUP_ADMIN ON *.* TO <account>; "
             "GRANT SELECT ON performance_schema.log_status TO <account>.",
         ) from error
@@ -205,17 +215,17 @@ def watermark_method(connection: Connection, server: ServerInfo) -> WatermarkMet
 
 
 def read_log_status(connection: Connection, server: ServerInfo) -> LogStatus:
-    """Needs REPLICATION CLIENT (MariaDB: BINLOG MONITOR). Raises SourceNotUsableError."""
-    new_words = server.flavour == "mysql" and server.version >= _BINARY_LOG_STATUS_SINCE
+    """The log's end. Needs REPLICATION CLIENT (MariaDB: BINLOG MONITOR). Raises SourceNotUsableError."""
+    has_new_statement = server.flavour == "mysql" and server.version >= _BINARY_LOG_STATUS_SINCE
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SHOW BINARY LOG STATUS" if new_words else "SHOW MASTER STATUS")
+            cursor.execute("SHOW BINARY LOG STATUS" if has_new_statement else "SHOW MASTER STATUS")
             row = cursor.fetchone()
     except pymysql.MySQLError as error:
         if error_code(error) not in ACCESS_DENIED:
             raise
         raise SourceNotUsableError(
-            f"The account may not ask where the log ends: {error_text(error)}.",
+            f"The account may not read the log's status: {error_text(error)}.",
             f"GRANT {status_privilege(server)} ON *.* TO <account>.",
         ) from error
     if row is None:
@@ -261,7 +271,7 @@ def _identity(flavour: Flavour, values: dict[str, str]) -> ServerIdentity:
 
 
 def _expire_seconds(values: dict[str, str]) -> int:
-    """Some versions keep expire_logs_days beside binlog_expire_logs_seconds; the seconds count where they are set."""
+    """Some versions have both expire_logs_days and binlog_expire_logs_seconds. The seconds take precedence if set."""
     seconds = int(values.get("binlog_expire_logs_seconds", "0"))
     return seconds or round(float(values.get("expire_logs_days", "0")) * 86400)
 
@@ -269,9 +279,8 @@ def _expire_seconds(values: dict[str, str]) -> int:
 def _is_replica(
     connection: Connection, flavour: Flavour, version: tuple[int, int, int], values: dict[str, str]
 ) -> bool:
-    """True where replication is set up. Without the privilege to ask: where MariaDB has ever applied a GTID."""
-    new_words = flavour == "mysql" and version >= (8, 0, 22)
-    statement = "SHOW REPLICA STATUS" if new_words else "SHOW SLAVE STATUS"
+    """True if replication is set up. Without the privilege to ask: True if MariaDB has ever applied a GTID."""
+    statement = "SHOW SLAVE STATUS" if version < (8, 0, 22) else "SHOW REPLICA STATUS"
     try:
         with connection.cursor() as cursor:
             cursor.execute("SHOW ALL SLAVES STATUS" if flavour == "mariadb" else statement)

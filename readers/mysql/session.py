@@ -1,20 +1,20 @@
-"""The session that asks again, on MySQL's and MariaDB's connections."""
+"""`AskingSession` for MySQL and MariaDB."""
 
 from typing import ClassVar
 
 import pymysql
 
-from readers.mysql.connect import Connection, error_code, error_text, is_transient
-from readers.session import AskingSession, Row, pause
+from tidemark.readers.mysql.connect import Connection, error_code, error_text, is_transient
+from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
 _PASSING = frozenset({1205, 1213, 1317, 1927, 3169, 4031})
-"""Lock wait, deadlock, query or connection killed, session idle for too long."""
+"""Lock wait timeout, deadlock, killed query or connection, idle session closed."""
 
 
 def will_pass(error: pymysql.MySQLError, connection: Connection) -> bool:
-    """True if the same question may get an answer on another connection."""
+    """True if repeating the query on a new connection may help."""
     return is_transient(error) or error_code(error) in _PASSING or not connection.open
 
 

@@ -1,1 +1,1 @@
-"""Reading PostgreSQL: snapshots exact by the server's own, and the log by logical decoding."""
+"""Reads PostgreSQL: splits under exact snapshots, the log by logical decoding."""

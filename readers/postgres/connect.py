@@ -1,7 +1,7 @@
-"""Connections to PostgreSQL whose session settings are known, whatever server, database and role have as defaults.
+"""Connections to PostgreSQL with fixed session settings, whatever the defaults of server, database and role are.
 
-No default may change the text or the number of the rows that a SELECT or the log gives, and the session can't write
-unless a transaction says so (`SET TRANSACTION READ WRITE`).
+No default may change the text or the number of rows that a SELECT or the log returns. The session can't write unless a
+transaction asks for it (`SET TRANSACTION READ WRITE`).
 """
 
 import random
@@ -11,19 +11,19 @@ from typing import TypeAlias
 import psycopg2
 import psycopg2.extensions
 
-from conf.endpoint import Endpoint
-from conf.libpq import connection_settings, is_about_tls, passes_by_itself
-from conf.redaction import redact
-from conf.source import Tls
-from state.errors import SourceNotUsableError, SourceUnavailableError
-from state.table import TableId
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.libpq import connection_settings, is_about_tls, passes_by_itself
+from tidemark.conf.redaction import redact
+from tidemark.conf.source import Tls
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.table import TableId
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
 APPLICATION_NAME = "tidemark"
 CONNECT_ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.5
-LONGEST_DELAY_SECONDS = 8.0
+MAX_DELAY_SECONDS = 8.0
 
 SESSION = {
     "TimeZone": "UTC",
@@ -36,7 +36,7 @@ SESSION = {
     "xmlbinary": "base64",
     "client_encoding": "UTF8",
     "search_path": "pg_catalog",
-    "row_security": "off",  # a policy that hides rows makes an error instead of a smaller copy
+    "row_security": "off",  # a policy that hides rows is an error, not a smaller copy
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
@@ -47,7 +47,7 @@ SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",  # since 17
-    "tcp_keepalives_idle": "30",  # so that the server, too, notices a driver that is gone, and frees its locks
+    "tcp_keepalives_idle": "30",  # so that the server notices a dead driver and frees its locks
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "6",
     "client_min_messages": "warning",
@@ -58,14 +58,13 @@ SESSION = {
 
 
 def connect(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool = True) -> Connection:
-    """A connection with the settings of SESSION. Statements are read only and each sees what is committed when it
-    starts; a transaction of its own says `BEGIN ISOLATION LEVEL REPEATABLE READ`.
+    """Opens a connection with the settings of SESSION. Statements are read only, and each sees what is committed when it
+    starts. For a snapshot, use `BEGIN ISOLATION LEVEL REPEATABLE READ`.
 
-    Errors that pass by themselves are retried CONNECT_ATTEMPTS times with back-off, then SourceUnavailableError; a
-    refusal (login, TLS, unknown database) is SourceNotUsableError at once. With `tls` a connection is encrypted or not
-    made at all; with `verify` the server's certificate must be signed by `tls.ca` (else by an authority the system
-    knows) and name the host. Without `tls` nothing is encrypted, the password travels as SCRAM or MD5 if the server
-    asks so.
+    Transient errors are retried CONNECT_ATTEMPTS times with back-off, then raise SourceUnavailableError. A refusal (login,
+    TLS, unknown database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all.
+    With `verify` the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system
+    trusts. Without `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that.
     """
     delay_seconds = FIRST_DELAY_SECONDS
     for attempt in range(1, CONNECT_ATTEMPTS + 1):
@@ -91,12 +90,12 @@ def connect(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool = True) -> 
                 raise
             return connection
         time.sleep(delay_seconds * random.uniform(0.5, 1.0))
-        delay_seconds = min(2 * delay_seconds, LONGEST_DELAY_SECONDS)
+        delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
     raise AssertionError("unreachable")
 
 
 def prepare_session(connection: Connection) -> None:
-    """Sets what SESSION names and this version has. Raises SourceNotUsableError where the server refuses one."""
+    """Applies the settings of SESSION that this server version has. Raises SourceNotUsableError if the server refuses one."""
     names = list(SESSION)
     try:
         with connection.cursor() as cursor:
@@ -109,17 +108,17 @@ def prepare_session(connection: Connection) -> None:
     except psycopg2.Error as error:
         raise SourceNotUsableError(
             f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
-            "Use PostgreSQL 14 or newer, directly, not through a proxy or pooler that filters settings.",
+            "Use PostgreSQL 14 or newer, and connect directly, not through a proxy or pooler that filters settings.",
         ) from error
 
 
 def version_of(connection: Connection) -> tuple[int, int]:
-    """(major, minor)."""
+    """Returns (major, minor)."""
     return divmod(connection.server_version, 10_000)
 
 
 def quote_identifier(name: str) -> str:
-    """The name in double quotes, as SQL takes it whatever its letters are."""
+    """Returns the name as a quoted SQL identifier."""
     if "\x00" in name:
         raise ValueError("an identifier can't hold a NUL character")
     return '"' + name.replace('"', '""') + '"'
@@ -130,7 +129,7 @@ def quote_table(table: TableId) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """The text as an SQL literal that no session setting reads otherwise."""
+    """Returns the text as an SQL literal that does not depend on session settings."""
     if "\x00" in text:
         raise ValueError("a literal can't hold a NUL character")
     doubled = text.replace("'", "''")
@@ -138,8 +137,8 @@ def quote_literal(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception's first line for messages, without secrets: `(42501) permission denied …`. Detail and context are
-    left out: they quote rows."""
+    """Returns an exception's first line for messages, without secrets: `(42501) permission denied …`. Detail and context are
+    left out because they quote rows."""
     primary = error.diag.message_primary if isinstance(error, psycopg2.Error) else None
     if primary and isinstance(error, psycopg2.Error):
         return redact(f"({error.pgcode}) {primary}")
@@ -147,12 +146,12 @@ def error_text(error: BaseException) -> str:
 
 
 def error_code(error: psycopg2.Error) -> str | None:
-    """The SQLSTATE; None where the client itself gave up."""
+    """Returns the SQLSTATE; None if the client raised the error."""
     return error.pgcode
 
 
 def is_transient(error: psycopg2.Error) -> bool:
-    """True if connecting again may help: network, restart, too many connections. Refusals are not."""
+    """True if a new connection may help: network, restart, too many connections. False for refusals."""
     may_pass = error.pgcode is not None or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
     return may_pass and passes_by_itself(error.pgcode, str(error))
 
@@ -163,13 +162,13 @@ def _refusal(endpoint: Endpoint, error: psycopg2.Error) -> SourceNotUsableError:
         return SourceNotUsableError(
             f"No trusted TLS connection to {endpoint.host}:{endpoint.port}: {error_text(error)}",
             "Give the authority that signed the server's certificate as source.tls.ca, and the name in the certificate "
-            "as the host in source.url. A server without TLS needs a certificate of its own first.",
+            "as the host in source.url. A server without TLS must first get a certificate.",
         )
     if "pg_hba.conf" in text:
-        remedy = "Let pg_hba.conf admit the role from driver and executors; if it demands encryption, add source.tls."
+        remedy = "Let pg_hba.conf admit the role from driver and executors. If it requires encryption, add source.tls."
     elif "database" in text and "does not exist" in text:
         remedy = "Correct the database in source.url: postgresql://user:password@host:5432/database."
     else:
         remedy = "Check user and password in source.url, and that the role may log in (LOGIN) and CONNECT."
-    place = f"{endpoint.user}@{endpoint.host}:{endpoint.port}"
-    return SourceNotUsableError(f"The source refuses {place}: {error_text(error)}", remedy)
+    login = f"{endpoint.user}@{endpoint.host}:{endpoint.port}"
+    return SourceNotUsableError(f"The source refuses {login}: {error_text(error)}", remedy)

@@ -1,46 +1,26 @@
-"""The job's lease on PostgreSQL: an advisory lock of the session. It needs no right, writes nothing, and belongs to the
-database that the job reads."""
+"""The job's lease on PostgreSQL: an advisory lock of the session.
+
+It needs no privilege, writes nothing, and belongs to the database that the job reads.
+"""
 
 import hashlib
 import time
-from collections.abc import Callable
 from typing import ClassVar
 
 import psycopg2
 
-import readers.lease
-from conf.endpoint import Endpoint
-from conf.source import Tls
-from readers.lease import Lock, lock_name
-from readers.postgres.connect import Connection, connect
-from state.errors import SourceUnavailableError
-
-__all__ = ["Lease", "lock_name"]
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.readers.lease import Lock, connection_broke
+from tidemark.readers.postgres.connect import Connection, connect
 
 POLL_SECONDS = 0.2
 
-# A bigint key stands in pg_locks as two halves: https://www.postgresql.org/docs/current/view-pg-locks.html
+# pg_locks shows a bigint key as two halves: https://www.postgresql.org/docs/current/view-pg-locks.html
 _HOLDER = """
 SELECT pid FROM pg_locks
 WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = %s
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
-
-
-class Lease(readers.lease.Lease):
-    @classmethod
-    def acquire(
-        cls,
-        endpoint: Endpoint,
-        tls: Tls | None,
-        name: str,
-        *,
-        wait: bool = False,
-        on_lost: Callable[[], None] | None = None,
-    ) -> "Lease":
-        """`name` from `lock_name`. See `readers.lease.Lease.take`."""
-        lease = cls(AdvisoryLock(endpoint, tls, name), on_lost)
-        lease.take(wait=wait)
-        return lease
 
 
 class AdvisoryLock(Lock):
@@ -66,10 +46,7 @@ class AdvisoryLock(Lock):
                     time.sleep(POLL_SECONDS)
         except psycopg2.Error as error:
             self.drop()
-            raise SourceUnavailableError(
-                f"The connection to {self._endpoint.host} broke while the job's lease was asked for.",
-                "Start the job again.",
-            ) from error
+            raise connection_broke(self._endpoint.host) from error
 
     def is_mine(self) -> bool:
         return self._connection is not None and self.holder_id() == self._connection.info.backend_pid
@@ -83,7 +60,7 @@ class AdvisoryLock(Lock):
         return None if row is None else int(row[0])
 
     def whereabouts(self, holder: int) -> str:
-        """A role sees its own connections without any right; the holder is one of them as a rule."""
+        """Needs no privilege if the holder has the same role, which is the rule: a role sees its own connections."""
         connection = self._connection
         assert connection is not None
         with connection.cursor() as cursor:
@@ -104,5 +81,5 @@ class AdvisoryLock(Lock):
 
 
 def lock_key(name: str) -> int:
-    """A bigint that follows from the name."""
+    """Returns the key of the lock: a bigint hash of its name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)

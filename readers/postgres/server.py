@@ -1,10 +1,11 @@
-"""What the server is: version, identity, and the settings that matter to a reader of its log."""
+"""The server's facts: version, identity, and the settings that matter to a log reader."""
 
 import re
 from dataclasses import dataclass
 
-from readers.postgres.connect import Connection, version_of
-from state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.readers.postgres.connect import Connection, version_of
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.remedies import START_OVER
 
 OLDEST_MAJOR = 14
 
@@ -23,8 +24,8 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Which server's log positions belong to. Another timeline, after a failover or a restore to a point in time, is
-    another log: the same LSN may be another place there."""
+    """The server that positions belong to. A new timeline, after a failover or a point-in-time restore, is another log: the
+    same LSN may be another position there."""
 
     system: str
     timeline: int
@@ -34,7 +35,7 @@ class ServerIdentity:
 
     @classmethod
     def parse(cls, text: str) -> "ServerIdentity":
-        """Of `str`. Raises ValueError."""
+        """Parses the output of `str`. Raises ValueError."""
         match = re.fullmatch(r"(\d+)/(\d+)", text)
         if match is None:
             raise ValueError(f"not the identity of a PostgreSQL server: {text!r}")
@@ -43,7 +44,7 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """As read by `read_server`."""
+    """Facts about the server, read by `read_server`."""
 
     version: tuple[int, int]
     version_text: str
@@ -54,11 +55,11 @@ class ServerInfo:
     wal_level: str
     max_replication_slots: int
     replication_slots: int
-    """Those that exist, of any database."""
+    """The number of slots that exist, in all databases."""
     max_slot_wal_keep_size_mb: int
-    """-1: a slot keeps as much log as it needs."""
+    """-1: no limit."""
     idle_replication_slot_timeout_seconds: int
-    """0: no slot is given up for being idle, as before version 18."""
+    """0: no limit. Servers before 18 have none."""
 
     @property
     def name(self) -> str:
@@ -71,7 +72,7 @@ def read_server(connection: Connection) -> ServerInfo:
     version = version_of(connection)
     if version[0] < OLDEST_MAJOR:
         raise SourceNotUsableError(
-            f"PostgreSQL {version[0]} is older than what Tidemark reads.", f"Use PostgreSQL {OLDEST_MAJOR} or newer."
+            f"PostgreSQL {version[0]} is too old for Tidemark.", f"Use PostgreSQL {OLDEST_MAJOR} or newer."
         )
     with connection.cursor() as cursor:
         cursor.execute(_SERVER)
@@ -102,7 +103,7 @@ def read_identity(connection: Connection) -> ServerIdentity:
 
 
 def require_identity(connection: Connection, expected: ServerIdentity) -> None:
-    """Rows of one server and positions of another must never meet. Raises LogPositionLostError."""
+    """Raises LogPositionLostError if this is another server: its rows and the job's positions must not be mixed."""
     found = read_identity(connection)
     if found == expected:
         return
@@ -110,10 +111,9 @@ def require_identity(connection: Connection, expected: ServerIdentity) -> None:
         f"The server is on timeline {found.timeline}, the job's positions are of timeline {expected.timeline}: it was "
         "restored, or a standby was promoted"
         if found.system == expected.system
-        else f"This is another server: its system identifier is {found.system}, that of the job's is {expected.system}"
+        else f"This is another server: its system identifier is {found.system}, the job's is {expected.system}"
     )
     raise LogPositionLostError(
         f"{what}. The job's positions do not belong to its log.",
-        "Connect to the server that the job began with. If it is gone, start the job anew with another checkpoint "
-        "directory and an empty target.",
+        f"Connect to the server that the job started with. If it is gone, {START_OVER}.",
     )

@@ -1,17 +1,17 @@
-"""The session that asks again, on PostgreSQL's connections."""
+"""A session of repeatable queries (readers/session.py) on PostgreSQL connections."""
 
 from typing import ClassVar
 
 import psycopg2
 
-from readers.postgres.connect import Connection, error_text, is_transient
-from readers.session import AskingSession, Row, pause
+from tidemark.readers.postgres.connect import Connection, error_text, is_transient
+from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
 
 def will_pass(error: psycopg2.Error, connection: Connection) -> bool:
-    """True if the same question may get an answer on another connection."""
+    """True if the same query may succeed on another connection."""
     return is_transient(error) or connection.closed != 0
 
 

@@ -1,4 +1,4 @@
-"""Changes too many for one worker, spread by their key: what happens to a key stays in one Spark partition, in order."""
+"""Spreads changes that are too many for one worker by key. A key's changes stay in one Spark partition, in order."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,31 +10,31 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.redaction import redact_exception
-from state.change_batch import TRANSPORT, ChangeBatch, from_transport, to_transport
-from state.table import TableSchema
+from tidemark.conf.redaction import redact_exception
+from tidemark.state.change_batch import TRANSPORT, ChangeBatch, from_transport, to_transport
+from tidemark.state.table import TableSchema
 
 WORKER_BYTES = 128 << 20
-"""Changes of one table in Arrow, whose net effect one worker finds in memory."""
+"""The size in Arrow of changes of one table whose net effect one worker computes in memory."""
 _BUCKET = "bucket"
 _BUCKETED = TRANSPORT.append(pa.field(_BUCKET, pa.int32()))
 
 
 def spread(rows: DataFrame, schema: TableSchema, byte_count: int) -> DataFrame:
-    """`rows`, of TRANSPORT and of one log part and table, so that no partition has many more than WORKER_BYTES.
+    """Returns `rows` with at most about WORKER_BYTES per partition. They are TRANSPORT rows of one table and one log part.
 
-    Where values that the log left out may have to be taken from another key's row, they stay together.
+    Tables with toastable columns are not spread: a value that the log left out may be in the row of another key.
     """
     if byte_count <= WORKER_BYTES or schema.toastable:
         return rows
     buckets = math.ceil(byte_count / WORKER_BYTES) * 2
-    cut = rows.mapInArrow(Cutting(schema, buckets), from_arrow_schema(_BUCKETED))
+    cut = rows.mapInArrow(SplittingByBucket(schema, buckets), from_arrow_schema(_BUCKETED))
     return cut.repartition(buckets, _BUCKET).sortWithinPartitions("seq").drop(_BUCKET)
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
-    """The function given to mapInArrow: TRANSPORT rows of one table in, the same cut by bucket out."""
+class SplittingByBucket:
+    """The function for mapInArrow: takes TRANSPORT rows of one table, yields them split by bucket."""
 
     schema: TableSchema
     buckets: int
@@ -44,20 +44,20 @@ class Cutting:
             for batch in batches:
                 for change in from_transport(batch):
                     if isinstance(change, ChangeBatch):
-                        yield from self._cut(change)
+                        yield from self._split(change)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
 
-    def _cut(self, change: ChangeBatch) -> Iterator[pa.RecordBatch]:
-        if change.truncates:  # it is of all keys
+    def _split(self, change: ChangeBatch) -> Iterator[pa.RecordBatch]:
+        if change.truncates:  # a TRUNCATE concerns all keys
             for bucket in range(self.buckets):
                 yield _in_bucket(change, bucket)
             return
         keys = change.rows.select(list(self.schema.key)).to_pandas(date_as_object=False)
-        places = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(self.buckets)
-        for bucket in np.unique(places):
-            yield _in_bucket(replace(change, rows=change.rows.filter(pa.array(places == bucket))), int(bucket))
+        bucket_of_row = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(self.buckets)
+        for bucket in np.unique(bucket_of_row):
+            yield _in_bucket(replace(change, rows=change.rows.filter(pa.array(bucket_of_row == bucket))), int(bucket))
 
 
 def _in_bucket(change: ChangeBatch, bucket: int) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
-"""Writes one epoch into Delta tables: one commit for each table, known to Delta by job, table and epoch.
+"""Writes one epoch into Delta tables, with one commit for each table.
 
-Delta leaves out what a table's log already holds under the same application and version, so that an epoch that broke off
-between two tables, or after the last, is simply written again.
+Each commit has job and table as Delta's application id, and the epoch as its version. Delta skips a commit whose application
+id and version the table's log already has. So an epoch that was interrupted is simply written again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,27 +13,29 @@ from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
-from sinks.delta.buckets import spread
-from sinks.delta.faults import spark_errors
-from sinks.delta.places import Lake, Place, owner_of
-from sinks.delta.rows import Shape, Unpacking, schema_of
-from sinks.delta.side_by_side import SideSessions, write_side_by_side
-from sinks.delta.tables import BEGIN_ANEW, Style, merge
-from sinks.sink import JobIdentity, Schemas
-from state.change_batch import LOG_PART, PartEnd
-from state.errors import SinkError
-from state.failpoints import failpoint
-from state.table import TableId, TableSchema
+from tidemark.sinks.delta.buckets import spread
+from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.locations import Lake, Location, owner_of
+from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
+from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
+from tidemark.sinks.delta.tables import PUT_BACK, Style, merge
+from tidemark.sinks.sink import JobIdentity, Schemas
+from tidemark.state.change_batch import LOG_PART, PartEnd
+from tidemark.state.errors import SinkError
+from tidemark.state.failpoints import failpoint
+from tidemark.state.table import TableId, TableSchema
 
 _VIEW = "tidemark_changes"
 _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
-_REPORT = "This is a defect of Tidemark or a damaged checkpoint: the epoch was not written. Please report it."
+_REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates")
 
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
+    """Writes a job's epochs."""
+
     lake: Lake
     style: Style
     job: JobIdentity
@@ -41,13 +43,13 @@ class EpochWriter:
     sessions: SideSessions
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
-        """`batch` is a whole epoch, rows of TRANSPORT. Each table reads it once more: it is kept meanwhile."""
+        """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
         view = f"{_EPOCH_VIEW}_{self.job.uuid.replace('-', '')}"
         batch.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             heads = batch.select(*_HEAD, F.length("payload").alias("byte_count")).collect()
             ends = _checked_ends(heads)
-            batch.createOrReplaceGlobalTempView(view)  # what other sessions see, too
+            batch.createOrReplaceGlobalTempView(view)  # visible to other sessions
 
             def write_table(found: _EpochTable) -> None:
                 failpoint("sink.before_commit")
@@ -65,39 +67,39 @@ class EpochWriter:
         table = found.table
         schema = self.schemas[table, found.schema_version]
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
-        place = self.lake.place_of(table)
-        self._require_ours(batch.sparkSession, place, table)
+        location = self.lake.location_of(table)
+        self._require_ours(batch.sparkSession, location, table)
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
-            # Spark turns it off for streams; a MERGE's shuffles would all have 200 tasks.
+            # Spark turns it off for streams. Without it, each shuffle of a MERGE has 200 tasks.
             "spark.sql.adaptive.enabled": "true",
-            # A table that was emptied is replaced whole, and not only those partitions of it that have rows again.
+            # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.
             "spark.sql.sources.partitionOverwriteMode": "static",
             # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
             "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
         }
-        with session_settings(batch.sparkSession, settings), spark_errors(place):
+        with session_settings(batch.sparkSession, settings), spark_errors(location):
             if self.style == "changelog":
-                _append(_unpacked(rows, schema, "changes"), place)
+                _append(_unpacked(rows, schema, "changes"), location)
             elif found.truncates:
-                _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), place)
+                _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), location)
             elif found.is_log:
-                _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, place)
+                _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, location)
             else:
-                # Splits of a first snapshot have keys of their own: no row of the target can be theirs.
-                _append(_unpacked(rows, schema, "rows"), place)
+                # Splits have keys of their own: the target has none of their rows.
+                _append(_unpacked(rows, schema, "rows"), location)
 
-    def _require_ours(self, session: SparkSession, place: Place, table: TableId) -> None:
-        if not self.lake.holds(session, place):
-            raise SinkError(f"{place}, the copy of {table}, is gone.", BEGIN_ANEW)
-        if owner_of(session, place) != self.job.uuid:
-            raise SinkError(f"{place}, the copy of {table}, was replaced by another table.", BEGIN_ANEW)
+    def _require_ours(self, session: SparkSession, location: Location, table: TableId) -> None:
+        if not self.lake.holds(session, location):
+            raise SinkError(f"{location}, the copy of {table}, is gone.", PUT_BACK)
+        if owner_of(session, location) != self.job.uuid:
+            raise SinkError(f"{location}, the copy of {table}, was replaced by another table.", PUT_BACK)
 
 
 @dataclass(frozen=True, slots=True)
 class _EpochTable:
-    """What an epoch has of a table: rows of splits, or changes of the log."""
+    """A table's share of an epoch: rows of splits, or changes of the log."""
 
     table: TableId
     schema_version: int
@@ -107,18 +109,18 @@ class _EpochTable:
     truncates: bool
 
 
-def _append(rows: DataFrame, place: Place) -> None:
-    rows.writeTo(place.relation).append()
+def _append(rows: DataFrame, location: Location) -> None:
+    rows.writeTo(location.relation).append()
 
 
-def _replace(rows: DataFrame, place: Place) -> None:
-    rows.writeTo(place.relation).overwrite(F.lit(True))
+def _replace(rows: DataFrame, location: Location) -> None:
+    rows.writeTo(location.relation).overwrite(F.lit(True))
 
 
-def _merge(effect: DataFrame, schema: TableSchema, place: Place) -> None:
+def _merge(effect: DataFrame, schema: TableSchema, location: Location) -> None:
     effect.createOrReplaceTempView(_VIEW)
     try:
-        effect.sparkSession.sql(merge(schema, place, _VIEW))
+        effect.sparkSession.sql(merge(schema, location, _VIEW))
     finally:
         effect.sparkSession.catalog.dropTempView(_VIEW)
 
@@ -132,7 +134,7 @@ def _unpacked(rows: DataFrame, schema: TableSchema, shape: Shape) -> DataFrame:
 
 @contextmanager
 def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """In force inside."""
+    """Sets `settings` in the session while inside."""
     before = {name: session.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -158,7 +160,7 @@ def _tables(heads: list[Row]) -> list[_EpochTable]:
         )
         known = found.setdefault(table, _EpochTable(table, version, head["epoch"], is_log, 0, truncates=False))
         if known.schema_version != version:
-            raise SinkError(f"The columns of {table} change inside one epoch.", "Start the job anew for that table.")
+            raise SinkError(f"The columns of {table} change inside one epoch.", _REPORT)
         if known.is_log != is_log:
             raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
         found[table] = replace(
@@ -170,7 +172,7 @@ def _tables(heads: list[Row]) -> list[_EpochTable]:
 
 
 def _checked_ends(heads: list[Row]) -> list[PartEnd]:
-    """One for each part; all its batches must be there."""
+    """Returns the end of each part. Raises SinkError if batches are missing."""
     counts: dict[str, tuple[int, int]] = {}
     for head in heads:
         if head["database"] is not None:

@@ -1,6 +1,6 @@
-"""The executors' side of the Delta sink: from change batches to rows that Spark writes.
+"""The Delta sink on executors: turns change batches into rows that Spark writes.
 
-A log part is one Spark partition, so that the net effect of its changes is known where they are unpacked.
+A log part is one Spark partition, so the net effect of its changes is computed where they are unpacked.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,22 +11,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from conf.redaction import redact_exception
-from sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
-from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, batch_schema, from_transport, is_truncation
-from state.errors import SinkError
-from state.table import TableSchema
-from state.typed_rows import typed_batches, typed_schema
+from tidemark.conf.redaction import redact_exception
+from tidemark.sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
+from tidemark.state.change_batch import (
+    UNCHANGED_FIELD,
+    ChangeBatch,
+    ChangeType,
+    batch_schema,
+    from_transport,
+    is_truncation,
+)
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import TableSchema
+from tidemark.state.typed_rows import typed_batches, typed_schema
 
 Shape: TypeAlias = Literal["changes", "rows", "effect", "rest"]
-"""`changes`: all with the changelog columns. `rows`: those of splits. `effect`: what a MERGE needs, see `effect_schema`.
-`rest`: the rows that are there in the end, of changes among which the table was emptied."""
+"""`changes`: all changes, with the changelog columns. `rows`: rows of splits. `effect`: the input of a MERGE, see
+`effect_schema`. `rest`: the rows after the last TRUNCATE of changes that have one."""
 _OUTPUT_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """The function given to mapInArrow: TRANSPORT rows of one table in, rows of `schema_of` out."""
+    """The function for mapInArrow: takes TRANSPORT rows of one table, yields rows of `schema_of`."""
 
     schema: TableSchema
     shape: Shape
@@ -48,7 +56,7 @@ class Unpacking:
                 names = self.schema.arrow_schema().names
                 for change in changes:
                     if np.any(change.rows.column("_change_type").to_numpy() != ChangeType.INSERT):
-                        raise ValueError(f"{change.part} of epoch {change.epoch} has other rows than a split's")
+                        raise ValueError(f"{change.part} of epoch {change.epoch} has changes, but is a split")
                     yield change.rows.select(names)
             case "effect":
                 yield from _effect(self.schema, [change.rows for change in changes])
@@ -67,10 +75,10 @@ def schema_of(schema: TableSchema, shape: Shape) -> pa.Schema:
 
 
 def effect_schema(schema: TableSchema) -> pa.Schema:
-    """One row for each row of the target that changes, and each new one.
+    """Returns the schema of the net effect: a row for each changed and each new row of the target.
 
-    `at`: the key under which the target has the row, null for one that must be inserted. `stays`: whether it is there in
-    the end, as `new`. `missing`: names of the columns whose value the target's row keeps, null if there are none.
+    `at`: the key under which the target has the row, null for a row to insert. `stays`: whether the row remains, as `new`.
+    `missing`: the columns whose value the target's row keeps, null if there are none.
     """
     columns = schema.arrow_schema()
     return pa.schema(
@@ -89,7 +97,7 @@ def _rest(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.Rec
         if effect.partial is not None:
             raise SinkError(
                 f"The log leaves values out of an update of {schema.table} whose row went with a TRUNCATE before.",
-                "Start the job over with an empty checkpoint and an empty target, and report this.",
+                f"Please report this, and {START_OVER}.",
             )
         yield effect.rows
 
@@ -114,8 +122,8 @@ def _effects(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[Net
 
 
 def effect_rows(schema: TableSchema, effect: NetEffect) -> Iterator[pa.RecordBatch]:
-    """Of `effect_schema`. No `at` stands twice: a row that takes values from another key's row is that one, moved; what is
-    new under the key that it left is inserted."""
+    """Yields rows of `effect_schema`. Each `at` occurs once: a row that takes values from another key's row is an update of
+    that row, and a new row under the old key is inserted."""
     kept = effect.rows.select(list(schema.key))
     named = [kept]
     if effect.partial is None:
@@ -158,7 +166,7 @@ def _missing_names(schema: TableSchema, partial: PartialRows) -> pa.Array:
 
 
 def _are_among(keys: pa.RecordBatch, others: list[pa.RecordBatch]) -> npt.NDArray[np.bool_]:
-    """Which of `keys` are in one of `others`, whose columns are the same."""
+    """Returns a mask of `keys`: whether one of `others`, which have the same columns, has the key."""
     names = keys.schema.names
     numbered = pa.table(
         [*keys.columns, pa.array(np.arange(keys.num_rows))], names=[*map(str, range(len(names))), "row"]

@@ -1,14 +1,18 @@
-"""What Spark needs to have Delta Lake: jars, and extensions of the session."""
+"""The needs and the identity of a job file's Delta sink, with Spark's JARs and settings."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import SparkSession
+from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.sinks.sink import SinkNeeds, SparkNeeds
+from tidemark.state.errors import SinkError
+from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
-from state.errors import SinkError
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""Built for Spark 4.2, which jobs run on."""
+"""The build for Spark 4.2, the version that jobs run on."""
 SESSION_CATALOG: Final = "spark_catalog"
 DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -24,16 +28,35 @@ _EXCLUDED = (
     "org.roaringbitmap:*",
     "org.slf4j:*",
 )
-"""What Spark has itself, newer, and what only Unity Catalog needs."""
+"""Libraries that Spark has in a newer version, and those that only Unity Catalog needs."""
+
+
+def delta_needs(settings: DeltaSettings) -> SinkNeeds:
+    """Returns the sink's needs. Only `style: mirror` needs keys."""
+    location = settings.path or f"{settings.catalog}.{settings.table}"
+    return SinkNeeds(
+        f"delta {location}",
+        needs_key=settings.style == "mirror",
+        spark=SparkNeeds(delta_settings, how_to_have_delta()),
+    )
+
+
+def delta_identity(settings: DeltaSettings) -> SinkIdentity:
+    fixed = (SinkSetting("sink.type", "delta"), SinkSetting("sink.style", settings.style))
+    if settings.catalog is None:
+        return SinkIdentity(fixed, SinkSetting("sink.path", settings.path or ""))
+    return SinkIdentity(
+        (*fixed, SinkSetting("sink.table", str(settings.table))), SinkSetting("sink.catalog", settings.catalog)
+    )
 
 
 def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, str]:
-    """The settings that a session lacks. `submitted`: its jars were settled by spark-submit."""
+    """Returns the settings to add to `given`. `submitted`: spark-submit has already chosen the session's jars."""
     extensions = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     settings = {
         f"spark.sql.catalog.{SESSION_CATALOG}": DELTA_CATALOG,
-        # As many tasks as this list the files of a table, several times for each commit, and a task takes longer to begin
-        # than to list thousands of files; Delta's 50 are for tables of millions.
+        # The number of tasks that list a table's files, several times per commit. Starting a task takes longer than listing
+        # thousands of files. Delta's default, 50, is for tables with millions.
         "spark.databricks.delta.snapshotPartitions": "1",
     }
     settings = {name: value for name, value in settings.items() if name not in given}
@@ -43,8 +66,8 @@ def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, st
     return settings
 
 
-def require_delta(session: SparkSession) -> None:
-    """Raises SinkError where the session has no Delta Lake."""
+def require_delta(session: "SparkSession") -> None:
+    """Raises SinkError if the session has no Delta Lake."""
     formats = "org.apache.spark.sql.delta.sources.DeltaDataSource"
     loader = session.sparkContext._gateway.jvm.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
     if loader.getResource(formats.replace(".", "/") + ".class") is None:

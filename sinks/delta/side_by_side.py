@@ -1,6 +1,6 @@
-"""Tables of an epoch are written side by side: most of a small commit's time is planning, and each waits for its own.
+"""Writes the tables of an epoch concurrently, because most of a small commit's time is planning on the driver.
 
-A Spark session has one identifier for Delta's transactions and one set of views: each thread gets a session of its own.
+A Spark session has one transaction identifier for Delta and one set of views, so each thread gets a session of its own.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ _Table = TypeVar("_Table")
 
 @dataclass(frozen=True, slots=True)
 class SideSessions:
-    """Kept from epoch to epoch."""
+    """Sessions for threads, reused from epoch to epoch."""
 
     _free: "SimpleQueue[SparkSession]" = field(default_factory=SimpleQueue)
 
     @contextmanager
     def borrowed(self, beside: SparkSession) -> Iterator[SparkSession]:
-        """A session that nobody else has meanwhile; of the same Spark as `beside`, with its data in memory."""
+        """Lends a session to one thread. It shares the Spark application and the cached data of `beside`."""
         try:
             session = self._free.get_nowait()
         except Empty:
@@ -35,11 +35,11 @@ class SideSessions:
 
 
 def write_side_by_side(session: SparkSession, tables: Sequence[_Table], write: Callable[[_Table], None]) -> None:
-    """After an error no further table is begun; it is raised once those that were begun are at their end."""
+    """Writes each table. After an error no further table is started; the error is raised when the started ones have ended."""
     if not tables:
         return
     with ThreadPoolExecutor(min(TABLES_AT_ONCE, len(tables))) as threads:
-        # Each call copies what Spark knows of this thread: who stops the query stops the threads' Spark jobs too.
+        # The wrapper copies this thread's Spark properties, so that stopping the query stops the threads' Spark jobs too.
         running = [threads.submit(inheritable_thread_target(session)(write), table) for table in tables]
         wait(running, return_when=FIRST_EXCEPTION)
         for future in running:

@@ -1,42 +1,44 @@
-"""The Delta sink: tables written by Spark itself, one commit for each table and epoch.
+"""The Delta sink: Spark writes the tables, with one commit for each table and epoch.
 
-`style: mirror` keeps each table identical to its source, `style: changelog` appends every change. A table's property
-`tidemark.job_uuid` says whose it is, its transaction identifiers which epochs it holds: the ledger is Delta's own log. Which
-table a copy is, by Delta's identifier, stands in the checkpoint.
+`style: mirror` keeps each table identical to its source. `style: changelog` appends every change. A table's property
+`tidemark.job_uuid` names its owner. The ledger is Delta's own log: its transaction identifiers say which epochs a table has.
+The checkpoint records each copy's Delta table id.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
-from conf.sink import DeltaSink as DeltaSettings
-from sinks.delta.epoch import EpochWriter
-from sinks.delta.faults import spark_errors
-from sinks.delta.places import JOB_UUID, Found, Lake, lake_of
-from sinks.delta.settings import require_delta
-from sinks.delta.side_by_side import SideSessions
-from sinks.delta.tables import (
+from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.sinks.delta.epoch import EpochWriter
+from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of
+from tidemark.sinks.delta.settings import require_delta
+from tidemark.sinks.delta.side_by_side import SideSessions
+from tidemark.sinks.delta.tables import (
     PartitionBy,
     Style,
+    claim_table,
     create_table,
-    place_findings,
+    location_findings,
     schema_findings,
     table_findings,
-    take_table,
     unknown_tables,
 )
-from sinks.files import table_folder_name
-from sinks.sink import Finding, JobIdentity, Schemas, raise_problems
-from state.change_batch import PartEnd
-from state.errors import SinkError
-from state.store import CheckpointStore
-from state.table import TableId, TableSchema
+from tidemark.sinks.files.sink import table_folder_name
+from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
+from tidemark.state.change_batch import PartEnd
+from tidemark.state.checkpoint.layout import copy_file
+from tidemark.state.checkpoint.store import CheckpointStore
+from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """`sinks.sink.EpochSink`. `session` gives the session that the job runs in; `checkpoint` is the job's. Driver and
+    """A `tidemark.sinks.sink.EpochSink`. `session` returns the job's Spark session, `checkpoint` is the job's store. Driver and
     executors must see the same files."""
 
     lake: Lake
@@ -53,49 +55,53 @@ class DeltaSink:
         """Raises JobFileError for a path that can't be one."""
         return cls(lake_of(settings), settings.style, settings.partition_by, checkpoint, session)
 
-    def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]:
         session = self._session()
         findings = [*unknown_tables(schemas, self.partition_by), *self.lake.findings(session, schemas)]
         for schema in schemas:
             findings += schema_findings(schema, self.style, self.partition_by)
         if any(finding.is_problem for finding in findings):
-            return findings  # those places need not be ones that can be looked at
+            return findings  # such locations may not be readable
         for schema in schemas:
-            place = self.lake.place_of(schema.table)
-            found = self.lake.look(session, place)
+            location = self.lake.location_of(schema.table)
+            found = self.lake.look(session, location)
             written_id = None if job is None else self._written_id(schema.table)
-            findings += place_findings(schema, place, found, job, written_id)
+            findings += location_findings(schema, location, found, job, written_id)
+            if written_id is None and schema.table in written:
+                raise CheckpointError(f"The checkpoint has lost its file {_id_file(schema.table)}.", RESTORE_CHECKPOINT)
             if isinstance(found, Found):
-                findings += table_findings(schema, place, found, self.style, self.partition_by)
+                findings += table_findings(schema, location, found, self.style, self.partition_by)
         return findings
 
-    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        raise_problems(self.check(schemas, job))
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
+        raise_problems(self.check(schemas, job, written))
         for schema in schemas:
             self._prepare_table(job, schema)
 
     def _prepare_table(self, job: JobIdentity, schema: TableSchema) -> None:
-        session, place = self._session(), self.lake.place_of(schema.table)
-        found = self.lake.look(session, place)
+        session, location = self._session(), self.lake.location_of(schema.table)
+        found = self.lake.look(session, location)
         if found is None:
-            self.lake.make_room(session, schema.table)
-        with spark_errors(place):
+            self.lake.create_schema_of(session, schema.table)
+        with spark_errors(location):
             if found is None:
-                session.sql(create_table(schema, place, self.style, self.partition_by, job))
+                session.sql(create_table(schema, location, self.style, self.partition_by, job))
             elif isinstance(found, Found) and JOB_UUID not in found.properties:
-                session.sql(take_table(place, job))
+                session.sql(claim_table(location, job))
         if self._written_id(schema.table) is not None:
             return
-        taken = self.lake.look(session, place)
-        if not isinstance(taken, Found) or taken.properties.get(JOB_UUID) != job.uuid:
-            raise SinkError(f"{place} was taken by another job just now.", f"Change {place.setting}.")
-        self.checkpoint.create(_note(schema.table), taken.table_id.encode())
+        claimed = self.lake.look(session, location)
+        if not isinstance(claimed, Found) or claimed.properties.get(JOB_UUID) != job.uuid:
+            raise SinkError(f"{location} was claimed by another job just now.", f"Change {location.setting}.")
+        self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
-        """Delta forgets transaction identifiers by itself, where a table is set to."""
+        """Does nothing. Delta drops old transaction identifiers itself, if a table is configured so."""
 
     def _session(self) -> SparkSession:
         session = self.session()
@@ -103,10 +109,10 @@ class DeltaSink:
         return session
 
     def _written_id(self, table: TableId) -> str | None:
-        found = self.checkpoint.read(_note(table))
+        found = self.checkpoint.read(_id_file(table))
         return None if found is None else found.to_pybytes().decode()
 
 
-def _note(table: TableId) -> str:
-    """Name of the checkpoint's file that says which Delta table the copy is. It is there before the first row is."""
-    return f"copies/{table_folder_name(table)}"
+def _id_file(table: TableId) -> str:
+    """Returns the name of the checkpoint's file with the copy's Delta table id. It is written before the first row is."""
+    return copy_file(table_folder_name(table))

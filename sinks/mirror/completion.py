@@ -1,7 +1,8 @@
-"""How rows get values that only the target has: by its own SQL, so that no value leaves the server.
+"""Completes rows with values that only the target has. It does so by SQL in the target: no value leaves the server.
 
-Two temporary tables: the first takes the rows, with the key of the row that each one takes its missing values from, and
-which those are; the second the rows with these values. They are inserted when the rows that they were made of are deleted.
+It uses two temporary tables. The first one takes the incomplete rows, each with the key of the target's row that has the
+missing values (its origin) and a list of what is missing. The second one takes the completed rows. They are inserted into the
+target once the old rows are deleted.
 """
 
 from collections.abc import Callable
@@ -11,28 +12,28 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from sinks.mirror.net_effect import PartialRows
-from sinks.mirror.unchanged import lacking
-from state.errors import SinkError
-from state.table import TableSchema
+from tidemark.sinks.mirror.net_effect import PartialRows
+from tidemark.sinks.mirror.unchanged import missing_value_error
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableSchema
 
 
-class Tables(Protocol):
-    """What the writer of a table's rows lends, inside of its transaction. Names of tables are full and quoted."""
+class Statements(Protocol):
+    """The statements that `Completion` needs, run in the caller's transaction. Table names are full and quoted."""
 
     def create_temporary(self, columns: str) -> str:
-        """An empty table of these columns of the target's table `t`, all of which may be null; its name."""
+        """Creates an empty table with these columns of the target's table `t`, all nullable. Returns its name."""
 
     def drop_temporary(self, table: str) -> None: ...
     def load(self, table: str, rows: pa.RecordBatch) -> None: ...
     def run(self, sql: str) -> int:
-        """The number of rows affected."""
+        """Returns the number of affected rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraColumns:
-    """Of the first table, besides the target's own: the key of the row's origin, and a text with a 1 for each column that
-    is missing and a 0 for each other."""
+    """The first table's columns besides the target's: the origin's key, and a text with one digit per column, 1 if it is
+    missing, else 0."""
 
     origins: tuple[str, ...]
     missing: str
@@ -55,9 +56,9 @@ class ExtraColumns:
 
 @dataclass(slots=True)
 class Completion:
-    """`join`: the words between two tables that make the server look up in the second what it finds in the first."""
+    """`join`: the SQL join that makes the server read the first table and look up its rows in the second one."""
 
-    tables: Tables
+    statements: Statements
     schema: TableSchema
     target: str
     quoted: Callable[[str], str]
@@ -66,32 +67,34 @@ class Completion:
     _row_count: int = 0
 
     def complete(self, partial: PartialRows) -> None:
-        """`TableRows.complete`"""
+        """See `TableRows.complete`."""
         extra = ExtraColumns.of(self.schema)
         columns = ", ".join(f"t.{self.quoted(column.name)}" for column in self.schema.captured)
         pairs = [(self.quoted(n), self.quoted(o)) for n, o in zip(self.schema.key, extra.origins, strict=True)]
         origins = ", ".join(f"t.{name} AS {origin}" for name, origin in pairs)
         missing = f"CAST(NULL AS CHAR({partial.missing.shape[1]})) AS {self.quoted(extra.missing)}"
-        first = self.tables.create_temporary(f"{columns}, {origins}, {missing}")
-        self._whole = self.tables.create_temporary(columns)
+        first = self.statements.create_temporary(f"{columns}, {origins}, {missing}")
+        self._whole = self.statements.create_temporary(columns)
         self._row_count = partial.rows.num_rows
-        self.tables.load(first, extra.with_rows(partial))
-        found = self.tables.run(
+        self.statements.load(first, extra.with_rows(partial))
+        found = self.statements.run(
             f"INSERT INTO {self._whole} ({self._columns}) SELECT {self._values(extra)} FROM {first} p "
             f"{self.join} {self.target} t ON {' AND '.join(f't.{name} = p.{origin}' for name, origin in pairs)}"
         )
-        self.tables.drop_temporary(first)
+        self.statements.drop_temporary(first)
         if found != self._row_count:
             lost = self._row_count - found
-            raise lacking(self.schema, f"The log leaves values out of changes to {lost} rows that {self.target} lacks")
+            raise missing_value_error(
+                self.schema, f"The log leaves values out of changes to {lost} rows that {self.target} does not have"
+            )
 
     def insert(self) -> None:
-        """`TableRows.insert_completed`"""
-        taken = self.tables.run(
+        """See `TableRows.insert_completed`."""
+        inserted = self.statements.run(
             f"INSERT INTO {self.target} ({self._columns}) SELECT {self._columns} FROM {self._whole}"
         )
-        check_taken(self.target, taken, self._row_count)
-        self.tables.drop_temporary(self._whole)
+        check_row_count(self.target, inserted, self._row_count)
+        self.statements.drop_temporary(self._whole)
 
     @property
     def _columns(self) -> str:
@@ -99,18 +102,18 @@ class Completion:
 
     def _values(self, extra: ExtraColumns) -> str:
         values = []
-        for place, column in enumerate(self.schema.captured, 1):
+        for number, column in enumerate(self.schema.captured, 1):
             name = self.quoted(column.name)
-            is_missing = f"SUBSTR(p.{self.quoted(extra.missing)}, {place}, 1) = '1'"
+            is_missing = f"SUBSTR(p.{self.quoted(extra.missing)}, {number}, 1) = '1'"
             is_toastable = column.name in self.schema.toastable
             values.append(f"CASE WHEN {is_missing} THEN t.{name} ELSE p.{name} END" if is_toastable else f"p.{name}")
         return ", ".join(values)
 
 
-def check_taken(table: str, taken: int, row_count: int) -> None:
-    """Raises SinkError where the target took fewer rows than it was given."""
-    if taken != row_count:
+def check_row_count(table: str, inserted: int, row_count: int) -> None:
+    """Raises SinkError if the target has inserted another number of rows than it was given."""
+    if inserted != row_count:
         raise SinkError(
-            f"{table} took {taken} of {row_count} rows.",
-            "Remove triggers and rules that keep rows from being inserted there.",
+            f"{table} has taken {inserted} of {row_count} rows.",
+            "Remove the triggers and rules of that table that skip or redirect rows.",
         )

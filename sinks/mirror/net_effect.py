@@ -1,8 +1,8 @@
-"""The net effect of a table's changes: per key only its last state.
+"""The net effect of a table's changes: the last state of each key.
 
-Deleting the row of every key that was touched, and then inserting the rows that are left, brings the same end as
-applying the changes one by one, whatever the order and whatever other unique indexes the target has: chains
-(`SET id = id + 1`), swaps of unique values and delete-then-insert need no care of their own.
+Deleting the row of every touched key and then inserting the remaining rows gives the same result as applying the changes one
+by one, whatever other unique indexes the target has. So chains (`SET id = id + 1`), swaps of unique values and
+delete-then-insert need no special handling.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.mirror.unchanged import Lines
-from state.change_batch import UNCHANGED_FIELD, ChangeType
-from state.errors import SinkError
-from state.table import TableSchema
+from tidemark.sinks.mirror.unchanged import RowHistories
+from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableSchema
 
-_LARGEST_CODE = 2**62
+_MAX_CODE = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class NetEffect:
-    """`touched` are all keys in question (the key's columns, in its order), `rows` the captured columns of those that stay.
+    """`touched`: all changed keys (the key's columns, in its order). `rows`: the captured columns of the rows that remain.
 
-    Both are sorted by key where its first column can be sorted, so that the target works through its index in order,
-    and two writers lock in the same order.
+    Both are sorted by key, so that the target reads its index in order and two writers lock in the same order.
     """
 
     touched: pa.RecordBatch
@@ -35,10 +34,10 @@ class NetEffect:
 
 @dataclass(frozen=True, slots=True)
 class PartialRows:
-    """Rows that stay besides those of `NetEffect.rows`, some of whose values only the target has.
+    """Remaining rows that lack values which only the target has. They are not in `NetEffect.rows`.
 
-    `missing[row, column]`: the value, null here, is that of the target's row with the key `origins[row]` (the key's
-    columns, in its order) as it was before these changes.
+    `missing[row, column]`: the value is null here. The true value is that of the target's row with the key
+    `origins[row]` (the key's columns, in its order) before these changes.
     """
 
     rows: pa.RecordBatch
@@ -47,9 +46,10 @@ class PartialRows:
 
 
 def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
-    """Of changes in the order they happened: `batch_schema`, where UNCHANGED_FIELD may lack if it is null.
+    """Returns the net effect of `changes`, which are in the order of the log and have `batch_schema`. UNCHANGED_FIELD may be
+    absent if all its values are null.
 
-    Raises SinkError for a null in a key, and for an unchanged value of a row that was not there.
+    Raises SinkError for a null in a key, and for an unchanged value of a row that did not exist.
     """
     kinds = changes.column("_change_type").to_numpy()
     after = np.flatnonzero(kinds != ChangeType.UPDATE_PREIMAGE)
@@ -62,18 +62,18 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
     touched = _taken(schema, keys, last)
     if UNCHANGED_FIELD.name not in changes.schema.names:
         return NetEffect(touched, changes.select(names).take(pa.array(staying)))
-    lines = Lines.of(schema, changes, codes, after)
-    sources = {name: lines.source(name, staying) for name in names}
+    histories = RowHistories.of(schema, changes, codes, after)
+    sources = {name: histories.source(name, staying) for name in names}
     rows = pa.RecordBatch.from_arrays(
         [changes.column(name).take(pa.array(sources[name])) for name in names], schema=schema.arrow_schema()
     )
     missing = np.zeros((len(staying), len(names)), np.bool_)
     origins = np.zeros(len(staying), np.int64)
     for i, name in enumerate(names):
-        if name in lines.left_out:
-            missing[:, i] = lines.left_out[name][sources[name]]
-            # A line's beginning is the same for all that a row lacks.
-            origins = np.where(missing[:, i], lines.origin[sources[name]], origins)
+        if name in histories.left_out:
+            missing[:, i] = histories.left_out[name][sources[name]]
+            # All missing values of a row have the same origin.
+            origins = np.where(missing[:, i], histories.origin[sources[name]], origins)
     partial = missing.any(axis=1)
     if not partial.any():
         return NetEffect(touched, rows)
@@ -96,7 +96,7 @@ def _key_column(schema: TableSchema, changes: pa.RecordBatch, name: str) -> pa.A
 
 
 def _codes(keys: list[pa.Array]) -> npt.NDArray[np.int64]:
-    """One number per row; equal keys have equal numbers."""
+    """Returns one number per row. Equal keys have equal numbers."""
     codes: npt.NDArray[np.int64] | None = None
     for key in keys:
         encoded = key.dictionary_encode()
@@ -105,7 +105,7 @@ def _codes(keys: list[pa.Array]) -> npt.NDArray[np.int64]:
             codes = column_codes
             continue
         size = max(len(encoded.dictionary), 1)
-        if len(codes) and int(codes.max()) >= _LARGEST_CODE // size:
+        if len(codes) and int(codes.max()) >= _MAX_CODE // size:
             codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
         codes = codes * size + column_codes
     if codes is None:
@@ -114,12 +114,12 @@ def _codes(keys: list[pa.Array]) -> npt.NDArray[np.int64]:
 
 
 def _last_of_each(codes: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Of the given rows, in their order: the last one of each code."""
+    """Returns the last of `rows` for each code, in ascending order. `rows` are ascending indices into `codes`."""
     candidates = codes[rows]
     if len(candidates) and candidates.max() >= 4 * len(codes) + 1024:
         candidates = np.unique(candidates, return_inverse=True)[1].astype(np.int64)
     last = np.full(int(candidates.max(initial=-1)) + 1, -1, np.int64)
-    last[candidates] = rows  # of several values for one place the last one stays
+    last[candidates] = rows  # NumPy keeps the last of several values for one code
     return np.sort(last[last >= 0])
 
 

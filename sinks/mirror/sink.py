@@ -1,35 +1,36 @@
-"""The mirror sink's driver side: checks, tables, the ledger's housekeeping."""
+"""The mirror sink on the driver: checks the target, creates and claims tables, removes old ledger entries."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from conf.endpoint import Endpoint
-from conf.sink import MirrorSink as MirrorSettings
-from conf.source import Tls
-from conf.tables import TableTemplate
-from sinks.mirror import mysql_session, postgres_session
-from sinks.mirror.planning import (
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.sink import MirrorSink as MirrorSettings
+from tidemark.conf.source import Tls
+from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.mirror.mysql import session as mysql_session
+from tidemark.sinks.mirror.planning import (
     Found,
     ownership_findings,
-    place_of,
     route_problems,
     table_findings,
+    target_of,
     type_findings,
 )
-from sinks.mirror.target import Place, Session, SourceKind
-from sinks.mirror.writer import MirrorWriter
-from sinks.sink import Finding, JobIdentity, raise_problems
-from state.errors import SinkError
-from state.table import TableSchema
+from tidemark.sinks.mirror.postgres import session as postgres_session
+from tidemark.sinks.mirror.target import Session, SourceKind, TargetName
+from tidemark.sinks.mirror.writer import MirrorWriter
+from tidemark.sinks.sink import Finding, JobIdentity, raise_problems
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableId, TableSchema
 
 OWN_DATABASE = "tidemark"
-"""Where the ledger stands in MySQL if neither the URL nor the template names one database."""
+"""The database of the ledger in MySQL if neither the URL nor the template names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorSink:
-    """`source_kind` says whose types `Column.source_type` is in."""
+    """`source_kind`: the kind of server whose types `Column.source_type` names."""
 
     url: Endpoint
     template: TableTemplate
@@ -52,60 +53,65 @@ class MirrorSink:
             return self.url.database
         return OWN_DATABASE if constant is None or "{" in constant else constant
 
-    def check(self, schemas: Sequence[TableSchema], job: JobIdentity | None = None) -> list[Finding]:
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]:
         with contextlib.closing(self.connect()) as session:
-            return list(self._findings(session, schemas, job))
+            return list(self._findings(session, schemas, job, written))
 
-    def _places(self, session: Session, schemas: Sequence[TableSchema]) -> list[tuple[TableSchema, Place]]:
-        return [(schema, place_of(schema.table, self.template, session.home)) for schema in schemas]
+    def _targets(self, session: Session, schemas: Sequence[TableSchema]) -> list[tuple[TableSchema, TargetName]]:
+        return [(schema, target_of(schema.table, self.template, session.home)) for schema in schemas]
 
-    def _findings(self, session: Session, schemas: Sequence[TableSchema], job: JobIdentity | None) -> Iterator[Finding]:
-        places = self._places(session, schemas)
-        needed = dict.fromkeys((session.home, *(place.schema for _, place in places)))
+    def _findings(
+        self, session: Session, schemas: Sequence[TableSchema], job: JobIdentity | None, written: Collection[TableId]
+    ) -> Iterator[Finding]:
+        targets = self._targets(session, schemas)
+        needed = dict.fromkeys((session.home, *(target.schema for _, target in targets)))
         if (problem := session.server_problem(list(needed))) is not None:
             yield Finding(None, *problem)
         for name in needed:
             if not session.schema_exists(name):
                 yield Finding(None, f"schema {name} will be created")
-        yield from route_problems(places, session.dialect)
-        for schema, place in places:
+        yield from route_problems(targets, session.dialect)
+        for schema, target in targets:
             if not schema.key or not (
-                session.dialect.name_fits(place.schema) and session.dialect.name_fits(place.table)
+                session.dialect.name_fits(target.schema) and session.dialect.name_fits(target.table)
             ):
                 continue
-            existing = session.inspect(place)
+            existing = session.inspect(target)
             usable = existing is not None and existing.engine_problem is None
-            found = Found(existing, not usable or session.is_empty(place), session.owner(place))
-            yield from ownership_findings(schema, place, found, job)
+            is_empty = not usable or session.is_empty(target)
+            found = Found(existing, is_empty, session.owner(target), schema.table in written)
+            yield from ownership_findings(schema, target, found, job)
             if existing is None:
                 yield from type_findings(schema, session.dialect)
             else:
-                yield from table_findings(schema, place, existing, session.dialect)
+                yield from table_findings(schema, target, existing, session.dialect)
 
-    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         with contextlib.closing(self.connect()) as session:
-            raise_problems(list(self._findings(session, schemas, job)))
-            places = self._places(session, schemas)
-            for name in dict.fromkeys((session.home, *(place.schema for _, place in places))):
+            raise_problems(list(self._findings(session, schemas, job, written)))
+            targets = self._targets(session, schemas)
+            for name in dict.fromkeys((session.home, *(target.schema for _, target in targets))):
                 if not session.schema_exists(name):
                     session.create_schema(name)
             session.create_bookkeeping()
-            for schema, place in places:
-                self._prepare_table(session, job, schema, place)
+            for schema, target in targets:
+                self._prepare_table(session, job, schema, target)
 
-    def _prepare_table(self, session: Session, job: JobIdentity, schema: TableSchema, place: Place) -> None:
-        owner = session.take(place, job, str(schema.table))
+    def _prepare_table(self, session: Session, job: JobIdentity, schema: TableSchema, target: TargetName) -> None:
+        owner = session.claim(target, job, str(schema.table))
         if owner.job.uuid != job.uuid:
             raise SinkError(
-                f"{place} was taken by job {owner.job.name} ({owner.job.uuid}) just now.",
-                "Choose another place by sink.table.",
+                f"{target} was claimed by job {owner.job.name} ({owner.job.uuid}) just now.",
+                "Choose another name by sink.table.",
             )
-        if session.inspect(place) is None:
-            session.create_table(session.dialect.create_table(place, schema))
-            created = session.inspect(place)
+        if session.inspect(target) is None:
+            session.create_table(session.dialect.create_table(target, schema))
+            created = session.inspect(target)
             if created is not None:
-                raise_problems(list(table_findings(schema, place, created, session.dialect)))
-        session.mark_created(place)
+                raise_problems(list(table_findings(schema, target, created, session.dialect)))
+        session.mark_created(target)
 
     def writer(self, job: JobIdentity) -> MirrorWriter:
         return MirrorWriter(self.connect, self.template, job)

@@ -1,4 +1,4 @@
-"""What a target database offers to the mirror, whichever kind it is."""
+"""The interface of a mirror's target database, the same for all kinds of server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +6,17 @@ from typing import Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from sinks.mirror.domains import Domain
-from sinks.mirror.net_effect import PartialRows
-from sinks.sink import JobIdentity
-from state.table import Column, TableSchema
+from tidemark.sinks.mirror.net_effect import PartialRows
+from tidemark.sinks.mirror.value_ranges import ValueRange
+from tidemark.sinks.sink import JobIdentity
+from tidemark.state.table import Column, TableSchema
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
-LEDGER_TABLE = "tidemark_ledger"
-REGISTRY_TABLE = "tidemark_tables"
-
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """A table in the target: PostgreSQL's schema or MySQL's database, and its name."""
+class TargetName:
+    """A table's name in the target. `schema` is PostgreSQL's schema or MySQL's database."""
 
     schema: str
     table: str
@@ -30,14 +27,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column that exists. `domain` is None for a type that Tidemark does not write; `type_name` the target's own text.
+    """An existing column.
 
-    `may_be_left_out`: it fills itself. `collation` is PostgreSQL's only where it is nondeterministic.
+    `type_name` is the target's own text. `value_range` is None for a type that Tidemark does not write. `may_be_left_out`:
+    an INSERT needs no value for it. `collation`: in PostgreSQL only a nondeterministic one.
     """
 
     name: str
     type_name: str
-    domain: Domain | None
+    value_range: ValueRange | None
     nullable: bool
     may_be_left_out: bool
     generated: bool
@@ -46,13 +44,15 @@ class TargetColumn:
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table that exists. `engine_problem` says why it can't be written transactionally, if so."""
+    """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
+    triggers that our writes fire, and PostgreSQL's rules."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
     unique_indexes: tuple[str, ...]
     foreign_keys: tuple[str, ...]
     engine_problem: str | None = None
+    triggers: tuple[str, ...] = ()
 
     def column(self, name: str) -> TargetColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -60,7 +60,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Which job a table of the target belongs to. `created`: the table was seen to exist after the job took it."""
+    """The job that a table of the target belongs to. `created`: the table existed after the job had claimed it."""
 
     job: JobIdentity
     source_table: str
@@ -68,87 +68,90 @@ class Owner:
 
 
 class Dialect(Protocol):
-    """How tables are made in a target; pure, with what a session found out about its server."""
+    """How tables are created in a target. Pure: it holds what a session has found out about its server."""
 
     @property
     def name_limit(self) -> str:
-        """For messages: `64 characters`."""
+        """The longest name, for messages: `64 characters`."""
 
     def name_fits(self, name: str) -> bool: ...
 
     def same_name(self, name: str) -> str:
-        """Table names that the target takes for one another have the same result."""
+        """Returns the same text for table names that the target treats as one name."""
 
     def same_column(self, name: str) -> str:
-        """Likewise for the names of a table's columns."""
+        """Returns the same text for column names that the target treats as one name."""
 
     def column_type(self, column: Column, *, key: bool) -> str:
-        """The SQL type that holds the source's column. Raises ValueError saying why there is none."""
+        """Returns the SQL type that holds the source's column. Raises ValueError with the reason if there is none."""
 
-    def create_table(self, place: Place, schema: TableSchema) -> str: ...
+    def create_table(self, target: TargetName, schema: TableSchema) -> str: ...
 
     def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
-        """Why the existing key column takes values for equal that the source keeps apart."""
+        """Returns why the existing key column compares values as equal that differ in the source, None if it does not."""
 
-    def domain(self, column: Column) -> Domain:
-        """Of the source's column. Raises ValueError for an unknown type."""
+    def value_range(self, column: Column) -> ValueRange:
+        """Returns the source column's value range. Raises ValueError for an unknown type."""
 
 
 class TableRows(Protocol):
     """Writes one table inside a session's transaction."""
 
     def insert(self, rows: pa.RecordBatch) -> None:
-        """Rows of the table's captured columns, whose keys the target does not hold."""
+        """Inserts rows of the table's captured columns. The target must not have their keys."""
 
     def delete(self, keys: pa.RecordBatch) -> None:
-        """Removes the rows with these keys (the key's columns in the key's order), as far as they exist."""
+        """Deletes the rows with these keys, if they exist. `keys` has the key's columns in the key's order."""
 
     def empty(self) -> None:
-        """Removes all rows."""
+        """Deletes all rows."""
 
     def complete(self, partial: PartialRows) -> None:
-        """Fills in what is missing from the rows that the target has now, and keeps the rows for `insert_completed`.
+        """Takes the missing values from the target's present rows, and keeps the completed rows for `insert_completed`.
 
-        Raises SinkError where the target lacks such a row.
+        Raises SinkError if the target does not have such a row.
         """
 
     def insert_completed(self) -> None:
-        """As `insert`."""
+        """Inserts the rows that `complete` has kept. The target must not have their keys."""
 
 
 class Session(Protocol):
-    """One connection to the target, with a transaction at a time. Raises SinkError, SinkBusyError where it may pass."""
+    """One connection to the target, with one transaction at a time.
+
+    Raises SinkError; SinkBusyError if the same work may succeed later.
+    """
 
     @property
     def home(self) -> str:
-        """The schema where the ledger stands, and tables whose route names none."""
+        """The schema of the ledger, and of tables whose `sink.table` names no schema."""
 
     @property
     def dialect(self) -> Dialect: ...
 
     def schema_exists(self, schema: str) -> bool: ...
-    def inspect(self, place: Place) -> TargetTable | None: ...
-    def is_empty(self, place: Place) -> bool: ...
-    def owner(self, place: Place) -> Owner | None: ...
+    def inspect(self, target: TargetName) -> TargetTable | None: ...
+    def is_empty(self, target: TargetName) -> bool: ...
+    def owner(self, target: TargetName) -> Owner | None: ...
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
-        """Why nothing can be written there (a standby, missing rights), and the remedy."""
+        """Returns why nothing can be written there (a standby, missing privileges) and the remedy, None if it can."""
 
     def create_bookkeeping(self) -> None: ...
     def create_schema(self, schema: str) -> None: ...
-    def take(self, place: Place, job: JobIdentity, source_table: str) -> Owner:
-        """Enters the table for the job unless it has an owner; gives the owner."""
+    def claim(self, target: TargetName, job: JobIdentity, source_table: str) -> Owner:
+        """Records the job as the table's owner unless it has one. Returns the owner."""
 
     def create_table(self, sql: str) -> None: ...
-    def mark_created(self, place: Place) -> None: ...
+    def mark_created(self, target: TargetName) -> None: ...
     def forget_parts(self, job_uuid: str, before_epoch: int) -> None: ...
 
     def begin(self, job_uuid: str, epoch: int, part: str) -> int | None:
-        """Begins a transaction with the part's ledger entry: a second attempt waits here until the first has ended.
+        """Begins a transaction with the part's ledger entry. A second attempt waits here until the first one has ended.
 
-        The part's row count if the ledger holds it already, and then there is no transaction.
+        Returns None, or the part's row count if the ledger has the part already. Then no transaction is open.
         """
 
-    def rows(self, place: Place, schema: TableSchema, existing: TargetTable) -> TableRows: ...
+    def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
     def commit(self, row_count: int) -> None: ...
     def rollback(self) -> None: ...
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""Where the values stand that the log left out of updates.
+"""Finds the values that the log left out of updates.
 
-The states of a row form a line through the changes: from one change of its key to the next, and over an update of the key
-from its INSERT to the DELETE just before it, which removed the row's state before. A value that was left out is the next
-one up that line, else what the target holds at the key where the line begins.
+A row's history goes from one change of its key to the next. An update that changes the key is a DELETE and an INSERT; the
+history goes from that INSERT back to that DELETE, and so to the row under its old key. A value that was left out is the last
+one in the history before, or else the value that the target has under the key with which the history begins.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state.change_batch import UNCHANGED_FIELD, ChangeType
-from state.errors import SinkError
-from state.table import TableSchema
+from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import log_whole_rows
+from tidemark.state.table import TableSchema
 
 Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Of changes in the order they happened. Left-out values alone have a line: the others stand where they are.
+class RowHistories:
+    """The histories of changes that are in the order of the log.
 
-    `before[i]`: the change that left the state from which change i takes its values, -1: the target has it, at the key
-    of change `origin[i]`. `left_out`: by column, in which changes it is.
+    `before[i]`: the change whose state change i takes left-out values from; -1 if the target has them, under the key of change
+    `origin[i]`. `left_out`: per column, a mask of the changes that lack its value.
     """
 
     before: Int64s
@@ -33,8 +34,8 @@ class Lines:
     left_out: dict[str, Mask]
 
     @classmethod
-    def of(cls, schema: TableSchema, changes: pa.RecordBatch, codes: Int64s, rows: Int64s) -> "Lines":
-        """`codes`: equal for equal keys; `rows`: the changes that count. Raises SinkError for a value of no row."""
+    def of(cls, schema: TableSchema, changes: pa.RecordBatch, codes: Int64s, rows: Int64s) -> "RowHistories":
+        """`codes`: equal for equal keys. `rows`: the changes without preimages. Raises SinkError for a value of no row."""
         kinds = changes.column("_change_type").to_numpy()
         column = changes.column(UNCHANGED_FIELD.name)
         marked = column.is_valid().to_numpy(zero_copy_only=False)
@@ -55,8 +56,8 @@ class Lines:
         return cls(before, origin, left_out)
 
     def source(self, name: str, rows: Int64s) -> Int64s:
-        """The changes with the values that the column has after the changes `rows`. Where it is left out there too, only
-        the target has the value."""
+        """Returns the changes that hold the column's values after the changes `rows`. If one of those lacks the value too, only
+        the target has it."""
         if name not in self.left_out:
             return rows
         up = np.where(self.left_out[name] & (self.before >= 0), self.before, np.arange(len(self.before)))
@@ -67,7 +68,7 @@ class Lines:
 
 
 def _previous(codes: Int64s, rows: Int64s) -> Int64s:
-    """For each change the one of `rows` before it with the same key, or -1."""
+    """Returns for each change the one of `rows` before it with the same key, or -1."""
     order = rows[np.argsort(codes[rows], kind="stable")]
     previous = np.full(len(codes), -1, np.int64)
     same = codes[order[1:]] == codes[order[:-1]]
@@ -76,7 +77,7 @@ def _previous(codes: Int64s, rows: Int64s) -> Int64s:
 
 
 def _are_moves(changes: pa.RecordBatch, kinds: npt.NDArray[np.int8], deletes: Int64s) -> Mask:
-    """Is the change `deletes[i]` the DELETE that was logged just before change i?"""
+    """Returns a mask: whether the change `deletes[i]` is the DELETE that was logged just before change i."""
     versions, numbers = (changes.column(name).to_numpy() for name in ("_commit_version", "_seq"))
     found: Mask = (
         (kinds[deletes] == ChangeType.DELETE) & (versions[deletes] == versions) & (numbers[deletes] + 1 == numbers)
@@ -87,16 +88,11 @@ def _are_moves(changes: pa.RecordBatch, kinds: npt.NDArray[np.int8], deletes: In
 def _no_row(schema: TableSchema, change: pa.RecordBatch) -> SinkError:
     key = ", ".join(f"{name}={change.column(name)[0].as_py()!r}" for name in schema.key)
     names = ", ".join(change.column(UNCHANGED_FIELD.name)[0].as_py())
-    return lacking(
-        schema, f"The log leaves {names} out of a change to the row {key}, and what it was before is not known"
+    return missing_value_error(
+        schema, f"The log leaves {names} out of a change to the row {key}, and the row's previous values are not known"
     )
 
 
-def lacking(schema: TableSchema, what: str) -> SinkError:
-    """Values that are nowhere to be had."""
-    table = schema.table
-    return SinkError(
-        f"{table}: {what}.",
-        f"Let the source's log repeat such values (ALTER TABLE {table} REPLICA IDENTITY FULL), and begin anew: a new "
-        "checkpoint, the copies dropped, this job's rows in tidemark_tables deleted.",
-    )
+def missing_value_error(schema: TableSchema, what: str) -> SinkError:
+    """Returns the error for values that neither the log nor the target has."""
+    return SinkError(f"{schema.table}: {what}.", log_whole_rows(schema.table))

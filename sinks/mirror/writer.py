@@ -1,9 +1,9 @@
-"""The mirror sink's executor side: each part in one transaction with its ledger entry.
+"""The mirror sink on executors: writes each part in one transaction with its ledger entry.
 
-A part that fits into memory is read whole and then written, so that a deadlock or a lost connection is answered by
-writing it again, whole. A larger one is written while it is read, in one transaction too; what breaks that ends the
-attempt, and the epoch is run again. The ledger's entry comes first in a transaction: of two attempts at a part the second
-waits for it, and finds the first one's entry or none.
+A part that fits into memory is read completely and then written. After a deadlock or a lost connection it is written again,
+from memory. A larger part is written while it is read, also in one transaction. If that transaction breaks, the attempt fails,
+and the epoch is run again. The ledger entry is the first write of a transaction: of two attempts at a part, the second one
+waits for the first one, and then finds its entry or none.
 """
 
 import contextlib
@@ -17,30 +17,31 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from conf.tables import TableTemplate
-from sinks.mirror.net_effect import net_effect
-from sinks.mirror.planning import place_of, table_findings
-from sinks.mirror.target import Session, TableRows
-from sinks.parts import Part, check_repeated_part, parts_of
-from sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
-from state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem, is_truncation
-from state.errors import SinkError
-from state.table import TableId, TableSchema
+from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.mirror.net_effect import net_effect
+from tidemark.sinks.mirror.planning import table_findings, target_of
+from tidemark.sinks.mirror.target import Session, TableRows
+from tidemark.sinks.parts import Part, check_repeated_part, parts_of
+from tidemark.sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
+from tidemark.state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem, is_truncation
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId, TableSchema
 
 CHUNK_BYTES = 32 << 20
-"""Changes are gathered to this size before their net effect is written. A smaller part is kept until it is committed."""
+"""Changes are collected up to this size before their net effect is written. A smaller part is kept until it is committed."""
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
 _UNCHANGED = UNCHANGED_FIELD.name
 
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
-"""Changes by table and schema version, in their order within each; tables in the order of their first change."""
+"""Changes by table and schema version, in the order of the log; tables in the order of their first change."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorWriter:
-    """`sinks.sink.PartWriter`. Its connection lasts for one call of `write`."""
+    """A `tidemark.sinks.sink.PartWriter`. It has a connection during a call of `write`."""
 
     connect: Callable[[], Session]
     template: TableTemplate
@@ -50,7 +51,7 @@ class MirrorWriter:
         with contextlib.closing(_Connection(self.connect)) as connection:
             for part in parts_of(items):
                 batches = part.batches()
-                first = _gather(batches)
+                first = _collect(batches)
                 if part.complete:
                     yield self._write_small(connection, part, first, schemas)
                 else:
@@ -66,7 +67,7 @@ class MirrorWriter:
                 self._fill(session, part, [chunk], schemas)
                 return PartResult(part.epoch, part.name, part.row_count, skipped=False)
             check_repeated_part(part, recorded)
-            # Found at a later attempt it may be the first one's, whose COMMIT was done although its answer was lost.
+            # At a later attempt the entry may be the first one's: its COMMIT succeeded, but the answer was lost.
             return PartResult(part.epoch, part.name, part.row_count, skipped=number == 1)
 
         return connection.retry(attempt)
@@ -83,7 +84,7 @@ class MirrorWriter:
         try:
             self._fill(connection.session(), part, chunks, schemas)
         except SinkBusyError:
-            # If all was sent, the COMMIT may have been done although its answer was lost: the ledger knows.
+            # If all was sent, the COMMIT may have succeeded with its answer lost: the ledger says so.
             if not part.complete or not self._is_recorded(connection, part):
                 raise
         return PartResult(part.epoch, part.name, part.row_count, skipped=False)
@@ -98,7 +99,7 @@ class MirrorWriter:
         return True
 
     def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> None:
-        """The transaction's rows and its end."""
+        """Writes the rows and commits."""
         writers: dict[TableId, TableRows] = {}
         for chunk in chunks:
             for (table, version), batches in chunk.items():
@@ -109,16 +110,16 @@ class MirrorWriter:
         session.commit(part.row_count)
 
     def _rows(self, session: Session, schema: TableSchema) -> TableRows:
-        """Looks at the table anew: one that was altered since `prepare` could round what it is given without a word."""
-        place = place_of(schema.table, self.template, session.home)
-        existing = session.inspect(place)
+        """Checks the table again: if it was altered since `prepare`, it could silently round values."""
+        target = target_of(schema.table, self.template, session.home)
+        existing = session.inspect(target)
         if existing is None:
             raise SinkError(
-                f"{place}, the copy of {schema.table}, is gone.",
-                "Begin anew: a new checkpoint, the other copies dropped, this job's rows in tidemark_tables deleted.",
+                f"{target}, the copy of {schema.table}, is gone.",
+                START_OVER_NOW,
             )
-        raise_problems(list(table_findings(schema, place, existing, session.dialect)))
-        return session.rows(place, schema, existing)
+        raise_problems(list(table_findings(schema, target, existing, session.dialect)))
+        return session.rows(target, schema, existing)
 
 
 def _apply(rows: TableRows, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
@@ -147,8 +148,8 @@ def _apply(rows: TableRows, schema: TableSchema, batches: list[pa.RecordBatch], 
             rows.insert_completed()
 
 
-def _gather(batches: Iterator[ChangeBatch]) -> Chunk:
-    """The next changes, up to CHUNK_BYTES or the part's end."""
+def _collect(batches: Iterator[ChangeBatch]) -> Chunk:
+    """Returns the next changes, up to CHUNK_BYTES or the end of the part."""
     chunk: Chunk = {}
     byte_count = 0
     for batch in batches:
@@ -162,12 +163,12 @@ def _gather(batches: Iterator[ChangeBatch]) -> Chunk:
 
 def _chunks(first: Chunk, batches: Iterator[ChangeBatch]) -> Iterator[Chunk]:
     yield first
-    while chunk := _gather(batches):
+    while chunk := _collect(batches):
         yield chunk
 
 
 class _Connection:
-    """A session that is opened when it is needed, and anew after a failure that may pass."""
+    """A session that is opened at its first use, and again after an error that may pass."""
 
     def __init__(self, connect: Callable[[], Session]) -> None:
         self._connect = connect
@@ -179,7 +180,7 @@ class _Connection:
         return self._session
 
     def retry(self, attempt: Callable[[Session], T]) -> T:
-        """`attempt` up to ATTEMPTS times, each on a transaction of its own; only SinkBusyError is answered so."""
+        """Calls `attempt` up to ATTEMPTS times, each in a transaction of its own. Only SinkBusyError is retried."""
         for number in range(1, ATTEMPTS + 1):
             try:
                 return attempt(self.session())
@@ -191,7 +192,7 @@ class _Connection:
         raise AssertionError("unreachable")
 
     def drop(self) -> None:
-        """Closes the connection, which rolls back what it had not committed."""
+        """Closes the connection, which rolls back an open transaction."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

@@ -1,1 +1,1 @@
-"""Arrow columns to rows of bytes: SQL literals, PostgreSQL's binary COPY, JSON Lines, by compiled loops."""
+"""Arrow columns to bytes, row by row, in compiled loops: SQL literals, PostgreSQL's binary COPY, JSON Lines."""

@@ -1,4 +1,4 @@
-"""Fields in PostgreSQL's binary formats, which COPY … (FORMAT binary) takes: everything is big-endian.
+"""Fields in PostgreSQL's binary formats for COPY … (FORMAT binary). All numbers are big-endian.
 
 Formats: https://www.postgresql.org/docs/current/sql-copy.html and the `…_recv` functions of src/backend/utils/adt
 (numeric.c, timestamp.c, date.c, arrayfuncs.c, jsonb.c, uuid.c).
@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 
-from sinks.rows.fields import Fields, fixed, validity, values
-from sinks.rows.text import float_list_bytes
+from tidemark.sinks.rows.fields import Fields, fixed, validity, values
+from tidemark.sinks.rows.text import float_list_bytes
+from tidemark.state.kernel import kernel
 
 COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 COPY_TRAILER = b"\xff\xff"
 
 _EPOCH_DAYS = 10957
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
-"""PostgreSQL counts from 2000-01-01."""
+"""PostgreSQL counts from 2000-01-01, Arrow from 1970-01-01."""
 _FLOAT4_OID = 700
 _NUMERIC_HEADER = 8
 _INTERVAL_BYTES = 16
 _UUID_TEXT = 36
-_ALL_RIGHT = -1
+_NO_BAD_ROW = -1
 
 
 class BadTextError(ValueError):
-    """A text does not have the form that its column's type prescribes; `row` says which."""
+    """The text in row `row` does not have the form that its column's type requires."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
@@ -36,7 +36,7 @@ class BadTextError(ValueError):
 
 
 def integers(array: pa.Array, width: int) -> Fields:
-    """int2, int4 or int8 (`width` bytes). The values fit, by the types that the caller compared."""
+    """Returns int2, int4 or int8 fields of `width` bytes. The values must fit; the caller has compared the value ranges."""
     numbers = values(array, f"<i{array.type.bit_width // 8}")
     return fixed(numbers.astype(f">i{width}"), validity(array))
 
@@ -51,12 +51,12 @@ def dates(array: pa.Array) -> Fields:
 
 
 def timestamps(array: pa.Array) -> Fields:
-    """With or without a zone: microseconds since 2000."""
+    """Returns microseconds since 2000, for timestamps with and without a zone."""
     return fixed((values(array, "<i8") - _EPOCH_MICROSECONDS).astype(">i8"), validity(array))
 
 
 def numerics(text: Fields) -> Fields:
-    """Of plain decimal texts (`-12.30`). Raises BadTextError."""
+    """Returns numeric fields of decimal texts without an exponent (`-12.30`). Raises BadTextError."""
     offsets = np.zeros(len(text.valid) + 1, np.int64)
     lengths = np.where(text.valid, text.lengths, 0)
     out = np.empty(int(np.sum(lengths)) + len(lengths) * (_NUMERIC_HEADER + 4), np.uint8)
@@ -64,9 +64,10 @@ def numerics(text: Fields) -> Fields:
     return Fields(offsets, out, text.valid)
 
 
-@njit(cache=True, nogil=True)
-def _numerics(offsets: Any, data: Any, valid: Any, places: Any, out: Any) -> int:
-    """Digits to base 10000: n digits take at most (n + 6) / 4 groups of two bytes, so `out` is wide enough."""
+@kernel
+def _numerics(offsets: Any, data: Any, valid: Any, out_offsets: Any, out: Any) -> int:
+    """Writes base-10000 digits. n decimal digits take at most (n + 6) / 4 groups of two bytes, so `out` is large enough.
+    Returns the first row with another text, or _NO_BAD_ROW."""
     at = 0
     for row in range(len(valid)):
         if valid[row]:
@@ -121,12 +122,12 @@ def _numerics(offsets: Any, data: Any, valid: Any, places: Any, out: Any) -> int
             out[at + 6] = scale >> 8
             out[at + 7] = scale & 255
             at = body + 2 * count
-        places[row + 1] = at
-    return _ALL_RIGHT
+        out_offsets[row + 1] = at
+    return _NO_BAD_ROW
 
 
 def intervals(text: Fields) -> Fields:
-    """Of MySQL's TIME texts, `-838:59:59.000000`. Raises BadTextError."""
+    """Returns interval fields of MySQL's TIME texts, such as `-838:59:59.000000`. Raises BadTextError."""
     microseconds = np.zeros(len(text.valid), np.int64)
     _check(_time_microseconds(text.offsets, text.data, text.valid, microseconds))
     out = np.zeros((len(text.valid), _INTERVAL_BYTES), np.uint8)
@@ -134,8 +135,9 @@ def intervals(text: Fields) -> Fields:
     return fixed(out, text.valid)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _time_microseconds(offsets: Any, data: Any, valid: Any, out: Any) -> int:
+    """Returns the first row with another text, or _NO_BAD_ROW."""
     for row in range(len(valid)):
         if not valid[row]:
             continue
@@ -171,18 +173,19 @@ def _time_microseconds(offsets: Any, data: Any, valid: Any, out: Any) -> int:
                 fraction *= 10
         total = total * 1000000 + fraction
         out[row] = -total if negative else total
-    return _ALL_RIGHT
+    return _NO_BAD_ROW
 
 
 def uuids(text: Fields) -> Fields:
-    """Of texts of 36 characters. Raises BadTextError."""
+    """Returns uuid fields of texts of 36 characters. Raises BadTextError."""
     out = np.zeros((len(text.valid), 16), np.uint8)
     _check(_uuids(text.offsets, text.data, text.valid, out))
     return fixed(out, text.valid)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _uuids(offsets: Any, data: Any, valid: Any, out: Any) -> int:
+    """Returns the first row with another text, or _NO_BAD_ROW."""
     for row in range(len(valid)):
         if not valid[row]:
             continue
@@ -204,11 +207,11 @@ def _uuids(offsets: Any, data: Any, valid: Any, out: Any) -> int:
                 return row
             out[row, count >> 1] |= digit << (0 if count & 1 else 4)
             count += 1
-    return _ALL_RIGHT
+    return _NO_BAD_ROW
 
 
 def float_arrays(array: pa.Array) -> Fields:
-    """Of a list<float32> array: float4[] of one dimension, or of none where it is empty."""
+    """Returns float4[] fields of a list<float32> array: of one dimension, or of none for an empty list."""
     lists = float_list_bytes(array)
     counts = np.where(lists.valid, lists.lengths // 4, 0)
     offsets = np.concatenate(([0], np.cumsum(np.where(counts > 0, 20 + 8 * counts, 12))))
@@ -217,10 +220,10 @@ def float_arrays(array: pa.Array) -> Fields:
     return Fields(offsets, out, lists.valid)
 
 
-@njit(cache=True, nogil=True)
-def _float_arrays(offsets: Any, data: Any, counts: Any, places: Any, out: Any) -> None:
+@kernel
+def _float_arrays(offsets: Any, data: Any, counts: Any, out_offsets: Any, out: Any) -> None:
     for row in range(len(counts)):
-        at = places[row]
+        at = out_offsets[row]
         count = counts[row]
         out[at + 3] = 1 if count else 0
         out[at + 10] = _FLOAT4_OID >> 8
@@ -239,15 +242,15 @@ def _float_arrays(offsets: Any, data: Any, counts: Any, places: Any, out: Any) -
 
 
 def _check(bad_row: int) -> None:
-    if bad_row != _ALL_RIGHT:
+    if bad_row != _NO_BAD_ROW:
         raise BadTextError(bad_row)
 
 
 def first_with_nul(fields: Fields) -> int | None:
-    """The first row whose field holds a zero byte, which PostgreSQL's text can't."""
+    """Returns the first row whose field has a zero byte, which PostgreSQL's text can't store; None if there is none."""
     where: npt.NDArray[np.int64] = np.flatnonzero(fields.data[fields.offsets[0] : fields.offsets[-1]] == 0)
-    for place in where + fields.offsets[0]:
-        row = int(np.searchsorted(fields.offsets, place, side="right")) - 1
+    for at in where + fields.offsets[0]:
+        row = int(np.searchsorted(fields.offsets, at, side="right")) - 1
         if fields.valid[row]:
             return row
     return None

@@ -1,28 +1,29 @@
-"""Fields as text: escaped strings, hexadecimal, base64, numbers and points in time.
+"""Fields as text: escaped strings, hexadecimal, base64, numbers, dates and timestamps.
 
-Numbers and times take Arrow's own casts, but for decimals, whose cast turns to scientific notation for small values
-(a float literal to MySQL), and strings, which must be escaped. Loops here count first and then write.
+Numbers and timestamps use Arrow's casts. The exceptions are decimals, whose cast writes small values in scientific notation
+(to MySQL a float literal), and strings, which must be escaped. The loops count bytes first and then write them.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
-from sinks.rows.fields import NO_BYTES, Bytes, Fields, validity, variable
+from tidemark.sinks.rows.fields import NO_BYTES, Bytes, Fields, validity, variable
+from tidemark.state.kernel import kernel
 
 _CONTROL = 1
-"""In a table of escapes: the byte becomes \\u00XX. 0: it stays; else it becomes a backslash and the letter given."""
+"""In a table of escapes: the byte becomes \\u00XX. 0: the byte stays. Another value: a backslash and this letter."""
 
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _CHUNK_DIGITS = 9
 _CHUNK = 10**_CHUNK_DIGITS
 MAX_DECIMAL_TEXT = 41
-"""38 digits, sign, point, and a zero before the point."""
+"""38 digits, a sign, a point, and a zero before the point."""
 
 
 def _sql_escapes() -> Bytes:
@@ -41,14 +42,14 @@ def _json_escapes() -> Bytes:
 
 
 SQL_ESCAPES = _sql_escapes()
-"""For MySQL's string literals without NO_BACKSLASH_ESCAPES.
+"""For MySQL's string literals, without the SQL mode NO_BACKSLASH_ESCAPES.
 https://dev.mysql.com/doc/refman/8.4/en/string-literals.html"""
 JSON_ESCAPES = _json_escapes()
 """RFC 8259, section 7."""
 
 
 def escaped(fields: Fields, escapes: Bytes) -> Fields:
-    """Without a copy where nothing has to be escaped."""
+    """Returns `fields` itself if nothing has to be escaped."""
     offsets = _escaped_offsets(fields.offsets, fields.data, fields.valid, escapes)
     if offsets[-1] == _bytes_of_valid(fields):
         return fields
@@ -61,7 +62,7 @@ def _bytes_of_valid(fields: Fields) -> int:
     return int(np.sum(fields.lengths, where=fields.valid))
 
 
-@njit(cache=True, nogil=True)
+@partial(kernel, makes_arrays=True)
 def _escaped_offsets(offsets: Any, data: Any, valid: Any, escapes: Any) -> Any:
     out = np.zeros(len(valid) + 1, np.int64)
     total = 0
@@ -74,12 +75,12 @@ def _escaped_offsets(offsets: Any, data: Any, valid: Any, escapes: Any) -> Any:
     return out
 
 
-@njit(cache=True, nogil=True)
-def _escape(offsets: Any, data: Any, valid: Any, escapes: Any, places: Any, out: Any) -> None:
+@kernel
+def _escape(offsets: Any, data: Any, valid: Any, escapes: Any, out_offsets: Any, out: Any) -> None:
     for row in range(len(valid)):
         if not valid[row]:
             continue
-        at = places[row]
+        at = out_offsets[row]
         for i in range(offsets[row], offsets[row + 1]):
             byte = data[i]
             letter = escapes[byte]
@@ -108,11 +109,11 @@ def hexadecimal(fields: Fields) -> Fields:
     return Fields(offsets, out, fields.valid)
 
 
-@njit(cache=True, nogil=True)
-def _hexadecimal(offsets: Any, data: Any, valid: Any, places: Any, out: Any) -> None:
+@kernel
+def _hexadecimal(offsets: Any, data: Any, valid: Any, out_offsets: Any, out: Any) -> None:
     for row in range(len(valid)):
         if valid[row]:
-            at = places[row]
+            at = out_offsets[row]
             for i in range(offsets[row], offsets[row + 1]):
                 out[at] = _HEX[data[i] >> 4]
                 out[at + 1] = _HEX[data[i] & 15]
@@ -128,12 +129,12 @@ def base64(fields: Fields) -> Fields:
     return Fields(offsets, out, fields.valid)
 
 
-@njit(cache=True, nogil=True)
-def _base64(offsets: Any, data: Any, valid: Any, places: Any, out: Any) -> None:
+@kernel
+def _base64(offsets: Any, data: Any, valid: Any, out_offsets: Any, out: Any) -> None:
     for row in range(len(valid)):
         if not valid[row]:
             continue
-        at = places[row]
+        at = out_offsets[row]
         end = offsets[row + 1]
         for i in range(offsets[row], end, 3):
             bits = np.int64(data[i]) << 16
@@ -149,7 +150,7 @@ def _base64(offsets: Any, data: Any, valid: Any, places: Any, out: Any) -> None:
 
 
 def decimal_text(array: pa.Array) -> Fields:
-    """Of a decimal128 array: plain notation with the type's number of fractional digits."""
+    """Returns the texts of a decimal128 array, without an exponent, with the type's number of fractional digits."""
     words = _words(array)
     valid = validity(array)
     offsets = np.zeros(len(array) + 1, np.int64)
@@ -165,7 +166,7 @@ def _words(array: pa.Array) -> npt.NDArray[np.int64]:
     return np.frombuffer(data, np.int64)[array.offset * 2 : (array.offset + len(array)) * 2]
 
 
-@njit(cache=True, nogil=True)
+@partial(kernel, makes_arrays=True)
 def _decimal_text(words: Any, valid: Any, scale: int, offsets: Any, out: Any) -> None:
     digits = np.empty(40, np.uint8)
     limbs = np.empty(4, np.uint64)
@@ -221,15 +222,15 @@ def _decimal_text(words: Any, valid: Any, scale: int, offsets: Any, out: Any) ->
 
 
 def cast_text(array: pa.Array) -> Fields:
-    """Integers, dates (`2024-02-29`) and zoneless timestamps (`2024-02-29 12:00:00.000000`) as Arrow writes them."""
+    """Returns integers, dates (`2024-02-29`) and timestamps without a zone (`2024-02-29 12:00:00.000000`) as Arrow formats
+    them."""
     return variable(pc.cast(array, pa.string()))
 
 
 def exact_float_text(array: pa.Array) -> pa.Array:
-    """Shortest decimal text that reads back as the same double, always with an exponent: `0.1e0`, `-0e0`, `1e-7`.
+    """Returns the shortest decimal text that parses to the same double, always with an exponent: `0.1e0`, `-0e0`, `1e-7`.
 
-    A float32 is written as the double that it equals: a server that reads the text as a double and then narrows it
-    rounds only once.
+    A float32 is written as the double that it equals, so a server that parses a double and then narrows it rounds only once.
     """
     text = pc.cast(pc.cast(array, pa.float64()), pa.string())
     with_exponent = pc.binary_join_element_wise(text, "e0", "")
@@ -237,14 +238,14 @@ def exact_float_text(array: pa.Array) -> pa.Array:
 
 
 def float_list_bytes(array: pa.Array) -> Fields:
-    """Of a list<float32> array: each list as its floats' little-endian bytes. Raises ValueError for a null element."""
+    """Returns each list of a list<float32> array as its floats' little-endian bytes. Raises ValueError for a null element."""
     _, offsets, *_ = array.buffers()
     floats = array.values
     if len(array) == 0 or offsets is None:
         return Fields(np.zeros(len(array) + 1, np.int64), NO_BYTES, validity(array))
-    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    starts = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     if floats.null_count and array.flatten().null_count:
         raise ValueError("a vector with a null element")
     data = floats.buffers()[1]
     content = NO_BYTES if data is None else np.frombuffer(data, np.uint8)[4 * floats.offset :]
-    return Fields(places * 4, content, validity(array))
+    return Fields(starts * 4, content, validity(array))

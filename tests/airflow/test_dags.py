@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from readers.lease import lock_name
+from devtools.server import Server
+from devtools.servers import start_server
 from scripts.demo_compare import compare, rows_in_database
 from scripts.demo_shop import MYSQL_TABLES, load_shop
 from scripts.demo_table import DATABASE
 from scripts.demo_writers import Writers
-from scripts.server import Server
-from scripts.servers import start_server
 from tests.support.airflow import Airflow, Login
+from tidemark.readers.lease import lock_name
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -70,7 +70,7 @@ def assert_same(shop: Server, copy: Server, generation: int) -> None:
 
 
 def test_full_once_then_increments_exact_through_kills(shop: Server, copy: Server, airflow: Airflow) -> None:
-    """First the job is killed alone, in the snapshot; then Airflow with it, in an increment."""
+    """The job is killed alone first, in the snapshot; later Airflow is killed with it, in an increment."""
     with Writers(shop, ROWS) as writers:
         (airflow.failpoints / "driver.epoch_written").write_text("kill above org.apache.spark.deploy.SparkSubmit")
         airflow.run(SUBMIT, tables=["shop.*"])
@@ -142,7 +142,7 @@ def test_exit_codes_decide_about_retries(shop: Server, airflow: Airflow) -> None
 
 
 def test_no_secret_is_left_anywhere(airflow: Airflow) -> None:
-    """Also among what killed runs left."""
+    """Includes what killed runs left behind."""
     files = [path for path in airflow.folder.rglob("*") if path.is_file()]
     assert airflow.home / "airflow.db" in files
     for secret in airflow.secrets:

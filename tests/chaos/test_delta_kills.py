@@ -20,7 +20,8 @@ BEFORE, AFTER, NOT_NOTED = "sink.before_commit", "sink.after_commit", "driver.ep
 
 
 def _killed(folder: Path, database: Database, sink: dict[str, str], *phases: tuple[str, ...]) -> None:
-    """In the snapshot at the first of `phases`' failpoints, in the changes made meanwhile at the second's."""
+    """Copies through two kills: at one of the first `phases` in the snapshot, at one of the second in the changes made
+    since."""
     uids = Uids()
     create_tables(database, rows=600, uids=uids)
     spark = with_metastore(folder, f"jdbc:derby:;databaseName={folder}/metastore;create=true")
@@ -41,7 +42,7 @@ def _table(session: SparkSession, folder: Path) -> Any:
 @pytest.mark.pitfall(61)
 @pytest.mark.pitfall(71)
 def test_mirror_is_the_source(postgres18_database: Database, tmp_path: Path, delta_session: SparkSession) -> None:
-    """Of tables by name, whose files are those of the metastore's database."""
+    """Covers tables by name, whose files are those of the metastore's database."""
     source = postgres18_database
     sink = {"catalog": "spark_catalog", "table": "Lake.{table}"}
     _killed(tmp_path, source, sink, (AFTER, NOT_NOTED), (BEFORE, AFTER, NOT_NOTED))
@@ -53,7 +54,7 @@ def test_mirror_is_the_source(postgres18_database: Database, tmp_path: Path, del
 
 
 def _sorted(rows: Any) -> list[tuple[Any, ...]]:
-    """psycopg2 gives bytes as memoryviews; None sorts nowhere."""
+    """Sorts rows. psycopg2 gives bytes as memoryviews, and None has no order."""
     plain = (tuple(v.tobytes() if isinstance(v, memoryview) else v for v in row) for row in rows)
     return sorted(plain, key=repr)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from scripts.servers import start_server
+from devtools.servers import start_server
 from tests.support.history import assert_copied
 from tests.support.jobs import Process, running, source_of, start_tidemark, write_job
 from tests.support.keyless import CREATE, KeylessWriter, assert_keyless_copied
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(90
 FAILPOINTS = (
     "planner.before_plan",
     "planner.after_plan",
-    "planner.after_routes",
+    "planner.after_finished_splits",
     "driver.epoch_written",
     "snapshot.after_low",
     "snapshot.after_select",
@@ -87,7 +87,8 @@ def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path) -> 
 @pytest.mark.pitfall(48)
 @pytest.mark.usefixtures("long_version")
 def test_kill_at_random_times(chaos_source: Database, tmp_path: Path, chaos_rounds: int) -> None:
-    """Everything at once dies: driver, JVM and workers. Printed seed repeats a round's times, not its interleaving."""
+    """Kills driver, JVM and workers at the same moment. The printed seed repeats a round's times, not its
+    interleaving."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     generator = random.Random(seed)
@@ -116,7 +117,7 @@ def _die_within(process: Process, seconds: float) -> None:
 @pytest.mark.usefixtures("long_version")
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_killed_database_connections(kind: str, tmp_path: Path) -> None:
-    """Every connection of the job that works is killed on the server, again and again, until the job is done."""
+    """Kills every working connection of the job on the server, again and again, until the job is done."""
     uids = Uids()
     with start_server(kind) as server, fresh_database(server) as database:
         create_tables(database, rows=3000, uids=uids)
@@ -179,7 +180,7 @@ def test_mirror_survives_kills(origin: str, target: str, tmp_path: Path, request
 
 
 def _plain(rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """psycopg2 gives bytes as memoryviews; None sorts nowhere."""
+    """Rows as values that can be sorted. psycopg2 gives bytes as memoryviews, and None has no order."""
     return [
         tuple(
             ""

@@ -1,4 +1,5 @@
-"""What every sink that keeps state promises: whole parts, once, whatever is repeated, broken off or done twice at a time."""
+"""The contract of sinks with state: parts are written completely and once, also if they are repeated, interrupted or written
+twice at the same time."""
 
 import pickle
 import threading
@@ -8,11 +9,6 @@ from typing import Any
 
 import pytest
 
-from sinks.mirror import writer as mirror_writer
-from sinks.sink import JobIdentity, PartResult, SinkBusyError
-from state.change_batch import ChangeBatch, PartEnd
-from state.errors import SinkError
-from state.table import TableSchema
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -27,6 +23,11 @@ from tests.support.change_parts import (
     snapshot_part,
 )
 from tests.support.sink_state import DELTA, SinkCase, any_sink, every_sink, sorted_rows  # noqa: F401  # fixtures
+from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.sinks.sink import JobIdentity, PartResult, SinkBusyError
+from tidemark.state.change_batch import ChangeBatch, PartEnd
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableSchema
 
 NEW_YEAR = 1_704_067_200_000_000
 
@@ -43,7 +44,7 @@ def sink(every_sink: SinkCase) -> SinkCase:  # noqa: F811
 
 @pytest.fixture
 def part_sink(any_sink: SinkCase) -> SinkCase:  # noqa: F811
-    """One that writes part by part, on executors."""
+    """A sink that writes part by part, on executors."""
     any_sink.sink.prepare(any_sink.job, [ORDERS, ITEMS])
     return any_sink
 
@@ -175,7 +176,7 @@ def test_replay_may_be_cut_into_other_batches(part_sink: SinkCase) -> None:
 
 def test_replay_with_other_rows_is_refused(part_sink: SinkCase) -> None:
     part_sink.write(snapshot_part(1, 1, ORDERS, [order(1)]))
-    with pytest.raises(SinkError, match="2 rows now, but 1 when it was written"):
+    with pytest.raises(SinkError, match="2 rows now, but had 1 when it was written"):
         part_sink.write(snapshot_part(1, 1, ORDERS, [order(1), order(2)]))
 
 
@@ -235,7 +236,7 @@ def test_missing_and_repeated_batches_are_refused(part_sink: SinkCase) -> None:
 
 
 class Gate:
-    """Lets a reader wait between two items until the test opens it."""
+    """Makes a reader wait between two items until the test opens it."""
 
     def __init__(self, items: list[ChangeBatch | PartEnd], *, fails: bool = False) -> None:
         self._items, self._fails = items, fails
@@ -271,7 +272,7 @@ class Attempt(threading.Thread):
 def test_of_two_attempts_at_a_part_one_takes_effect(
     part_sink: SinkCase, chunk_bytes: int, first_fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first has written rows, not yet its end, when the second begins: where a sink holds a lock, that one waits."""
+    """The first attempt has written rows but no end when the second one begins. If the sink has a lock, that one waits."""
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", chunk_bytes)
     part_sink.write(snapshot_part(1, 1, ORDERS, [order(1)]))
     items = log_part(2, (ORDERS, [(DELETE, order(1))]), (ORDERS, [(INSERT, order(n)) for n in range(2, 50)]))

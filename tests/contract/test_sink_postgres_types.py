@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from sinks.mirror.sink import MirrorSink
 from tests.support.change_parts import DELETE, INSERT, UPDATE, log_part, snapshot_part
 from tests.support.every_postgres_type import EVERY_POSTGRES_TYPE, every_postgres_value
 from tests.support.sink_state import SinkCase, any_sink, sorted_rows  # noqa: F401  # a fixture
+from tidemark.sinks.mirror.sink import MirrorSink
 
 SCHEMAS = {(EVERY_POSTGRES_TYPE.table, 1): EVERY_POSTGRES_TYPE}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sinks.delta.places import FolderLake
 from tests.support.change_parts import DELETE, INSERT, UPDATE, log_part, snapshot_part
 from tests.support.every_type import EVERY_TYPE, NOT_IN_POSTGRES, every_value
 from tests.support.sink_state import DELTA, SinkCase, every_sink, sorted_rows  # noqa: F401  # a fixture
+from tidemark.sinks.delta.locations import FolderLake
 
 SCHEMAS = {(EVERY_TYPE.table, 1): EVERY_TYPE}
 

@@ -1,4 +1,4 @@
-"""What sinks do with values that PostgreSQL's log leaves out of updates: mirrors keep theirs."""
+"""Values that PostgreSQL's log leaves out of updates: mirrors keep the value that they have."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from sinks.mirror import writer as mirror_writer
-from state.errors import SinkError
-from state.table import Column, TableId, TableSchema
 from tests.support.change_parts import DELETE, INSERT, NOTES, UNCHANGED, UPDATE, Change, log_part, snapshot_part
 from tests.support.sink_state import (  # noqa: F401  # fixtures
     SinkCase,
@@ -17,6 +14,9 @@ from tests.support.sink_state import (  # noqa: F401  # fixtures
     sorted_rows,
     target_name,
 )
+from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.state.errors import SinkError
+from tidemark.state.table import Column, TableId, TableSchema
 
 NEW_YEAR = 1_704_067_200_000_000
 BODY = "Füller 'n\\ Tinte" * 1000
@@ -107,7 +107,7 @@ def test_values_left_out_stay(
 
 
 def _transactions(changes: list[Change]) -> list[list[Change]]:
-    """A new key's two changes belong together."""
+    """Groups changes into transactions: the two changes of a key update belong together."""
     found: list[list[Change]] = []
     for kind, values in changes:
         if kind is INSERT and UNCHANGED in values:
@@ -123,14 +123,16 @@ def test_row_that_the_target_lacks_stops_the_job(mirror_of_postgres: SinkCase, c
     sink.sink.prepare(sink.job, [NOTES])
     sink.write(snapshot_part(1, 1, NOTES, [full(1)]))
     changes = change if isinstance(change, list) else [change]
-    with pytest.raises(SinkError, match=r"public.notes: The log leaves values out of changes to 1 rows that .* lacks"):
+    with pytest.raises(
+        SinkError, match=r"public.notes: The log leaves values out of changes to 1 rows that .* does not have"
+    ):
         sink.write(log_part(2, (NOTES, [(UPDATE, note(1, 1)), *changes])))
     assert sink.rows(NOTES) == [full(1)]
 
 
 @pytest.mark.pitfall(78)
 def test_unique_values_change_places_in_a_table_of_the_users_own(mirror_of_postgres: SinkCase) -> None:  # noqa: F811
-    """Its columns are NOT NULL too, and it has some that fill themselves."""
+    """The table's columns are NOT NULL, and some of them fill themselves."""
     sink = mirror_of_postgres
     notes = replace(
         NOTES,

@@ -1,4 +1,4 @@
-"""What every checkpoint store must do: create a file once, whole, for whoever asks first."""
+"""The contract of every checkpoint store: a file is created once, whole, by the first who asks."""
 
 import errno
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from jobs.checkpoint import Checkpoint
-from state.errors import CheckpointError, JobFileError
-from state.store import CheckpointStore, open_store, require_create_if_absent
 from tests.support.s3 import Application, s3_server
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
+from tidemark.state.errors import CheckpointError, JobFileError
 
 RACERS = 12
 
@@ -106,7 +106,7 @@ def test_what_is_deleted_is_gone_and_can_be_created_again(store: CheckpointStore
 
 
 def test_a_large_file_comes_back_whole_in_another_process(store: CheckpointStore) -> None:
-    """Above the size from which s3fs would upload in parts."""
+    """The file is above the size from which s3fs would upload in parts."""
     data = b"0123456789abcdef" * (7 << 20)
     copy: CheckpointStore = pickle.loads(pickle.dumps(store))
     assert copy.create("published/large", data)
@@ -150,7 +150,7 @@ def test_a_server_that_overwrites_is_refused() -> None:
 
         return answer
 
-    with s3_server(overwrites) as bucket, pytest.raises(CheckpointError, match="writes over a file"):
+    with s3_server(overwrites) as bucket, pytest.raises(CheckpointError, match="overwrote a file"):
         require_create_if_absent(open_store(f"{bucket}/job"))
 
 
@@ -161,5 +161,5 @@ def test_a_missing_bucket_is_no_empty_checkpoint() -> None:
 
 @pytest.mark.parametrize("scheme", ["gs", "abfss", "hdfs", "memory", "dbfs"])
 def test_storage_without_an_atomic_create_is_refused(scheme: str) -> None:
-    with pytest.raises(JobFileError, match=f"{scheme}://.*only where none is"):
+    with pytest.raises(JobFileError, match=f"{scheme}://.*atomically and only if it does not exist yet"):
         open_store(f"{scheme}://bucket/job")

@@ -1,6 +1,7 @@
-"""The commands that end with 0, and what they print. Nothing here starts Spark: that is in test_cli_runs.py."""
+"""The commands that end with 0, and their output. No test here starts Spark: those are in test_cli_runs.py."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
 from tests.support.jobs import write_job
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.monitoring.progress import RunSums, read_progress
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
 
@@ -18,6 +22,12 @@ def test_validate_reads_the_file_alone(tidemark: CommandLine, tmp_path: Path) ->
     job = write_job(tmp_path, source=source, sink={"type": "console"})
     ended = tidemark("validate", job)
     assert (ended.code, ended.out, ended.err) == (0, "job.yaml: valid\n", "")
+
+
+def test_version_names_tidemark_python_and_pyspark(tidemark: CommandLine) -> None:
+    ended = tidemark("--version")
+    assert (ended.code, ended.err) == (0, "")
+    assert re.fullmatch(r"tidemark \d+\.\d+\.\d+ \(Python 3\.\d+\.\d+, PySpark 4\.\d+\.\d+\)\n", ended.out)
 
 
 def test_validate_with_connect_tells_what_will_be_made(
@@ -54,6 +64,7 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     facts = json.loads(tidemark("status", job, "--json").out)
     assert (facts["job"], facts["mode"], facts["phase"]) == ("test-job", "full+incremental", "snapshot")
     assert (facts["committed_epoch"], facts["planned_epoch"]) == (1, 1)
+    assert not {"epochs", "epoch_seconds", "changes", "caught_up"} & facts.keys()  # of a run, not of a checkpoint
     (table,) = facts["tables"]
     assert (table["table"], table["complete"], table["splits_done"]) == (f"{shop.name}.orders", False, 2)
     run_epochs(job)
@@ -69,9 +80,11 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     assert (table["inserts"], table["updates"], table["deletes"]) == (2, 1, 3)
     assert (facts["transactions"] >= 3, facts["filtered_changes"], facts["reconnects"]) == (True, 0, 0)
     assert (0 <= facts["lag_seconds"] < 600, facts["lag_bytes"]) == (True, 0)
+    assert facts["lag_seconds"] == round(facts["lag_seconds"], 3)
     shown = tidemark("status", job).out
     assert "phase     stream" in shown
     assert f"position  {facts['position']} · " in shown
+    assert (" as of " in shown, facts["run"], facts["as_of"][:2]) == (True, None, "20")
     lines = tidemark("checkpoints", job, "list").out.splitlines()
     assert lines[0].split() == ["epoch", "phase", "read", "log", "position"]
     epochs, phases = zip(*(line.split()[:2] for line in lines[1:]), strict=True)
@@ -81,6 +94,47 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     assert (phases[0], *sorted(phases, key=order.index), phases[-1]) == ("snapshot", *phases, "stream")
     assert lines[-1].split()[-1] == facts["position"]
     assert tidemark("checkpoints", job).out.splitlines() == lines
+
+
+def test_looking_at_a_checkpoint_needs_no_passwords(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, shop)
+    run_epochs(job)
+    known = tidemark("status", job, "--json").out
+    for name in ("LOGIN", "HOST", "PORT", "TARGET_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    settings = [
+        "source.url=mysql://${LOGIN}@${HOST}:${PORT}/",
+        "source.tls={ca: ./missing.pem}",
+        "sink={type: mirror, url: 'postgresql://etl:${TARGET_PASSWORD}@h:5432/d', table: '{table}'}",
+        "source.mask_key=${file:/run/secrets/missing}",
+    ]
+    options = ["--substitute", *(word for setting in settings for word in ("--set", setting))]
+    told = json.loads(tidemark("status", job, "--json", *options).out)
+    assert told | {"lag_seconds": 0} == json.loads(known) | {"lag_seconds": 0}
+    assert tidemark("checkpoints", job, "list", *options).code == 0
+    assert tidemark("report", job, "-o", tmp_path / "report.html", *options).code == 0
+    assert tidemark("validate", job, *options).code == 2
+
+
+def test_a_run_has_caught_up_once_it_read_what_its_plan_saw(shop: Database, tmp_path: Path) -> None:
+    path = job_of(tmp_path, shop)
+    job = load_job_file(path)
+    checkpoint = Checkpoint.at(job.checkpoint)
+
+    def caught_up(epochs: int) -> bool:
+        state = checkpoint.job_state()
+        assert state is not None
+        progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch(), RunSums(epochs=epochs))
+        assert progress is not None
+        return progress.caught_up
+
+    run_epochs(path, at_most=1)
+    assert not caught_up(1)
+    run_epochs(path)
+    assert caught_up(1)
+    assert not caught_up(0)  # what came since the last run is not known yet
 
 
 def test_status_tells_that_a_copy_is_done(tidemark: CommandLine, shop: Database, tmp_path: Path) -> None:

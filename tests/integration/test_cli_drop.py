@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
-from jobs.sources import acquire_lease
 from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.sources import acquire_lease
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def job(postgres_source_database: Database, tmp_path: Path) -> Path:
-    """Its slot and publication are there, and have the database's name."""
+    """A job whose slot and publication exist, named after the database."""
     postgres_source_database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     sink = {"type": "files", "path": str(tmp_path / "out")}
     path = write_job(tmp_path, source=source_of(postgres_source_database), sink=sink)
@@ -33,7 +33,7 @@ def job(postgres_source_database: Database, tmp_path: Path) -> Path:
 
 
 def made(database: Database) -> tuple[bool, bool]:
-    """Is there the slot, is there the publication?"""
+    """Whether the slot exists, and whether the publication does."""
     (found,) = database.query(
         "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %(name)s),"
         " EXISTS (SELECT FROM pg_publication WHERE pubname = %(name)s)",
@@ -101,19 +101,19 @@ def test_a_publication_of_another_role_is_left(
         ended = tidemark("drop", job, "--yes", "--set", f"source.url={url}")
     assert ended.code == 0
     assert f"Dropped replication slot {database.name}." in ended.out
-    assert f"Left publication {database.name}: it belongs to postgres" in ended.out
+    assert f"Kept publication {database.name}: it belongs to postgres" in ended.out
     assert made(database) == (False, True)
 
 
 def test_a_slot_that_is_not_a_jobs_is_left(
     tidemark: CommandLine, job: Path, postgres_source_database: Database
 ) -> None:
-    """Nothing tells that a standby does not need it."""
+    """A standby may need it: nothing tells otherwise."""
     database, standby = postgres_source_database, f"{postgres_source_database.name}_s"
     database.execute(f"SELECT pg_create_physical_replication_slot('{standby}')")
     try:
         ended = tidemark("drop", job, "--yes", "--set", f"source.slot={standby}")
-        assert (ended.code, "not one that Tidemark can read" in ended.last_line) == (3, True)
+        assert (ended.code, "can't read the replication slot" in ended.last_line) == (3, True)
         query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s"
         assert database.query(query, (standby,)) == [(1,)]
         assert made(database) == (True, True)
@@ -125,5 +125,5 @@ def test_other_sources_have_nothing_to_drop(tidemark: CommandLine, shop: Databas
     ended = tidemark("drop", job_of(tmp_path, shop))
     assert (ended.code, ended.out) == (
         0,
-        "Nothing to drop: job test-job makes nothing in a MySQL or MariaDB source.\n",
+        "Nothing to drop: job test-job creates nothing in a MySQL or MariaDB source.\n",
     )

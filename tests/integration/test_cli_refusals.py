@@ -1,23 +1,26 @@
 """The exit codes by which scripts tell causes apart, as far as no Spark is needed: test_cli_runs.py has the others."""
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
-from jobs.checkpoint import Checkpoint
-from readers.mysql import connect as connecting
-from readers.mysql.lease import Lease, lock_name
-from scripts.server import Server
-from scripts.server_process import free_port
-from scripts.servers import start_server
+from devtools.server import Server
+from devtools.server_process import free_port
+from devtools.servers import start_server
 from tests.support.cli import INTERRUPTED, CommandLine, job_of, waits_for_lease
 from tests.support.epochs import run_epochs
 from tests.support.jobs import running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.load import load_job_file
+from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.mysql import connect as connecting
+from tidemark.readers.mysql.lease import MySqlLock
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
 
@@ -63,7 +66,9 @@ def test_what_is_unexpected_shows_its_traceback_to_who_asks(
         (["run", "missing.yaml"], "missing.yaml"),
         (["run", "JOB", "--set", "sink.pth=/x"], "Did you mean 'path'"),
         (["validate", "JOB", "--set", "snapshot.split_rows=no"], "--set snapshot.split_rows: must be a whole number"),
-        (["status", "JOB", "--set", "source.url=mysql://u:${NO_SUCH_NAME}@h/"], "NO_SUCH_NAME"),
+        (["plan", "JOB", "--substitute", "--set", "source.url=mysql://u:${NO_SUCH_NAME}@h/"], "NO_SUCH_NAME"),
+        (["status", "JOB", "--substitute", "--set", "checkpoint=${NO_SUCH_NAME}/c"], "NO_SUCH_NAME"),
+        (["status", "JOB", "--set", "source.url=mysql://u:${NO_SUCH_NAME}@h/"], "Add --substitute"),
         (["run", "JOB", "--set", "mode=full", "--set", "trigger=1s"], "trigger: must be once in mode full"),
         (["plan", "JOB", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
@@ -89,7 +94,7 @@ def test_a_wrong_file_or_command_line_is_2(
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Server]:
-    """Its settings and its log are changed."""
+    """A server of the test's own, because its settings and its log are changed."""
     with start_server("mysql") as server:
         yield server
 
@@ -106,7 +111,7 @@ def test_a_setting_that_loses_changes_is_3(
         database.execute("CREATE TABLE orders (id INT PRIMARY KEY)", f"SET GLOBAL {name} = '{bad}'")
         try:
             job = job_of(tmp_path, database)
-            for command in (["run", job], ["validate", job, "--connect"]):
+            for command in (["run", job], ["validate", job, "--connect"], ["plan", job]):
                 ended = tidemark(*command)
                 assert ended.code == 3
                 assert f"{name} is {bad}" in ended.last_line
@@ -149,14 +154,6 @@ def test_tables_that_a_sink_can_t_take_or_that_are_not_there_are_3(
     assert (ended.code, "Write mysql:// in source.url" in ended.last_line) == (3, True)
 
 
-def test_a_source_that_does_not_answer_is_3(
-    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_ATTEMPTS", 1)
-    ended = tidemark("run", job_of(tmp_path, shop), "--set", f"source.url=mysql://root@127.0.0.1:{free_port()}/")
-    assert (ended.code, "No connection to 127.0.0.1" in ended.last_line) == (3, True)
-
-
 # Exit code 4; what leads there: test_job_continuity.py
 
 
@@ -170,7 +167,7 @@ def test_a_log_position_that_is_gone_is_4(
         ended = tidemark(
             "run", job, "--set", f"source.url={shop.server.url}", "--set", f"source.tables=[{shop.name}.*]"
         )
-        assert (ended.code, "the job's positions are those of" in ended.last_line) == (4, True)
+        assert (ended.code, "the job's positions belong to" in ended.last_line) == (4, True)
         database.execute("INSERT INTO orders VALUES (1)", "FLUSH BINARY LOGS")
         (*_, last) = database.query("SHOW BINARY LOGS")
         database.execute(f"PURGE BINARY LOGS TO '{last[0]}'")
@@ -188,7 +185,7 @@ def test_a_sink_that_can_t_be_used_is_5(
 ) -> None:
     down = f"postgresql://etl:topsecret@127.0.0.1:{free_port()}/analytics"
     job = job_of(tmp_path, shop, sink={"type": "mirror", "url": down, "table": "{table}"})
-    for command in (["run", job], ["validate", job, "--connect"]):
+    for command in (["run", job], ["validate", job, "--connect"], ["plan", job]):
         ended = tidemark(*command)
         assert ended.code == 5
         assert "topsecret" not in ended.out + ended.err
@@ -213,6 +210,16 @@ def test_a_target_table_that_lost_its_key_is_5(
     postgres_database.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey")
     ended = tidemark("run", job)
     assert (ended.code, "key" in ended.last_line) == (5, True)
+    stopped = tidemark("status", job).out.splitlines()[1]
+    assert re.fullmatch(r"run       STOPPED \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, exit 5: .*", stopped)
+    assert stopped.endswith(ended.last_line.removeprefix("tidemark: "))
+    told = json.loads(tidemark("status", job, "--json").out)["run"]
+    assert (told["state"], told["exit_code"]) == ("ended", 5)
+    assert ended.last_line == f"tidemark: {told['cause']} Remedy: {told['remedy']}"
+    page = tmp_path / "report.html"
+    assert tidemark("report", job, "-o", page).code == 0
+    assert re.search(r'id="phase">STOPPED .*, exit 5<', page.read_text())
+    assert "following the log" not in page.read_text()
 
 
 # Exit code 6
@@ -222,7 +229,7 @@ def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, 
     source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
     path = job_of(tmp_path, source_database)
     job = load_job_file(path)
-    with contextlib.closing(Lease.acquire(job.source.url, None, lock_name(job.job, job.checkpoint))):
+    with contextlib.closing(Lease.acquire(MySqlLock(job.source.url, None, lock_name(job.job, job.checkpoint)))):
         ended = tidemark("run", path)
         assert ended.code == 6
         assert "Another driver runs this job" in ended.last_line
@@ -234,3 +241,35 @@ def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, 
             assert waiting.wait() == 130
             assert waiting.error_text() == f"{INTERRUPTED}\n"
     assert Checkpoint.at(job.checkpoint).job_state() is None
+
+
+# Exit code 7
+
+
+def test_a_source_that_does_not_answer_is_7(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_ATTEMPTS", 1)
+    summary = tmp_path / "summary.json"
+    summary.write_text('{"exit_code": 0}')
+    url = f"source.url=mysql://root:topsecret@127.0.0.1:{free_port()}/"
+    ended = tidemark("run", job_of(tmp_path, shop), "--set", url, "--summary", summary)
+    assert (ended.code, "No connection to 127.0.0.1" in ended.last_line) == (7, True)
+    told = json.loads(summary.read_text())
+    assert (told["job"], told["exit_code"], told["interrupted"]) == ("test-job", 7, False)
+    assert ended.last_line == f"tidemark: {told['cause']} Remedy: {told['remedy']}"
+    assert json.loads(ended.out.splitlines()[-1]) | {"at": ""} == {"at": "", "event": "failed", **told}
+    assert "topsecret" not in ended.out + ended.err + summary.read_text()
+
+
+def test_a_run_that_fails_before_it_knows_its_job_tells_it_too(tidemark: CommandLine, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    summary.write_text('{"exit_code": 0}')
+    ended = tidemark("run", tmp_path / "missing.yaml", "--summary", summary)
+    told = json.loads(summary.read_text())
+    assert (ended.code, told["exit_code"], "missing.yaml" in told["cause"]) == (2, 2, True)
+    assert json.loads(ended.out)["event"] == "failed"
+    summary.unlink()
+    summary.mkdir()
+    ended = tidemark("run", tmp_path / "missing.yaml", "--summary", summary)
+    assert (ended.code, "--summary" in ended.last_line) == (2, True)

@@ -85,7 +85,11 @@ def test_signals_during_the_snapshot_and_the_summary_of_its_end(
         assert events[-2:] == ["epoch", "finished"]
         assert "stopping" in events
     interrupted = json.loads(tidemark("status", job, "--json").out)
-    assert interrupted["phase"] == "snapshot"
+    assert (interrupted["phase"], interrupted["run"]["state"], interrupted["run"]["exit_code"]) == (
+        "snapshot",
+        "ended",
+        130,
+    )
     assert interrupted["committed_epoch"] == interrupted["planned_epoch"]
     with running(job) as process:
         process.wait_until(lambda: any(e["event"] == "epoch" for e in process.events()))
@@ -96,11 +100,15 @@ def test_signals_during_the_snapshot_and_the_summary_of_its_end(
         assert_interrupted(process)
         assert time.monotonic() - began < AT_ONCE_SECONDS
     process = run_to_end(job, "--set", "snapshot.split_rows=500", "--summary", str(tmp_path / "summary.json"))
+    epochs = [event for event in process.events() if event["event"] == "epoch"]
+    assert (epochs[-1]["phase"], epochs[-1]["caught_up"]) == ("done", True)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {**summary, "at": "", "event": "finished"} == {**process.events()[-1], "at": ""}
     assert (summary["job"], summary["interrupted"], summary["phase"]) == ("test-job", False, "done")
+    assert (summary["exit_code"], "cause" in summary) == (0, False)
     assert [(table["rows"], table["complete"]) for table in summary["tables"]] == [(900, True)]
-    assert json.loads(tidemark("status", job, "--json").out)["phase"] == "done"
+    done = json.loads(tidemark("status", job, "--json").out)
+    assert (done["phase"], done["run"]["exit_code"], done["run"]["cause"]) == ("done", 0, None)
 
 
 def test_an_error_on_an_executor_ends_the_run_with_its_code_and_cause(
@@ -113,8 +121,11 @@ def test_an_error_on_an_executor_ends_the_run_with_its_code_and_cause(
         source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.*"]},
         sink={"type": "mirror", "url": postgres_database.url, "table": "{table}"},
     )
-    process = run_to_end(job, expect=5)
+    process = run_to_end(job, "--summary", str(tmp_path / "summary.json"), expect=5)
     last = process.error_text().splitlines()[-1]
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert (told["exit_code"], last) == (5, f"tidemark: {told['cause']} Remedy: {told['remedy']}")
+    assert {**process.events()[-1], "at": ""} == {**told, "at": "", "event": "failed"}
     assert last.startswith("tidemark: ")
     assert "orders_id_check" in last
     assert "Remedy: " in last

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sinks.delta.settings import delta_settings
 from tests.support.cluster import DAEMON, EXECUTOR, WORKER, Cluster
 from tests.support.history import assert_copied
 from tests.support.jobs import run_to_end, write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
+from tidemark.sinks.delta.settings import delta_settings
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def failpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder; names of failpoints there kill on the executors, never on the driver."""
+    """A folder for the names of failpoints. They kill on the executors, never on the driver."""
     return tmp_path_factory.mktemp("failpoints")
 
 
@@ -52,12 +52,13 @@ def test_an_unshared_checkpoint_is_found_at_the_start(
     assert {path.name for path in (tmp_path / "driver" / "checkpoint").iterdir()} == {
         "history",
         "job",
+        "sink",
     }  # nothing was planned
 
 
 @pytest.mark.pitfall(74)
 def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_database: Database, tmp_path: Path) -> None:
-    """While splits are read, then while the log is: a Python daemon, an executor, a whole worker."""
+    """Kills a Python daemon, an executor and a whole worker, while splits are read and while the log is."""
     uids = Uids()
     create_tables(mysql_database, rows=800, uids=uids)
     job = _job(tmp_path, mysql_database)
@@ -88,7 +89,7 @@ def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_datab
 def test_delta_tables_are_written_by_its_executors(
     cluster: Cluster, mysql_database: Database, tmp_path: Path, delta_session: SparkSession
 ) -> None:
-    """Rows, then changes. The jars come to them by settings of spark-submit."""
+    """Writes rows, then changes. The executors get the jars through settings of spark-submit."""
     database = mysql_database
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9))")
     database.execute(f"INSERT INTO t VALUES {', '.join(f'({n}, {n})' for n in range(900))}")
@@ -116,7 +117,7 @@ def _killed_workers(cluster: Cluster) -> int:
 
 
 def _arm_kill(name: Path, victim: str) -> None:
-    """At once, for somebody may be waiting for it."""
+    """Arms a failpoint. The file is renamed into place, because a process may be waiting for it."""
     new = name.with_name(f".{name.name}.new")
     new.write_text(f"kill above {victim}")
     new.rename(name)

@@ -12,55 +12,75 @@ from tests.support.jobs import ROOT
 
 pytestmark = pytest.mark.integration
 
-PACKAGES = ("jobs", "enumerator", "readers", "sinks", "state", "conf")
-RUN_A_KERNEL = """
+PACKAGES = tuple(path.name for path in (ROOT / "src" / "tidemark").iterdir() if path.is_symlink())
+READER_MODULE = "tidemark/readers/mysql/decoding/gather.py"
+SINK_MODULE = "tidemark/sinks/rows/fields.py"
+RUN_KERNELS = """
 import numpy
-from readers.mysql.gather import copy_padded
+from tidemark.readers.mysql.decoding.gather import copy_padded
+from tidemark.sinks.rows.fields import copy_bytes
 
+source = numpy.frombuffer(b"abc", numpy.uint8).copy()
 out = numpy.zeros(4, numpy.uint8)
 rows = numpy.zeros(1, numpy.int64)
-copy_padded(numpy.frombuffer(b"abc", numpy.uint8).copy(), rows, rows + 3, rows, numpy.array([0, 4], numpy.int32), out)
+copy_padded(source, rows, rows + 3, rows, numpy.array([0, 4], numpy.int32), out)
 assert bytes(out) == b"abc\\0"
-print(copy_padded.__code__.co_filename, sum(copy_padded.stats.cache_hits.values()))
+copy_bytes(source, numpy.uint64(1), out, numpy.uint64(0), numpy.uint64(2))
+assert bytes(out) == b"bcc\\0"
+for kernel in (copy_padded, copy_bytes):
+    print(kernel.__code__.co_filename, sum(kernel.stats.cache_hits.values()))
 """
 
 
 def test_the_zip_holds_every_module_and_all_data(our_zip: Path) -> None:
     files = {
-        path.relative_to(ROOT).as_posix()
+        f"tidemark/{path.relative_to(ROOT).as_posix()}"
         for package in PACKAGES
         for pattern in ("**/*.py", "**/*.yaml", "**/*.jinja")
         for path in (ROOT / package).glob(pattern)
-    }
+    } | {"tidemark/__init__.py", "tidemark/py.typed"}
     names = {name for name in zipfile.ZipFile(our_zip).namelist() if ".dist-info/" not in name}
     assert names == files
     assert [path.suffix for path in our_zip.parent.iterdir() if path != our_zip] == [".whl"]
 
 
-def test_kernels_in_a_zip_stay_compiled_wherever_it_lies(our_zip: Path, bare_python: Path, tmp_path: Path) -> None:
-    """Spark gives each application a copy of its own on each executor."""
+def test_kernels_of_readers_and_sinks_stay_compiled_in_every_copy_of_the_zip(
+    our_zip: Path, bare_python: Path, tmp_path: Path
+) -> None:
+    """Spark gives each application its own copy on each executor."""
     for folder, hits in (("app-1", 0), ("app-2", 1)):
         (tmp_path / folder).mkdir()
         copy = Path(shutil.copy(our_zip, tmp_path / folder))
-        assert _run_a_kernel(copy, bare_python, tmp_path) == (f"{copy}/readers/mysql/gather.py", hits)
+        paths = [f"{copy}/{module}" for module in (READER_MODULE, SINK_MODULE)]
+        assert _run_kernels(copy, bare_python, {"NUMBA_CACHE_DIR": str(tmp_path)}) == [(path, hits) for path in paths]
 
 
-def test_changed_code_is_compiled_anew(our_zip: Path, bare_python: Path, tmp_path: Path) -> None:
-    """Also where it comes under the same name: numba looks at the one file that a function stands in."""
+@pytest.mark.parametrize("changed", ["tidemark/readers/mysql/decoding/json_kernel.py", "tidemark/sinks/rows/text.py"])
+def test_a_change_of_any_kernel_module_compiles_all_kernels_again(
+    our_zip: Path, bare_python: Path, tmp_path: Path, changed: str
+) -> None:
+    """numba itself looks only at the file of the compiled function, not at those of the functions that it calls."""
     copy = Path(shutil.copy(our_zip, tmp_path))
     hits = []
-    for changed in (None, "readers/mysql/json_kernel.py", None):
+    for change in (None, changed, None):
         with zipfile.ZipFile(our_zip) as old, zipfile.ZipFile(copy, "w") as new:
             for name in old.namelist():
-                new.writestr(name, old.read(name) + (b"\n# changed\n" if name == changed else b""))
-        hits.append(_run_a_kernel(copy, bare_python, tmp_path)[1])
-    assert hits == [0, 0, 1]
+                new.writestr(name, old.read(name) + (b"\n# changed\n" if name == change else b""))
+        ran = _run_kernels(copy, bare_python, {"NUMBA_CACHE_DIR": str(tmp_path)})
+        hits.append([count for _, count in ran])
+    assert hits == [[0, 0], [0, 0], [1, 1]]
 
 
-def _run_a_kernel(our_zip: Path, python: Path, cache: Path) -> tuple[str, int]:
-    """Where its code stands, and how many times its machine code was found."""
-    environment = os.environ | {"PYTHONPATH": str(our_zip), "NUMBA_CACHE_DIR": str(cache)}
-    command = [str(python), "-c", RUN_A_KERNEL]
-    printed = subprocess.run(command, env=environment, cwd=cache, check=True, capture_output=True, text=True).stdout
-    path, hits = printed.split()
-    return path, int(hits)
+def test_kernels_run_where_nothing_can_be_cached(our_zip: Path, bare_python: Path) -> None:
+    ran = _run_kernels(our_zip, bare_python, {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": "/dev/null/cache"})
+    assert [path.removeprefix(f"{our_zip}/") for path, _ in ran] == [READER_MODULE, SINK_MODULE]
+
+
+def _run_kernels(our_zip: Path, python: Path, environment: dict[str, str]) -> list[tuple[str, int]]:
+    """Returns for each kernel its file, and how often its machine code was found in the cache."""
+    command = [str(python), "-c", RUN_KERNELS]
+    settings = os.environ | {"PYTHONPATH": str(our_zip)} | environment
+    done = subprocess.run(command, env=settings, cwd=our_zip.parent, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line.rpartition(" ") for line in done.stdout.splitlines()]
+    return [(path, int(hits)) for path, _, hits in lines]

@@ -1,24 +1,34 @@
-"""What the planner keeps of real epochs."""
+"""The history that the planner keeps of real epochs."""
 
+import json
 import time
+from io import StringIO
 from pathlib import Path
 
-from conf.load import load_job_file
-from jobs.checkpoint import Checkpoint
-from jobs.context import RunContext
-from jobs.history import Kept
-from jobs.opening import open_job
-from jobs.read_parts import read_part, tasks_of
-from jobs.run_folder import RunFolder
-from state.codec import EPOCHS, SPLITS
-from tests.support.cli import job_of
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.monitoring import running_splits
+from tidemark.jobs.monitoring.events import TerminalEvents
+from tidemark.jobs.monitoring.history import Kept
+from tidemark.jobs.monitoring.progress import read_progress
+from tidemark.jobs.monitoring.running_splits import RunningSplits
+from tidemark.jobs.spark.planner_ipc import PlannerIpc
+from tidemark.jobs.spark.read_parts import read_part, tasks_of
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.startup import open_job
+from tidemark.state.checkpoint.codec import EPOCHS, SPLITS
+from tidemark.state.checkpoint.layout import Checkpoint
 
 
 def test_an_epoch_lasts_until_it_is_written_not_until_the_next_is_triggered(shop: Database, tmp_path: Path) -> None:
-    job, folder = load_job_file(job_of(tmp_path, shop)), RunFolder(tmp_path)
+    job, folder = load_job_file(job_of(tmp_path, shop)), PlannerIpc(tmp_path)
     with open_job(job, Notes()) as opened:
         context = RunContext(job, opened.held.server, opened.held.state, folder)
         planner = context.planner()
@@ -37,6 +47,41 @@ def test_an_epoch_lasts_until_it_is_written_not_until_the_next_is_triggered(shop
     (epoch,) = kept.recent
     assert (epoch.phase, epoch.measured, epoch.rows > 0) == ("snapshot", 1, True)
     assert epoch.seconds <= longest + 0.001
+
+
+def test_splits_of_the_running_epoch_are_counted_as_they_are_read(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_splits, "LIST_SECONDS", 0.0)
+    path = job_of(tmp_path, shop)
+    job, checkpoint = load_job_file(path), Checkpoint.at(str(tmp_path / "checkpoint"))
+    table, running = f"{shop.name}.orders", RunningSplits(checkpoint)
+    drawn = TerminalEvents(Live(console=Console(file=StringIO(), width=120)))
+
+    def shown() -> str:
+        progress = read_progress(checkpoint, job, opened.held.state, 0)
+        assert progress is not None
+        console = Console(file=StringIO(), width=120)
+        console.print(drawn._draw(progress.with_published(running.count(1))))
+        assert isinstance(console.file, StringIO)
+        (line,) = [line for line in console.file.getvalue().splitlines() if table in line]
+        return line
+
+    with open_job(job, Notes()) as opened:
+        context = RunContext(job, opened.held.server, opened.held.state, PlannerIpc(tmp_path))
+        assert context.planner().next_epoch(0) == 1
+        assert (running.count(1), "━" in shown()) == ({}, False)
+        first, second = tasks_of(context, 1)
+        list(read_part(first))
+        assert running.count(1) == {table: 1}
+        assert ("━" in shown(), " 1/" in shown()) == (True, True)
+        list(read_part(second))
+        assert running.count(1) == {table: 2}
+    (told,) = json.loads(tidemark("status", path, "--json").out)["tables"]
+    assert (told["splits_done"], told["splits_published"]) == (0, 2)
+    run_epochs(path)
+    (told,) = json.loads(tidemark("status", path, "--json").out)["tables"]
+    assert (told["splits_done"] > 2, told["splits_published"]) == (True, 0)
 
 
 def test_what_epochs_brought_and_which_watermarks_their_splits_had(

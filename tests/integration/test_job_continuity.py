@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
-from jobs.checkpoint import Checkpoint
-from jobs.opening import hold_job
-from readers.mysql.connect import connect
-from readers.mysql.log_connection import ServerLog
-from readers.mysql.log_reader import LogReader
-from readers.mysql.server import read_server
-from scripts.server import Server
-from scripts.servers import start_server
-from state.errors import LogPositionLostError
-from state.log_range import LogRange
-from state.position import binlog_position
+from devtools.server import Server
+from devtools.servers import start_server
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import write_job
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.startup import hold_job
+from tidemark.readers.mysql.binlog.connection import ServerLog
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.server import read_server
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import binlog_position
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(45)]
 
@@ -57,22 +57,22 @@ class Copy:
         return run_epochs(self.path, *overrides, at_most=at_most)
 
     def reset_log(self) -> None:
-        """At least a second after it was begun; the new one grows beyond the end of the old one."""
+        """Resets the log, at least a second after it began; the new log grows beyond the end of the old one."""
         end = log_end(self.database)
         mysql = self.database.kind == "mysql"
         self.database.execute("DO SLEEP(1.1)", "RESET BINARY LOGS AND GTIDS" if mysql else "RESET MASTER")
         grow_log(self.database, end)
 
     def purge_log(self) -> None:
-        """All but the newest file; MariaDB keeps older ones until it has noted that no crash can need them."""
+        """Purges all files but the newest. MariaDB keeps older ones until it has noted that no crash can need them."""
         deadline = time.monotonic() + PURGE_SECONDS
         while len(files := self.database.query("SHOW BINARY LOGS")) > 1:
             assert time.monotonic() < deadline, files
             self.database.execute(f"PURGE BINARY LOGS TO '{files[-1][0]}'")
 
-    def refused_as_another_log(self, *overrides: str) -> None:
+    def refused_as_different_log(self, *overrides: str) -> None:
         message = self.refused(*overrides)
-        assert "it is another log" in message or "no longer has all transactions" in message
+        assert "log is a different one" in message or "no longer has all transactions" in message
 
     def refused(self, *overrides: str) -> str:
         with pytest.raises(LogPositionLostError) as caught:
@@ -128,13 +128,13 @@ def test_a_log_that_was_reset_is_refused(copy: Copy) -> None:
     copy.write(1)
     assert copy.run() == ["stream"]
     copy.reset_log()
-    copy.refused_as_another_log()
+    copy.refused_as_different_log()
 
 
 def test_a_log_that_was_reset_during_the_snapshot_is_refused(copy: Copy) -> None:
     assert copy.run(at_most=1) == ["snapshot"]
     copy.reset_log()
-    copy.refused_as_another_log()
+    copy.refused_as_different_log()
 
 
 def test_a_log_that_was_purged_is_refused(copy: Copy) -> None:
@@ -152,7 +152,7 @@ def test_a_copy_that_is_complete_needs_no_log(copy: Copy) -> None:
     shutil.rmtree(copy.path.parent / "checkpoint/spark")  # as where the query is its user's own
     with hold_job(load_job_file(copy.path, ["mode=full"]), Notes()):
         pass
-    copy.refused_as_another_log("mode=full+incremental")
+    copy.refused_as_different_log("mode=full+incremental")
 
 
 def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path:
     shutil.copytree(tmp_path / "backup", server.data_folder)
     server.start()  # begins a file of the same name as the one that the job has read since
     grow_log(copy.database, end)
-    copy.refused_as_another_log()
+    copy.refused_as_different_log()
 
 
 def test_another_server_behind_the_same_name_is_refused(copy: Copy) -> None:
@@ -184,10 +184,10 @@ def test_another_server_behind_the_same_name_is_refused(copy: Copy) -> None:
         other.execute("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)")
         grow_log(other, log_end(copy.database))
         message = copy.refused(f"source.url={server.url}")
-    assert ("the job's positions are those of" if kind == "mysql" else "it is another log") in message
+    assert ("the job's positions belong to" if kind == "mysql" else "log is a different one") in message
 
 
-def test_a_reader_notices_another_log_whenever_it_connects(copy: Copy) -> None:
+def test_a_reader_notices_a_different_log_whenever_it_connects(copy: Copy) -> None:
     copy.run()
     job = load_job_file(copy.path)
     start = binlog_position(Checkpoint.at(job.checkpoint).job_state().start)  # type: ignore[union-attr]
@@ -197,5 +197,5 @@ def test_a_reader_notices_another_log_whenever_it_connects(copy: Copy) -> None:
     copy.write(1)
     end = replace(start, pos=start.pos + 1)
     assert list(LogReader(log, {}).read(LogRange(start, end))) == []
-    with pytest.raises(LogPositionLostError, match="another log"):
+    with pytest.raises(LogPositionLostError, match="different"):
         list(LogReader(log, {}).read(LogRange(replace(start, begun=start.begun - 5), end)))

@@ -1,15 +1,15 @@
-"""In which modes a job may go on: `full` first, the changes later."""
+"""The modes in which a job may continue: `full` first, the changes later."""
 
 from pathlib import Path
 
 import pytest
 
-from state.errors import CheckpointError
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
+from tidemark.state.errors import CheckpointError
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ def test_a_copy_made_in_mode_full_is_followed_later(source_database: Database, t
         run_epochs(job, "mode=incremental")
     run_epochs(job, "mode=full+incremental")
     assert_copied(tmp_path / "out", source_database)
-    with pytest.raises(CheckpointError, match="follows the log already"):
+    with pytest.raises(CheckpointError, match="already follows the log"):
         run_epochs(job, "mode=full")
 
 
@@ -46,9 +46,7 @@ def test_a_mode_may_change_while_the_copy_is_made(mysql_database: Database, tmp_
     job = job_of(tmp_path, mysql_database)
     with Writers(mysql_database, uids, count=2, seed=3, pause_seconds=0.01):
         assert run_epochs(job, "mode=full", at_most=1) == ["snapshot"]
-        with pytest.raises(
-            CheckpointError, match="goes on from a complete copy, but this one stands in phase snapshot"
-        ):
+        with pytest.raises(CheckpointError, match="needs a complete copy, but this job is in phase snapshot"):
             run_epochs(job, "mode=incremental")
     phases = run_epochs(job, "mode=full+incremental")
     assert list(dict.fromkeys(phases)) == ["snapshot", "catch_up"]
@@ -61,5 +59,5 @@ def test_changes_alone_are_no_copy(mysql_database: Database, tmp_path: Path) -> 
     job = job_of(tmp_path, mysql_database)
     run_epochs(job, "mode=incremental")
     for mode in ("full", "full+incremental"):
-        with pytest.raises(CheckpointError, match="is of mode incremental and holds no copy of the rows"):
+        with pytest.raises(CheckpointError, match="is of mode incremental and has no copy of the rows"):
             run_epochs(job, f"mode={mode}")

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.checkpoint import Checkpoint
-from jobs.history import Kept
-from jobs.observed import NAME
-from state.codec import EPOCHS
-from state.history import EpochStretch
 from tests.support.cli import CommandLine
 from tests.support.jobs import SPARK, Process, running, write_job
 from tests.support.servers import Database
+from tidemark.jobs.monitoring.history import Kept
+from tidemark.jobs.monitoring.spark_metrics import NAME
+from tidemark.state.checkpoint.codec import EPOCHS
+from tidemark.state.checkpoint.history import EpochStretch
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def scrape(process: Process) -> dict[tuple[str, ...], float]:
-    """(name, table or phase or "", kind or "") → value."""
+    """Scrapes the metrics endpoint. Returns (name, table or phase or "", kind or "") → value."""
     (url,) = [event["url"] for event in process.events() if event["event"] == "metrics"]
     with urllib.request.urlopen(url, timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
@@ -62,6 +62,7 @@ def test_a_running_job_is_seen_by_prometheus_status_and_spark(
     )
     with running(job) as process:
         process.wait_until(lambda: any(e.get("phase") == "stream" for e in process.events()))
+        process.wait_until(lambda: any(e["event"] == "epoch" and e["caught_up"] for e in process.events()))
         mysql_database.execute(
             "INSERT INTO orders VALUES (6, 1), (7, 1)",
             "UPDATE orders SET kind = 2 WHERE id < 4",
@@ -72,7 +73,9 @@ def test_a_running_job_is_seen_by_prometheus_status_and_spark(
         found = scrape(process)
         process.wait_until(lambda: sum(epoch.changes for epoch in stream_epochs(tmp_path)) == 6)
         running_page = reported(tidemark, job)
+        assert "run       running since " in tidemark("status", job).out
         process.kill()
+        assert "run       DEAD, last seen " in tidemark("status", job).out
     assert reported(tidemark, job) == running_page == {"rows": "5", "changes": "6", "splits-done": "3"}
     table = f"{mysql_database.name}.orders"
     assert found["phase", "stream", ""] == 1
@@ -109,7 +112,7 @@ def stream_epochs(folder: Path) -> list[EpochStretch]:
 
 
 def observed_metrics(folder: Path) -> list[dict[str, int]]:
-    """Of each epoch, as Spark's event log has them."""
+    """The Spark metrics of each epoch, as Spark's event log has them."""
     lines = [line for path in folder.rglob("events*") if path.is_file() for line in path.read_text().splitlines()]
     progress = [json.loads(line)["progress"] for line in lines if '"observedMetrics"' in line]
     rows = [one["observedMetrics"][NAME] for one in progress if one["observedMetrics"]]

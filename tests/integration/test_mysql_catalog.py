@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from conf.tables import parse_table_glob
-from readers.mysql.catalog import find_tables, load_schema, schema_of, split_key, table_statistics
-from readers.mysql.connect import Connection, connect
-from readers.mysql.table_facts import FEW_TABLES, read_tables
-from scripts.server import Server
-from state.errors import SourceNotUsableError
-from state.table import TableId
+from devtools.server import Server
 from tests.support.logged_tables import logged
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.conf.tables import parse_table_glob
+from tidemark.readers.mysql.connect import Connection, connect
+from tidemark.readers.mysql.schema.catalog import find_tables, load_schema, schema_of, split_key, table_statistics
+from tidemark.readers.mysql.schema.table_facts import FEW_TABLES, read_tables
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -192,7 +192,7 @@ def test_globs_find_base_tables_only(source_database: Database) -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("{name}.orders_view", "no table but a view"),
+        ("{name}.orders_view", "not a table but a view"),
         ("{name}.nothing", "matches no table"),
         ("{name}.nothing*", "matches no table"),
         ("no_such_database.*", "matches no table"),
@@ -278,7 +278,7 @@ def test_statistics_are_fresh(source_database: Database) -> None:
         assert found.average_row_bytes is not None
         assert found.average_row_bytes >= 200
         source_database.execute("DROP TABLE t")
-        with pytest.raises(SourceNotUsableError, match="is gone"):
+        with pytest.raises(SourceNotUsableError, match="does not exist any more"):
             table_statistics(connection, table)
 
 

@@ -1,16 +1,16 @@
-"""Every code of every character set, as our tables have it and as the servers convert it."""
+"""Every code of every character set: Tidemark's tables against the servers' own conversion."""
 
 from typing import Any
 
 import pytest
 
-from readers.mysql.catalog import load_schema
-from readers.mysql.charsets import GREATEST_CHARACTER_BYTES, decode_text
-from readers.mysql.columns import ColumnPlan
-from readers.mysql.result import stream_select
-from state.errors import SourceNotUsableError
-from state.table import TableId
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES, decode_text
+from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.schema.catalog import load_schema
+from tidemark.readers.mysql.snapshot.result import stream_select
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +37,7 @@ def codes(request: pytest.FixtureRequest, find_server: FindServer) -> Any:
 
 
 @pytest.mark.pitfall(38)
-@pytest.mark.parametrize("charset", sorted({*GREATEST_CHARACTER_BYTES} - UNICODE))
+@pytest.mark.parametrize("charset", sorted({*MAX_CHARACTER_BYTES} - UNICODE))
 def test_codes_decode_as_the_server_converts_them(codes: Database, charset: str) -> None:
     """What the server converts to `?` or U+FFFD has no character: decoding it is an error, never a replacement."""
     if codes.kind == "mariadb" and charset == "gb18030":
@@ -45,7 +45,7 @@ def test_codes_decode_as_the_server_converts_them(codes: Database, charset: str)
     rows = codes.query(
         f"SELECT code, CAST(t AS BINARY) = code, CONVERT(t USING utf8mb4) FROM"
         f" (SELECT code, CONVERT(CAST(code AS CHAR CHARACTER SET {charset}) USING {charset}) AS t FROM codes"
-        f" WHERE LENGTH(code) <= {GREATEST_CHARACTER_BYTES[charset]}) x"
+        f" WHERE LENGTH(code) <= {MAX_CHARACTER_BYTES[charset]}) x"
     )
     different = []
     for code, valid, shown in rows:
@@ -67,7 +67,7 @@ def test_codes_decode_as_the_server_converts_them(codes: Database, charset: str)
     ("charset", "code"), [("gbk", "A140"), ("cp1250", "81"), ("big5", "A15A"), ("ucs2", "D83DDE00")]
 )
 def test_what_stands_for_no_character_is_refused(codes: Database, charset: str, code: str) -> None:
-    """Where the server would answer `?`, U+FFFD, or nothing at all."""
+    """The server would answer `?`, U+FFFD, or nothing at all."""
     table = f"refused_{charset}"
     codes.execute(
         f"CREATE TABLE {table} (id INT PRIMARY KEY, content VARCHAR(10) CHARACTER SET {charset})",
@@ -76,5 +76,5 @@ def test_what_stands_for_no_character_is_refused(codes: Database, charset: str, 
     connection = codes.connect()
     schema = load_schema(connection, TableId(codes.name, table))
     sql = f"SELECT id, content FROM {codes.name}.{table}"
-    with pytest.raises(SourceNotUsableError, match=rf"{table}\.content holds bytes that are no text of {charset}"):
+    with pytest.raises(SourceNotUsableError, match=rf"{table}\.content has bytes that are not valid {charset}"):
         list(stream_select(connection, sql, ColumnPlan.for_result(schema), zero_dates_null=True))

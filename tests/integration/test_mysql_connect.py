@@ -15,24 +15,24 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from conf.endpoint import Endpoint
-from conf.redaction import Secret
-from conf.source import Tls
-from readers.mysql import connect as connecting
-from readers.mysql.connect import connect, flavour_of, quote_identifier, quote_table, version_of
-from scripts.server import Server
-from scripts.servers import start_server
-from state.errors import SourceNotUsableError, SourceUnavailableError
-from state.table import TableId
+from devtools.server import Server
+from devtools.servers import start_server
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.redaction import Secret
+from tidemark.conf.source import Tls
+from tidemark.readers.mysql import connect as connecting
+from tidemark.readers.mysql.connect import connect, flavour_of, quote_identifier, quote_table, version_of
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Counts calls of the driver; the time between them is none."""
+    """Counts calls of the driver. There is no waiting between them."""
     made: list[float] = []
     real = pymysql.connect
 
@@ -157,7 +157,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
 
 
 def _give_certificate(server: Server, files: dict[str, bytes]) -> None:
-    """By SQL, for the server may run in a container."""
+    """Installs a certificate by SQL, because the server may run in a container."""
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         for variable, pem in files.items():
             cursor.execute("SELECT CONCAT(@@datadir, %s)", (f"test-{variable}.pem",))
@@ -174,7 +174,7 @@ def _certificate(
     issuer_key: ec.EllipticCurvePrivateKey,
     host: str | None,
 ) -> bytes:
-    """PEM; an authority's if `host` is None."""
+    """A certificate as PEM; an authority's if `host` is None."""
     now = datetime.datetime.now(datetime.timezone.utc)
     builder = (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""Split keys on real servers: bounds that tile a table, by the index, and ranks that order as the server does."""
+"""Split keys on real servers: boundaries tile a table by its index, and encoded keys order as the server does."""
 
 import contextlib
 import itertools
@@ -12,19 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from conf.endpoint import parse_endpoint
-from readers.mysql.catalog import load_schema, split_key
-from readers.mysql.connect import connect
-from readers.mysql.key_columns import can_cut_by, key_column, range_condition
-from readers.mysql.keys import MySqlKeys
-from readers.mysql.ranks import within
-from readers.mysql.session import SqlSession
-from readers.mysql.table_facts import read_tables
-from state.rank import integer_rank
-from state.split import Bound, KeyRange
-from state.table import TableId, TableSchema
 from tests.support.key_values import KEY_VALUES, MARIADB_KEY_VALUES, KeyValues
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.keys.key_columns import can_split_by, key_column, range_condition
+from tidemark.readers.mysql.keys.key_encoding import within
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.schema.catalog import load_schema, split_key
+from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.session import SqlSession
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.split import Bound, KeyRange
+from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +80,7 @@ LETTERS = [
 
 @dataclass
 class Keyed:
-    """A table of a test, and what is under test, on it."""
+    """A table of a test, and the MysqlKeys under test on it."""
 
     database: Database
     schema: TableSchema
@@ -102,14 +102,14 @@ class Keyed:
         return found
 
     def counts(self, bounds: list[Bound]) -> list[int]:
-        """Rows in each piece between the bounds, the open ones at both ends included."""
+        """Rows in each split between the boundaries, the open ones at both ends included."""
         return [self.count(KeyRange(a, b)) for a, b in zip([None, *bounds], [*bounds, None], strict=True)]
 
-    def ranks(self, **values: pa.Array) -> list[bytes]:
+    def encoded_keys(self, **values: pa.Array) -> list[bytes]:
         return self.ranks_of(pa.RecordBatch.from_pydict(values))
 
     def ranks_of(self, batch: pa.RecordBatch) -> list[bytes]:
-        found = self.keys.ranks(self.schema, self.columns, batch)
+        found = self.keys.encoded_keys(self.schema, self.columns, batch)
         if isinstance(found, np.ndarray):
             return [int(word).to_bytes(8, "big") for word in found]
         return found.to_pylist()
@@ -117,7 +117,7 @@ class Keyed:
 
 @contextlib.contextmanager
 def keyed(database: Database, ddl: str, columns: tuple[str, ...] | None = None) -> Iterator[Keyed]:
-    """Makes table t; cuts it by its key, or by `columns`."""
+    """Makes table t, and splits it by its key or by `columns`."""
     database.execute("DROP TABLE IF EXISTS t", f"CREATE TABLE t ({ddl})")
     endpoint = parse_endpoint(database.url)
     session = SqlSession(lambda: connect(endpoint, None))
@@ -126,7 +126,7 @@ def keyed(database: Database, ddl: str, columns: tuple[str, ...] | None = None) 
         facts = read_tables(connection, [table])[table]
         schema = load_schema(connection, table)
     try:
-        yield Keyed(database, schema, split_key(facts, schema, can_cut_by) if columns is None else columns, session)
+        yield Keyed(database, schema, split_key(facts, schema, can_split_by) if columns is None else columns, session)
     finally:
         session.close()
 
@@ -171,7 +171,7 @@ def test_rank_order_is_the_servers_order_and_equal_ranks_are_its_equality(
         texts = [row[0] for row in database.query("SELECT s FROM t ORDER BY s")]
         assert len(texts) > 20
 
-        from_log = t.ranks(s=pa.array(texts))
+        from_log = t.encoded_keys(s=pa.array(texts))
         assert from_log == sorted(from_log)
         chance = random.Random(3)
         pairs = [*zip(range(len(texts) - 1), range(1, len(texts)), strict=True)]
@@ -183,9 +183,9 @@ def test_rank_order_is_the_servers_order_and_equal_ranks_are_its_equality(
             assert (from_log[a] > from_log[b]) - (from_log[a] < from_log[b]) == answer, (texts[a], texts[b])
 
         bounds = t.bounds(rows=1)
-        assert [bytes.fromhex(bound.rank) for bound in bounds] == sorted(set(from_log))[1:]
+        assert [bytes.fromhex(bound.encoded_key) for bound in bounds] == sorted(set(from_log))[1:]
         sizes = t.counts(bounds[::7])
-        starts = [0, *(from_log.index(bytes.fromhex(b.rank)) for b in bounds[::7]), len(texts)]
+        starts = [0, *(from_log.index(bytes.fromhex(b.encoded_key)) for b in bounds[::7]), len(texts)]
         assert sizes == [b - a for a, b in itertools.pairwise(starts)]
 
 
@@ -196,12 +196,12 @@ def check_type(database: Database, key: KeyValues) -> None:
         bounds = t.bounds(rows=1)
         assert len(bounds) == len(key.values) - 1
         assert t.counts(bounds) == [1] * len(key.values)
-        ranks = [bytes.fromhex(bound.rank) for bound in bounds]
-        assert ranks == sorted(set(ranks))
+        encoded_keys = [bytes.fromhex(bound.encoded_key) for bound in bounds]
+        assert encoded_keys == sorted(set(encoded_keys))
         assert t.keys.describe(t.schema.table, t.columns).greatest == bounds[-1]
-        from_log = t.ranks(k=key.array)
-        assert from_log[1:] == ranks
-        assert from_log[0] < ranks[0]
+        from_log = t.encoded_keys(k=key.array)
+        assert from_log[1:] == encoded_keys
+        assert from_log[0] < encoded_keys[0]
 
 
 @pytest.mark.pitfall(16)
@@ -292,8 +292,8 @@ def test_composite_keys_are_cut_by_all_columns_and_read_by_the_index(
                 "c": pa.array([row[2] for row in rows], pa.timestamp("us")),
             }
         )
-        ranks = t.keys.ranks(t.schema, t.columns, batch)
-        pieces = [within(ranks, KeyRange(a, b)) for a, b in zip([None, *bounds], [*bounds, None], strict=True)]
+        encoded_keys = t.keys.encoded_keys(t.schema, t.columns, batch)
+        pieces = [within(encoded_keys, KeyRange(a, b)) for a, b in zip([None, *bounds], [*bounds, None], strict=True)]
         assert [int(piece.sum()) for piece in pieces] == [111] * 13 + [57]
         assert np.array_equal(sum(piece.astype(int) for piece in pieces), np.ones(len(rows)))
 
@@ -327,7 +327,7 @@ def test_bounds_stop_before_until_and_start_after(source_database: Database) -> 
 
         def bounds(after: int | None, until: int | None, rows: int, count: int) -> list[str]:
             ends = [
-                None if n is None else Bound((str(n),), integer_rank(n, unsigned=False).hex()) for n in (after, until)
+                None if n is None else Bound((str(n),), encode_integer(n, unsigned=False).hex()) for n in (after, until)
             ]
             found = t.keys.next_bounds(t.schema.table, ("id",), after=ends[0], until=ends[1], rows=rows, count=count)
             return [bound.literals[0] for bound in found]
@@ -362,9 +362,9 @@ def test_part_of_a_key_is_not_a_unique_integer(source_database: Database) -> Non
     with keyed(source_database, "a INT NOT NULL, b INT NOT NULL, PRIMARY KEY (a, b)", ("a",)) as t:
         insert(source_database, "INSERT INTO t VALUES (%s, %s)", [(1, 1), (1, 2)])
         assert t.keys.describe(t.schema.table, ("a",)).integers is None
-        assert t.ranks(a=pa.array([1, -1], pa.int32())) == [
-            integer_rank(1, unsigned=False),
-            integer_rank(-1, unsigned=False),
+        assert t.encoded_keys(a=pa.array([1, -1], pa.int32())) == [
+            encode_integer(1, unsigned=False),
+            encode_integer(-1, unsigned=False),
         ]
 
 
@@ -400,7 +400,7 @@ def test_char_columns_rank_alike_by_bound_and_by_log(source_database: Database) 
     with keyed(source_database, "k CHAR(6) NOT NULL PRIMARY KEY") as t:
         insert(source_database, "INSERT INTO t VALUES (%s)", [("a",), ("b  ",), ("abcdef",), ("",), ("ü",)])
         texts = [row[0] for row in source_database.query("SELECT k FROM t ORDER BY k")]
-        assert t.ranks(k=pa.array(texts))[1:] == [bytes.fromhex(bound.rank) for bound in t.bounds(rows=1)]
+        assert t.encoded_keys(k=pa.array(texts))[1:] == [bytes.fromhex(bound.encoded_key) for bound in t.bounds(rows=1)]
 
 
 def test_a_killed_connection_is_replaced(source_database: Database) -> None:

@@ -1,4 +1,4 @@
-"""One driver at a time, whatever happens to connections."""
+"""One driver at a time, whatever happens to its connections."""
 
 import contextlib
 import secrets
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from readers import lease as leasing
-from readers.mysql.lease import Lease, lock_name
-from scripts.server import Server
-from scripts.servers import start_server
-from state.errors import JobHeldError
+from devtools.server import Server
+from devtools.servers import start_server
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database, FindServer
+from tidemark.readers import lease as leasing
+from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.mysql.lease import MySqlLock
+from tidemark.state.errors import JobHeldError
 
 pytestmark = pytest.mark.integration
 
@@ -71,14 +72,14 @@ def rival_waiting(server: Server, name: str) -> Iterator[threading.Event]:
 
 def test_a_second_driver_is_told_who_holds_the_job(source_database: Database, name: str) -> None:
     server = source_database.server
-    with account(server) as endpoint, Lease.acquire(endpoint, None, name) as first:
+    with account(server) as endpoint, Lease.acquire(MySqlLock(endpoint, None, name)) as first:
         assert first.held()
         with pytest.raises(JobHeldError) as caught:
-            Lease.acquire(endpoint, None, name)
+            Lease.acquire(MySqlLock(endpoint, None, name))
         assert f"connection {holder_of(server, name)}" in caught.value.message
         assert f"{endpoint.user} from" in caught.value.message
         assert "--standby" in caught.value.remedy
-        with Lease.acquire(endpoint, None, lock_name("another-job", "x")) as other:
+        with Lease.acquire(MySqlLock(endpoint, None, lock_name("another-job", "x"))) as other:
             assert other.held()
     assert not first.held()
     assert holder_of(server, name) is None
@@ -90,10 +91,10 @@ def test_a_standby_takes_over_when_the_holder_ends(source_database: Database, na
     leases: list[Lease] = []
 
     def stand_by() -> None:
-        leases.append(Lease.acquire(endpoint, None, name, wait=True))
+        leases.append(Lease.acquire(MySqlLock(endpoint, None, name), wait=True))
         taken.set()
 
-    with Lease.acquire(endpoint, None, name):
+    with Lease.acquire(MySqlLock(endpoint, None, name)):
         thread = threading.Thread(target=stand_by)
         thread.start()
         assert not taken.wait(0.2)
@@ -105,7 +106,7 @@ def test_a_standby_takes_over_when_the_holder_ends(source_database: Database, na
 
 def test_a_broken_connection_is_replaced(source_database: Database, name: str) -> None:
     server = source_database.server
-    with Lease.acquire(root_endpoint(server), None, name) as lease:
+    with Lease.acquire(MySqlLock(root_endpoint(server), None, name)) as lease:
         before = holder_of(server, name)
         kill(server, before)
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -118,7 +119,7 @@ def test_a_broken_connection_is_replaced(source_database: Database, name: str) -
 def test_a_lease_that_another_driver_took_is_lost(source_database: Database, name: str) -> None:
     server = source_database.server
     lost = threading.Event()
-    with Lease.acquire(root_endpoint(server), None, name, on_lost=lost.set) as lease:
+    with Lease.acquire(MySqlLock(root_endpoint(server), None, name), on_lost=lost.set) as lease:
         with rival_waiting(server, name) as got:
             kill(server, holder_of(server, name))
             assert got.wait(DEADLINE_SECONDS)
@@ -127,7 +128,7 @@ def test_a_lease_that_another_driver_took_is_lost(source_database: Database, nam
 
 
 def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
-    with start_server("mariadb") as server, Lease.acquire(root_endpoint(server), None, name) as lease:
+    with start_server("mariadb") as server, Lease.acquire(MySqlLock(root_endpoint(server), None, name)) as lease:
         server.kill()
         server.start()
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -141,7 +142,7 @@ def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest
     lost = threading.Event()
     with (
         start_server("mariadb") as server,
-        Lease.acquire(root_endpoint(server), None, name, on_lost=lost.set) as lease,
+        Lease.acquire(MySqlLock(root_endpoint(server), None, name), on_lost=lost.set) as lease,
     ):
         server.kill()
         assert lost.wait(DEADLINE_SECONDS)
@@ -150,10 +151,10 @@ def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest
 
 def test_a_read_only_replica_gives_leases(find_server: FindServer, name: str) -> None:
     server = find_server("mysql", super_read_only=True)
-    with Lease.acquire(root_endpoint(server), None, name) as lease:
+    with Lease.acquire(MySqlLock(root_endpoint(server), None, name)) as lease:
         assert lease.held()
         with pytest.raises(JobHeldError):
-            Lease.acquire(root_endpoint(server), None, name)
+            Lease.acquire(MySqlLock(root_endpoint(server), None, name))
 
 
 def test_names_of_locks_fit_and_differ() -> None:

@@ -1,17 +1,21 @@
-"""What real servers log, read by the log reader: one server of each flavour for the module."""
+"""The events that real servers log, read by the log reader: one server of each flavour for the module."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from readers.mysql.log_state import ReadOptions
-from state.change_batch import ChangeType
-from state.errors import SchemaChangedError, SplitChangedError, TidemarkError, UnknownLogEventError
-from state.gtid import GtidSet
-from state.log_range import LogRange
 from tests.support.log_reading import Change, LoggedServer, changes_of, logged, logged_server
+from tests.support.mysql_accounts import account
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import SchemaChangedError, SplitChangedError, TidemarkError, UnknownLogEventError
+from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange
+from tidemark.state.table import TableId
 
 __all__ = ["logged"]
 pytestmark = pytest.mark.integration
@@ -25,9 +29,9 @@ def rows(changes: list[Change]) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def table(logged: LoggedServer) -> LoggedServer:
-    """With an empty table t (id, v), and its begin forgotten."""
+    """A database with an empty table t (id, v), whose creation is before the part of the log that is read."""
     logged.execute(
-        "DROP TABLE IF EXISTS t, u, t_new, t_old, m",
+        "DROP TABLE IF EXISTS child, t, u, t_new, t_old, m",
         "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))",
         "CREATE TABLE u LIKE t",
     )
@@ -80,7 +84,8 @@ def test_transaction_ids_and_the_gtids_of_the_end(table: LoggedServer) -> None:
 
 @pytest.mark.parametrize("cut_by_the_log", [True, False])
 def test_savepoints(table: LoggedServer, cut_by_the_log: bool) -> None:
-    """The servers cut off what was taken back; with a table that can't be rolled back they log it, and its end."""
+    """Servers cut off rows that were rolled back to a savepoint. With a table that can't be rolled back they log
+    both."""
     table.execute("CREATE TABLE m (id INT) ENGINE=MyISAM")
     with contextlib.closing(table.connect()) as connection, connection.cursor() as cursor:
         connection.begin()
@@ -158,26 +163,103 @@ def test_statement_format_is_refused(table: LoggedServer) -> None:
         table,
         UnknownLogEventError,
         "as a statement",
+        "CREATE TRIGGER copies BEFORE INSERT ON u FOR EACH ROW REPLACE INTO t VALUES (NEW.id, NEW.v)",
         "SET SESSION binlog_format = STATEMENT",
         "INSERT INTO u VALUES (1, '')",
     )
+    assert table.query("SELECT * FROM t") == [(1, "")]
     assert "binlog_format=ROW" in error.remedy
     table.forget()
     refused(table, UnknownLogEventError, "as a statement", "SET SESSION binlog_format = STATEMENT", "DELETE FROM t")
 
 
 @pytest.mark.pitfall(34)
-def test_statement_format_in_another_database_passes_where_the_log_says_so(table: LoggedServer) -> None:
+@pytest.mark.pitfall(111)
+def test_statement_format_in_another_database_passes(table: LoggedServer) -> None:
     table.execute(
         "CREATE DATABASE IF NOT EXISTS e", "CREATE TABLE IF NOT EXISTS e.x (id INT)",
         "SET SESSION binlog_format = STATEMENT", "INSERT INTO e.x VALUES (1)",
     )  # fmt: skip
     table.execute("INSERT INTO t VALUES (1, 'a')")
-    if table.is_mariadb:
+    assert rows(table.read("t")) == [(I, 1, "a")]
+
+
+HEARTBEAT = "INSERT INTO mysql.rds_heartbeat2(id, value) values (1,%s) ON DUPLICATE KEY UPDATE value = %s"
+
+
+@pytest.mark.pitfall(111)
+def test_heartbeat_in_statement_format_passes_and_unrelated_tables_with_the_right_to_see_triggers(
+    table: LoggedServer,
+) -> None:
+    """RDS for MariaDB writes mysql.rds_heartbeat2 in statement format."""
+    table.execute("CREATE TABLE IF NOT EXISTS mysql.rds_heartbeat2 (id INT PRIMARY KEY, value BIGINT)")
+    table.forget()
+    status = "BINLOG MONITOR" if table.is_mariadb else "REPLICATION CLIENT"
+    with account(table.server, f"SELECT, REPLICATION SLAVE, {status} ON *.*") as endpoint:
+        source = dataclasses.replace(table.source(), endpoint=endpoint)
+        reader = LogReader(source, {TableId("d", "t"): table.schema("t")})
+        table.execute(
+            "SET SESSION binlog_format = STATEMENT", *(HEARTBEAT % (n, n) for n in (1640995200000, 1640995500000))
+        )
+        table.execute("INSERT INTO t VALUES (1, 'a')")
+        assert rows(list(changes_of(reader, table.range()))) == [(I, 1, "a")]
+        table.execute("SET SESSION binlog_format = STATEMENT", "REPLACE INTO u SET id = 7")
         with pytest.raises(UnknownLogEventError, match="as a statement"):
-            table.read("t")
+            list(changes_of(reader, table.range()))
+        table.execute(f"GRANT TRIGGER ON d.* TO {endpoint.user}")
+        assert rows(list(changes_of(reader, table.range()))) == [(I, 1, "a")]
+        table.execute("CREATE TABLE child (id INT PRIMARY KEY, FOREIGN KEY (id) REFERENCES u (id) ON DELETE CASCADE)")
+        with pytest.raises(UnknownLogEventError, match="as a statement"):
+            list(changes_of(reader, table.range()))
+
+
+@pytest.mark.pitfall(105)
+def test_truncate_by_a_client_without_a_character_set(table: LoggedServer) -> None:
+    table.execute("DROP TABLE IF EXISTS `café`", "CREATE TABLE `café` LIKE t", "INSERT INTO `café` VALUES (1, 'a')")
+    table.forget()
+    table.execute("SET NAMES binary", "TRUNCATE TABLE `café`")
+    table.execute("INSERT INTO `café` VALUES (2, 'b')")
+    changes = table.read("café")
+    assert [change["_change_type"] for change in changes] == [ChangeType.TRUNCATE, I]
+
+
+@pytest.mark.pitfall(104)
+def test_alter_ignore_is_refused(table: LoggedServer) -> None:
+    if not table.is_mariadb:
+        pytest.skip("MySQL has no ALTER IGNORE TABLE")
+    table.execute("INSERT INTO t VALUES (1, 'a'), (2, 'a')")
+    table.read("t")
+    refused(table, SchemaChangedError, "ALTER IGNORE TABLE on", "ALTER IGNORE TABLE t ADD UNIQUE (v)")
+    assert len(table.query("SELECT * FROM t")) == 1
+
+
+@pytest.mark.pitfall(106)
+def test_a_lost_key_is_noticed_in_its_own_epoch(table: LoggedServer) -> None:
+    table.execute("ALTER TABLE t DROP PRIMARY KEY, ADD UNIQUE INDEX k (id), ADD INDEX other (v)")
+    table.forget()
+    keyed = dataclasses.replace(table.schema("t"), key=("id",))
+    replaced = "CREATE OR REPLACE UNIQUE INDEX k ON t (v)" if table.is_mariadb else "DROP INDEX k ON t"
+    for statement in (replaced, "ALTER TABLE t DROP INDEX other"):
+        table.execute(statement)
+        with pytest.raises(SchemaChangedError, match="may no longer be unique"):
+            table.read(keyed)
+        table.forget()
+    table.execute("ALTER TABLE t ADD PRIMARY KEY (id), ADD INDEX other (v)")
+    table.forget()
+    table.execute("ALTER TABLE t DROP INDEX other", "INSERT INTO t VALUES (1, 'a')")
+    assert rows(table.read(keyed)) == [(I, 1, "a")]
+
+
+@pytest.mark.pitfall(103)
+def test_a_cascading_foreign_key_added_to_a_captured_table(table: LoggedServer) -> None:
+    table.execute("INSERT INTO u VALUES (1, 'a')", "INSERT INTO t VALUES (1, 'a')")
+    table.read("t")
+    added = "ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES u (id) ON DELETE CASCADE"
+    if not table.source().logs_cascades:
+        refused(table, SchemaChangedError, "adds a foreign key", added)
     else:
-        assert rows(table.read("t")) == [(I, 1, "a")]
+        table.execute(added, "DELETE FROM u")
+        assert rows(table.read("t")) == [(D, 1, "a")]
 
 
 @pytest.mark.pitfall(32)
@@ -213,7 +295,7 @@ def test_minimal_row_metadata_is_refused(table: LoggedServer) -> None:
 @pytest.mark.pitfall(25)
 @pytest.mark.pitfall(26)
 @pytest.mark.parametrize(
-    "options", [ReadOptions(), ReadOptions(receive_bytes=20_000, unpack_bytes=9000, plane_bytes=40_000)]
+    "options", [ReadOptions(), ReadOptions(receive_bytes=20_000, unpack_bytes=9000, column_buffer_bytes=40_000)]
 )
 def test_compressed_transactions(table: LoggedServer, options: ReadOptions) -> None:
     with contextlib.closing(table.connect()) as connection, connection.cursor() as cursor:
@@ -256,7 +338,7 @@ def test_transaction_larger_than_the_buffers(table: LoggedServer) -> None:
         connection.commit()
         cursor.execute("DELETE FROM t WHERE id < 0")
     part = table.range()
-    reader = table.reader("t", options=ReadOptions(receive_bytes=40_000, plane_bytes=100_000))
+    reader = table.reader("t", options=ReadOptions(receive_bytes=40_000, column_buffer_bytes=100_000))
     sizes, found = [], []
     for batch in reader.read(part):
         sizes.append(batch.rows.num_rows)

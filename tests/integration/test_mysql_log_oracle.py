@@ -14,11 +14,11 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import GtidEvent, MariadbGtidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from readers.mysql import log_reading
-from readers.mysql.log_state import ReadOptions
-from state.change_batch import ChangeType
-from state.log_range import LogRange
 from tests.support.log_reading import Change, LoggedServer, changes_of, logged
+from tidemark.readers.mysql.binlog import reading as log_reading
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.log_range import LogRange
 
 __all__ = ["logged"]
 pytestmark = pytest.mark.integration
@@ -104,12 +104,13 @@ def _row(rng: random.Random) -> tuple[Any, ...]:
 
 
 def plain(value: Any) -> Any:
-    """As both readers can say it."""
+    """Values in the form that both readers can express."""
     return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def theirs(server: LoggedServer, part: LogRange) -> list[tuple[Any, ...]]:
-    """mysql-replication's rows, with transaction and place in it, in our form: an update is one change or two."""
+    """The rows of mysql-replication with transaction and position, in Tidemark's form: an update is one change or
+    two."""
     stream = BinLogStreamReader(
         connection_settings={"host": server.server.host, "port": server.server.port, "user": "root", "password": ""},
         server_id=77,
@@ -164,12 +165,13 @@ def ours(changes: list[Change]) -> list[tuple[Any, ...]]:
     ]
 
 
-SMALL = ReadOptions(receive_bytes=12_000, unpack_bytes=6_000, plane_bytes=170 * 60)
+SMALL = ReadOptions(receive_bytes=12_000, unpack_bytes=6_000, column_buffer_bytes=170 * 60)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_are_those_of_mysql_replication(tables: LoggedServer, seed: int) -> None:
-    """It passes over compressed transactions, so those are compared with what the same seed writes without."""
+    """mysql-replication skips compressed transactions, so those are compared with what the same seed writes
+    uncompressed."""
     if not tables.is_mariadb:
         tables.execute("SET GLOBAL binlog_transaction_compression = OFF")
     write(_Uncompressed(tables), seed, 120)
@@ -201,7 +203,7 @@ def content(server: LoggedServer) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def applied(changes: list[Change]) -> dict[str, list[tuple[Any, ...]]]:
-    """The tables that the changes make of empty ones; every change must fit to what is there."""
+    """The tables that result from applying the changes to empty ones. Every change must fit."""
     rows: dict[str, dict[tuple[int, int], tuple[Any, ...]]] = {name: {} for name in TABLES}
     for change in changes:
         table, key = rows[change["table"]], (change["id"], change["part"])
@@ -244,7 +246,7 @@ def _write_patiently(server: LoggedServer, seed: int) -> None:
 @pytest.mark.pitfall(28)
 @pytest.mark.pitfall(50)
 def test_killed_connections_lose_and_repeat_nothing(tables: LoggedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KILL from another session whenever something was handed out, while the rest is still too much for the network."""
+    """Another session kills the connection whenever a batch was handed out, while the network can't hold the rest."""
     tables.execute("DROP TABLE IF EXISTS big", "CREATE TABLE big (id INT PRIMARY KEY, v LONGTEXT)")
     tables.forget()
     with contextlib.closing(tables.connect()) as connection, connection.cursor() as cursor:
@@ -284,7 +286,7 @@ def _kill_dumps(cursor: Any, processlist: str) -> int:
 
 @pytest.mark.pitfall(49)
 def test_two_readers_with_the_same_server_ids(tables: LoggedServer) -> None:
-    """As a retry and a speculative attempt may have."""
+    """A retry and a speculative attempt may have the same server ids."""
     write(tables, 5, 60)
     part = tables.range()
     expected = list(changes_of(tables.reader(*TABLES), part))

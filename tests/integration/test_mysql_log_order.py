@@ -1,11 +1,11 @@
-"""What comes first in the log comes first, whatever its time says."""
+"""The log's order decides, whatever its timestamps say."""
 
 import contextlib
 
 import pytest
 
-from state.log_range import LogRange
 from tests.support.log_reading import LoggedServer, changes_of, logged
+from tidemark.state.log_range import LogRange
 
 __all__ = ["logged"]
 pytestmark = pytest.mark.integration

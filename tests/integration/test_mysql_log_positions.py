@@ -1,20 +1,21 @@
-"""Places in a real server's log: anchors under concurrent writers, every form of `log.start`, and logs that were lost."""
+"""Positions in a real server's log: anchors under concurrent writers, every form of `log.start`, and lost logs."""
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
-from readers.mysql import log_reading
-from readers.mysql.log_positions import LogPlaces, binary_logs, log_end
-from state.errors import JobFileError, LogPositionLostError
-from state.gtid import GtidSet
-from state.log_range import LogRange
-from state.position import BinlogPosition
 from tests.support.log_reading import LoggedServer, changes_of, logged, logged_server
+from tidemark.conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtTime
+from tidemark.readers.mysql.binlog import reading as log_reading
+from tidemark.readers.mysql.binlog.positions import LogPositions, binary_logs, log_end
+from tidemark.state.errors import JobFileError, LogPositionLostError
+from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import BinlogPosition
 
 __all__ = ["logged"]
 pytestmark = pytest.mark.integration
@@ -28,10 +29,10 @@ def table(logged: LoggedServer) -> LoggedServer:
 
 
 @contextlib.contextmanager
-def places_of(server: LoggedServer) -> Iterator[LogPlaces]:
-    places = server.places()
-    with contextlib.closing(places.connection):
-        yield places
+def positions_of(server: LoggedServer) -> Iterator[LogPositions]:
+    positions = server.positions()
+    with contextlib.closing(positions.connection):
+        yield positions
 
 
 def executed(server: LoggedServer) -> GtidSet:
@@ -45,7 +46,8 @@ def ids_from(server: LoggedServer, start: BinlogPosition) -> list[int]:
 
 
 def test_anchor_has_exactly_the_gtids_before_it(table: LoggedServer) -> None:
-    """Whatever is committed meanwhile: what is read after the anchor and what it has are all there is, without overlap."""
+    """The transactions of the anchor and those read after it are all there are, without overlap, whatever is committed
+    meanwhile."""
     stopped = threading.Event()
 
     def write() -> None:
@@ -79,13 +81,13 @@ def test_anchor_has_exactly_the_gtids_before_it(table: LoggedServer) -> None:
 
 def test_files_and_end(table: LoggedServer) -> None:
     table.execute("FLUSH BINARY LOGS")
-    with places_of(table) as places:
-        files = binary_logs(places.connection)
-        end = log_end(places.connection, places.server)
+    with positions_of(table) as positions:
+        files = binary_logs(positions.connection)
+        end = log_end(positions.connection, positions.server)
         assert (end.file, end.pos) == files[-1]
-        assert places.resolve(StartAtEnd("latest")) == places.find_anchor()
-        assert places.resolve(StartAtEnd("earliest")).file == files[0][0]
-        assert places.resolve(StartAtEnd("earliest")).pos == 4
+        assert positions.resolve(StartAtEnd("latest")) == positions.find_anchor()
+        assert positions.resolve(StartAtEnd("earliest")).file == files[0][0]
+        assert positions.resolve(StartAtEnd("earliest")).pos == 4
 
 
 @pytest.mark.pitfall(27)
@@ -94,8 +96,8 @@ def test_start_at_a_place_must_be_a_boundary(table: LoggedServer) -> None:
     table.execute("INSERT INTO t VALUES (1, 'a')")
     place = table.end()
     table.execute("INSERT INTO t VALUES (2, 'b')")
-    with places_of(table) as places:
-        found = places.resolve(StartAtFile(place.file, place.pos))
+    with positions_of(table) as positions:
+        found = positions.resolve(StartAtFile(place.file, place.pos))
         assert (found.file, found.pos) == (place.file, place.pos)
         assert ids_from(table, found) == [2]
         if table.name == "mysql-gtid":
@@ -103,59 +105,61 @@ def test_start_at_a_place_must_be_a_boundary(table: LoggedServer) -> None:
             assert table.anchor().gtid_set() == executed(table)
         for offset in (1, -1, 80):
             with pytest.raises(JobFileError, match="inside a transaction"):
-                places.resolve(StartAtFile(place.file, place.pos + offset))
+                positions.resolve(StartAtFile(place.file, place.pos + offset))
         for file, pos in ((place.file, 10**9), ("binlog.999999", 4)):
             with pytest.raises(LogPositionLostError, match=r"binlog\.0"):
-                places.resolve(StartAtFile(file, pos))
+                positions.resolve(StartAtFile(file, pos))
 
 
 def test_start_after_gtids(table: LoggedServer) -> None:
     table.execute("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
     variable = "gtid_binlog_pos" if table.is_mariadb else "gtid_executed"
-    with places_of(table) as places:
+    with positions_of(table) as positions:
         if table.name == "mysql-nogtid":
             with pytest.raises(JobFileError, match="gtid_mode"):
-                places.resolve(StartAfterGtids("00000000-0000-0000-0000-000000000001:1"))
+                positions.resolve(StartAfterGtids("00000000-0000-0000-0000-000000000001:1"))
             return
         middle = table.query(f"SELECT @@GLOBAL.{variable}")[0][0]
         table.execute("INSERT INTO t VALUES (3, 'c')", "FLUSH BINARY LOGS")
-        found = places.resolve(StartAfterGtids(middle))
+        found = positions.resolve(StartAfterGtids(middle))
         assert ids_from(table, found) == [3]
         if not table.is_mariadb:
             assert found.gtid_set() == GtidSet.parse(middle)
-        assert ids_from(table, places.resolve(StartAfterGtids(table.query(f"SELECT @@GLOBAL.{variable}")[0][0]))) == []
+        assert (
+            ids_from(table, positions.resolve(StartAfterGtids(table.query(f"SELECT @@GLOBAL.{variable}")[0][0]))) == []
+        )
 
 
 @pytest.mark.pitfall(46)
 def test_gtids_that_name_no_place_are_refused(table: LoggedServer) -> None:
     table.execute("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')")
-    with places_of(table) as places:
+    with positions_of(table) as positions:
         if table.is_mariadb:
             for text in ("0-1-99999999", "5-1-1", "0-7-1"):
                 with pytest.raises((JobFileError, LogPositionLostError)):
-                    places.resolve(StartAfterGtids(text))
-            with pytest.raises(JobFileError, match="no GTID position"):
-                places.resolve(StartAfterGtids("uuid:1"))
+                    positions.resolve(StartAfterGtids(text))
+            with pytest.raises(JobFileError, match="not a GTID position"):
+                positions.resolve(StartAfterGtids("uuid:1"))
         elif table.name == "mysql-gtid":
             source, _, last = str(executed(table)).rpartition("-")
             gap = f"{source}-{int(last) - 2}:{last}"
             with pytest.raises(JobFileError, match="come after other transactions"):
-                places.resolve(StartAfterGtids(gap))
+                positions.resolve(StartAfterGtids(gap))
             with pytest.raises(JobFileError, match="does not have"):
-                places.resolve(StartAfterGtids(f"{source}-{int(last) + 5}"))
+                positions.resolve(StartAfterGtids(f"{source}-{int(last) + 5}"))
 
 
 def test_start_at_a_time(table: LoggedServer) -> None:
     table.execute("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS")
-    with places_of(table) as places:
+    with positions_of(table) as positions:
         table.execute("SELECT SLEEP(1.1)")  # MariaDB's log has seconds
         moment = datetime.fromtimestamp(float(table.query("SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]), timezone.utc)
         table.execute("SELECT SLEEP(1.1)", "INSERT INTO t VALUES (2, 'b')")
-        assert ids_from(table, places.resolve(StartAtTime(moment))) == [2]
-        future = places.resolve(StartAtTime(moment + timedelta(days=1)))
+        assert ids_from(table, positions.resolve(StartAtTime(moment))) == [2]
+        future = positions.resolve(StartAtTime(moment + timedelta(days=1)))
         assert (future.file, future.pos) == (table.end().file, table.end().pos)
-        first = places.resolve(StartAtTime(moment - timedelta(days=1)))
-        assert first.file == binary_logs(places.connection)[0][0]
+        first = positions.resolve(StartAtTime(moment - timedelta(days=1)))
+        assert first.file == binary_logs(positions.connection)[0][0]
 
 
 # Lost logs
@@ -163,7 +167,7 @@ def test_start_at_a_time(table: LoggedServer) -> None:
 
 @pytest.fixture(params=["mysql-gtid", "mysql-nogtid", "mariadb"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoggedServer]:
-    """A server whose log is to be lost."""
+    """A server of the test's own, whose log will be lost."""
     monkeypatch.setattr(log_reading, "FIRST_DELAY_SECONDS", 0.0)
     with logged_server(request.param) as server:
         server.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))", "INSERT INTO t VALUES (1, 'a')")
@@ -183,20 +187,20 @@ def test_logs_that_are_purged_or_reset_stop_the_reading(own: LoggedServer) -> No
     with pytest.raises(LogPositionLostError, match="no longer has") as caught:
         own.read("t")
     assert "checkpoint" in caught.value.remedy
-    with places_of(own) as places:
-        assert places.resolve(StartAtEnd("earliest")).file == end.file
+    with positions_of(own) as positions:
+        assert positions.resolve(StartAtEnd("earliest")).file == end.file
         with pytest.raises(LogPositionLostError):
-            places.resolve(StartAtTime(datetime(2001, 1, 1, tzinfo=timezone.utc)))
+            positions.resolve(StartAtTime(datetime(2001, 1, 1, tzinfo=timezone.utc)))
         if own.name == "mysql-gtid":
-            with pytest.raises(LogPositionLostError, match="begins after"):
-                places.resolve(StartAfterGtids(str(before.gtids)))
+            with pytest.raises(LogPositionLostError, match="starts after"):
+                positions.resolve(StartAfterGtids(str(before.gtids)))
     reset = "RESET MASTER" if own.is_mariadb else "RESET BINARY LOGS AND GTIDS"
     own.execute(reset, *(f"INSERT INTO t VALUES ({number}, 'x')" for number in range(10, 40)))
     if own.name == "mysql-gtid":  # without GTIDs the same file and offset may be a boundary of the new log
         with pytest.raises(LogPositionLostError):
             own.read("t")
         own.start = BinlogPosition(own.end().file, 4, before.gtids)
-        with pytest.raises(LogPositionLostError, match="begins after"):
+        with pytest.raises(LogPositionLostError, match="comes after"):
             own.read("t")
     own.start = end
     with pytest.raises(LogPositionLostError):
@@ -206,10 +210,7 @@ def test_logs_that_are_purged_or_reset_stop_the_reading(own: LoggedServer) -> No
 @pytest.mark.pitfall(45)
 def test_positions_of_another_server_are_refused(table: LoggedServer) -> None:
     with logged_server(table.name, server_id=9) as other:
-        source = other.source()
         reader = table.reader("t")
-        reader.source = type(source)(
-            source.endpoint, None, source.flavour, table.source().identity, False, source.server_ids
-        )
+        reader.source = dataclasses.replace(other.source(), identity=table.source().identity)
         with pytest.raises(LogPositionLostError, match="This is server"):
             list(reader.read(LogRange(BinlogPosition("binlog.000001", 4), BinlogPosition("binlog.000001", 9999))))

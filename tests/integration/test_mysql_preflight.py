@@ -6,26 +6,27 @@ from typing import Any
 
 import pytest
 
-from conf.endpoint import Endpoint
-from conf.tables import parse_table_glob
-from readers.findings import Finding, raise_refusals
-from readers.mysql.catalog import find_tables
-from readers.mysql.connect import Connection, connect
-from readers.mysql.preflight import Demands, Preflight, preflight
-from readers.mysql.server import (
+from devtools.server import Server
+from tests.support.logged_tables import logged
+from tests.support.mysql_accounts import account, role, root_endpoint
+from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.tables import parse_table_glob
+from tidemark.readers.findings import Finding, raise_refusals
+from tidemark.readers.mysql.connect import Connection, connect
+from tidemark.readers.mysql.schema.catalog import find_tables
+from tidemark.readers.mysql.schema.preflight import Demands, preflight
+from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.server import (
     ServerIdentity,
     read_identity,
     read_server,
     require_identity,
     watermark_method,
 )
-from readers.mysql.table_facts import read_tables
-from scripts.server import Server
-from state.errors import LogPositionLostError, SourceNotUsableError
-from state.table import TableId
-from tests.support.logged_tables import logged
-from tests.support.mysql_accounts import account, role, root_endpoint
-from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.schema_checks import Preflight, TableSettings
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +34,7 @@ FULL = Demands("full+incremental", needs_key=True, parallelism=4, server_id_coun
 
 
 def documented_grants(database: Database) -> list[str]:
-    """docs/permissions.md, for the server's watermark method."""
+    """The grants of docs/permissions.md for the server's watermark method."""
     status = "BINLOG MONITOR" if database.kind == "mariadb" else "REPLICATION CLIENT"
     grants = [f"SELECT ON {database.name}.*", f"REPLICATION SLAVE, {status} ON *.*"]
     if database.kind == "mysql" and database.query("SELECT @@gtid_mode") != [("ON",)]:
@@ -195,7 +196,7 @@ def test_rows_and_positions_must_be_one_servers(source_database: Database) -> No
         identity = read_identity(connection)
         require_identity(connection, identity)
         assert identity == read_server(connection, identity.flavour).identity
-        with pytest.raises(LogPositionLostError, match="the job's positions are those of"):
+        with pytest.raises(LogPositionLostError, match="the job's positions belong to"):
             require_identity(connection, ServerIdentity(identity.flavour, "another"))
 
 
@@ -218,7 +219,7 @@ def test_refusals_name_table_column_and_remedy(source_database: Database) -> Non
     assert "MEMORY" in by_table["heap"].message
     assert by_table["float"].column == "f"
     assert (by_table["odd"].column, "exclude: [e]" in by_table["odd"].remedy) == ("e", True)
-    with pytest.raises(SourceNotUsableError, match="4 things forbid the job"):
+    with pytest.raises(SourceNotUsableError, match="can't start: 4 problems"):
         raise_refusals(found.findings)
 
 
@@ -233,8 +234,9 @@ def test_excluded_columns_and_named_keys_lift_refusals(source_database: Database
         needs_key=False,
         parallelism=1,
         server_id_count=2,
-        exclude_columns={TableId(name, "odd"): frozenset({"e"})},
-        keys={TableId(name, "odd"): ("a",)},
+        tables=TableSettings(
+            exclude_columns={TableId(name, "odd"): frozenset({"e"})}, keys={TableId(name, "odd"): ("a",)}
+        ),
     )
     found = look(root_endpoint(source_database.server), source_database, demands)
     assert refusals(found) == []
@@ -251,7 +253,7 @@ def test_mariadbs_own_tables_that_the_log_garbles_are_refused(mariadb_database: 
     found = refusals(look(root_endpoint(mariadb_database.server), mariadb_database))
     assert [str(f.table).partition(".")[2] for f in found] == ["aria", "packed", "versioned"]
     packed = TableId(mariadb_database.name, "packed")
-    without = Demands("full", True, 1, 9, exclude_columns={packed: frozenset({"t"})})
+    without = Demands("full", True, 1, 9, TableSettings(exclude_columns={packed: frozenset({"t"})}))
     found = refusals(look(root_endpoint(mariadb_database.server), mariadb_database, without, glob="packed"))
     assert [(finding.table, finding.column) for finding in found] == [(packed, "t")]
 

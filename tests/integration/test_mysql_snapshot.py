@@ -10,18 +10,18 @@ from typing import Any
 import pymysql
 import pytest
 
-from conf.endpoint import parse_endpoint
-from readers.mysql import snapshot as snapshot_module
-from readers.mysql.anchors import newest_anchor
-from readers.mysql.snapshot import ReadHooks
-from readers.mysql.watermark import Low, Watermarks
-from state.change_batch import ChangeType
-from state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, SourceUnavailableError
-from state.position import BinlogPosition
-from state.rank import integer_rank
-from state.split import Bound, KeyRange
 from tests.support.mysql_snapshot import SourceTable, delayed_server, followed, once, rows_of
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.mysql.snapshot import split_reader as snapshot_module
+from tidemark.readers.mysql.snapshot.anchors import newest_anchor
+from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
+from tidemark.readers.mysql.snapshot.watermark import Low, Watermarks
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, KeyRange
 
 pytestmark = pytest.mark.integration
 
@@ -39,7 +39,7 @@ def numbers(database: Database, count: int = 10) -> SourceTable:
 
 
 def bound(value: int) -> Bound:
-    return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+    return Bound((str(value),), encode_integer(value, unsigned=False).hex())
 
 
 def ids(start: int | None, end: int | None) -> KeyRange:
@@ -47,7 +47,7 @@ def ids(start: int | None, end: int | None) -> KeyRange:
 
 
 class AtRest(Watermarks):
-    """Other tests write on the same server: as if they did not."""
+    """Watermarks of a source at rest: they hide what other tests write on the same server."""
 
     def high(self, connection: Any, low: Low) -> BinlogPosition:
         return low.start
@@ -228,7 +228,7 @@ def rows_of_any(read: Any) -> list[tuple[Any, ...]]:
 def test_a_table_without_a_key_that_never_rests_is_given_up(
     mysql_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_module, "FRESH_READS", 3)
+    monkeypatch.setattr(snapshot_module, "MAX_FRESH_READS", 3)
     mysql_database.execute("CREATE TABLE t (a INT)")
     table = SourceTable(mysql_database)
     with pytest.raises(SourceNotUsableError, match=r"read 3 times.*unique key"):
@@ -347,15 +347,15 @@ def test_times_are_the_same_from_the_select_and_from_the_log(source_database: Da
 @pytest.mark.pitfall(15)
 @pytest.mark.pitfall(20)
 def test_string_keys_belong_where_the_collation_says(source_database: Database) -> None:
-    """The window's changes are routed by ranks, the SELECT by the server: both must agree."""
+    """The window's changes are assigned to splits by key encoding, the SELECT's rows by the server: both must agree."""
     source_database.execute(
         "CREATE TABLE t (k VARCHAR(20) COLLATE utf8mb4_unicode_ci PRIMARY KEY, v INT NOT NULL)",
         "INSERT INTO t VALUES ('a', 0), ('B', 0), ('c', 0), ('É', 0), ('f', 0), ('ß', 0), ('z', 0)",
     )
     table = SourceTable(source_database)
     with table.keys() as keys:
-        cuts = keys.next_bounds(table.table, ("k",), after=None, until=None, rows=2, count=9)
-    assert len(cuts) == 3
+        boundaries = keys.next_bounds(table.table, ("k",), after=None, until=None, rows=2, count=9)
+    assert len(boundaries) == 3
     changes = table.do(
         "UPDATE t SET v = v + 1",
         "UPDATE t SET k = 'A ' WHERE k = 'a'",
@@ -364,7 +364,7 @@ def test_string_keys_belong_where_the_collation_says(source_database: Database) 
         "DELETE FROM t WHERE k = 'F'",
     )
     found = []
-    for i, (start, end) in enumerate(zip([None, *cuts], [*cuts, None], strict=True)):
+    for i, (start, end) in enumerate(zip([None, *boundaries], [*boundaries, None], strict=True)):
         source_database.execute(
             "DELETE FROM t", "INSERT INTO t VALUES ('a', 0), ('B', 0), ('c', 0), ('É', 0), ('f', 0), ('ß', 0), ('z', 0)"
         )
@@ -380,7 +380,7 @@ def test_string_keys_belong_where_the_collation_says(source_database: Database) 
 
 
 def sessions(database: Database) -> list[int]:
-    """Everybody else's in this database."""
+    """The ids of all other sessions in this database."""
     found = database.query(
         f"SELECT id FROM {database.server.processlist} WHERE id <> CONNECTION_ID() AND db = %s", (database.name,)
     )
@@ -413,10 +413,10 @@ def test_a_killed_connection_makes_the_split_be_read_again(moment: str, source_d
 def test_a_connection_that_is_lost_each_time_is_given_up(
     source_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("readers.session.FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr("tidemark.readers.session.FIRST_DELAY_SECONDS", 0.001)
     table = numbers(source_database)
     with table.reader(ReadHooks(before_select=lambda: kill_sessions(source_database))) as reader:
-        with pytest.raises(SourceUnavailableError, match=r"lost 5 times .*\.t was read"):
+        with pytest.raises(SourceUnavailableError, match=r"lost 5 times while reading .*\.t:"):
             reader.read(table.split(), table.schema, table.anchor)
         assert reader.counters.lost_connections == 5
 
@@ -425,7 +425,7 @@ def test_a_connection_that_is_lost_each_time_is_given_up(
 def test_another_server_is_refused(
     source_database: Database, mysql_nogtid_database: Database, mysql_database: Database
 ) -> None:
-    """Also one of the same kind, behind the same name: a failover, or a proxy."""
+    """Includes one of the same kind behind the same name: a failover, or a proxy."""
     table = numbers(source_database)
     other = mysql_nogtid_database if table.source.method == "gtid" else mysql_database
     with pytest.raises(LogPositionLostError, match="server"):

@@ -5,14 +5,14 @@ from typing import Any
 import pymysql
 import pytest
 
-from readers.mysql.catalog import load_schema
-from readers.mysql.columns import ColumnPlan
-from readers.mysql.result import stream_select
-from state.errors import SchemaChangedError, SourceNotUsableError
-from state.table import TableId, TableSchema
 from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.schema.catalog import load_schema
+from tidemark.readers.mysql.snapshot.result import stream_select
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
+from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,7 @@ def test_every_type_reads_as_the_text_protocol_shows_it(database: Database) -> N
 
 
 def test_a_small_buffer_gives_the_same_rows(database: Database) -> None:
-    """Rows that are cut at every place of the buffer, and rows larger than it."""
+    """Rows are split at every offset of the buffer, and some are larger than it."""
     connection = database.connect()
     create_all_types(connection)
     insert_edge_rows(connection)
@@ -72,7 +72,8 @@ def test_a_small_buffer_gives_the_same_rows(database: Database) -> None:
 
 @pytest.mark.pitfall(51)
 def test_rows_of_more_than_one_packet(database: Database) -> None:
-    """A packet holds 16 MiB - 1; rows just below, at, and above, and one of three packets, between small ones."""
+    """A packet holds 16 MiB - 1. There are rows just below, at and above it, and one of three packets, between small
+    ones."""
     sizes = [10, 16 * MIB - 100, 16 * MIB - 15, 16 * MIB - 14, 16 * MIB - 13, 16 * MIB, 20, 40 * MIB, 30]
     connection = database.connect(max_allowed_packet=64 * MIB)
     database.execute("CREATE TABLE wide (id INT PRIMARY KEY, content LONGBLOB)")
@@ -208,7 +209,7 @@ def test_a_table_altered_meanwhile_is_noticed(database: Database, change: str) -
     schema = schema_of(database, "t")
     database.execute(f"ALTER TABLE t {change}", "INSERT INTO t VALUES (1, 'x', 2)")
     connection = database.connect()
-    with pytest.raises(SchemaChangedError, match=rf"t\.{change.split()[1]} is not what it was"):
+    with pytest.raises(SchemaChangedError, match=rf"t\.{change.split()[1]} was altered"):
         read(connection, schema)
     assert connection.open
 
@@ -231,5 +232,5 @@ def test_a_wrong_order_of_columns_is_noticed(database: Database) -> None:
     database.execute("CREATE TABLE t (a INT PRIMARY KEY, b INT)")
     connection = database.connect()
     plan = ColumnPlan.for_result(schema_of(database, "t"))
-    with pytest.raises(SchemaChangedError, match="has b in its place"):
+    with pytest.raises(SchemaChangedError, match="has b instead"):
         list(stream_select(connection, f"SELECT b, a FROM {database.name}.t", plan, zero_dates_null=True))

@@ -12,16 +12,22 @@ from typing import Any
 import pymysql
 import pytest
 
-from readers.mysql import watermark as watermark_module
-from readers.mysql.connect import connect
-from readers.mysql.server import read_log_status, read_server
-from readers.mysql.snapshot import SplitRead
-from readers.mysql.watermark import SHOWN_LOCK, SHOWN_LOCK_SECONDS, Low, Watermarks, _shown_alike
-from state.errors import LogPositionLostError, SourceNotUsableError
-from state.gtid import GtidSet
-from state.position import BinlogPosition
 from tests.support.mysql_snapshot import Change, SourceTable, delayed_server, rows_of
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.server import read_log_status, read_server
+from tidemark.readers.mysql.snapshot import watermark as watermark_module
+from tidemark.readers.mysql.snapshot.split_reader import SplitRead
+from tidemark.readers.mysql.snapshot.watermark import (
+    STATUS_LOCK,
+    STATUS_LOCK_SECONDS,
+    Low,
+    Watermarks,
+    _stable_position,
+)
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.gtid import GtidSet
+from tidemark.state.position import BinlogPosition
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +36,7 @@ ROWS = 300
 
 
 class NaiveWatermarks(Watermarks):
-    """The low that must not be: the log's end. What stands there is not yet visible."""
+    """A wrong low: the log's end. A transaction before it may not be visible yet."""
 
     def low(self, connection: Any, anchor: BinlogPosition) -> Low:
         status = read_log_status(connection, self._server)
@@ -91,7 +97,7 @@ def versioned(database: Database) -> SourceTable:
 
 
 def broken(reads: Sequence[SplitRead], table: SourceTable) -> list[str]:
-    """What is lost, repeated or goes back when each read is followed by the log after its high."""
+    """The changes that are lost, repeated or go back when each read is followed by the log after its high."""
     later: defaultdict[int, list[Change]] = defaultdict(list)
     for change in table.changes(min((read.report.high for read in reads), key=lambda high: high.order)):
         later[change.row[0]].append(change)
@@ -194,7 +200,7 @@ def test_a_low_has_what_was_committed_and_nothing_later(source_database: Databas
 
 @pytest.mark.pitfall(1)
 def test_a_low_waits_for_the_anchors_transactions(mysql_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The anchor's GTIDs stand in the log; a replica, or a server that waits for one, may not have executed them yet."""
+    """The anchor's GTIDs are in the log. A replica, or a server that waits for one, may not have executed them yet."""
     table = versioned(mysql_database)
     stranger = "00000000-0000-4000-8000-00000000000a"
     waited: list[float] = []
@@ -283,7 +289,7 @@ def test_readers_of_mariadb_are_not_shown_each_others_positions(mariadb_database
         def ask(connection: Any, start: BinlogPosition) -> None:
             with connection.cursor() as cursor:
                 for _ in range(300):
-                    wrong.extend({_shown_alike(cursor)["binlog_snapshot_position"]} - {str(start.pos)})
+                    wrong.extend({_stable_position(cursor)["binlog_snapshot_position"]} - {str(start.pos)})
 
         threads = [threading.Thread(target=ask, args=pair) for pair in starts]
         for thread in threads:
@@ -304,10 +310,10 @@ def test_readers_of_mariadb_take_turns_and_outlast_one_that_was_cut_off(mariadb_
         status = read_log_status(connection, info)
         watermarks, anchor = Watermarks(info, "consistent_snapshot"), BinlogPosition(status.file, status.pos)
         watermarks.low(connection, anchor)
-        holder.execute("SELECT GET_LOCK(%s, 5)", (SHOWN_LOCK,))
+        holder.execute("SELECT GET_LOCK(%s, 5)", (STATUS_LOCK,))
         assert holder.fetchone() == (1,)
         began = time.monotonic()
         low = watermarks.low(connection, anchor)
-        assert time.monotonic() - began >= SHOWN_LOCK_SECONDS
+        assert time.monotonic() - began >= STATUS_LOCK_SECONDS
         assert low.exact
         assert low.start.order >= anchor.order

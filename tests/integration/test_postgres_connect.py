@@ -10,19 +10,26 @@ from typing import Any
 import psycopg2
 import pytest
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.redaction import Secret
-from conf.source import Tls
-from readers.postgres import connect as connecting
-from readers.postgres.connect import Connection, connect, quote_identifier, quote_literal, quote_table, version_of
-from readers.postgres.session import SqlSession
-from scripts.server import Server
-from scripts.servers import start_server
-from state.errors import SourceNotUsableError, SourceUnavailableError
-from state.table import TableId
+from devtools.server import Server
+from devtools.servers import start_server
 from tests.support.certificates import serve_postgres, server_certificate, write_postgres_file
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.redaction import Secret
+from tidemark.conf.source import Tls
+from tidemark.readers.postgres import connect as connecting
+from tidemark.readers.postgres.connect import (
+    Connection,
+    connect,
+    quote_identifier,
+    quote_literal,
+    quote_table,
+    version_of,
+)
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +45,7 @@ def scalar(connection: Connection, sql: str, arguments: tuple[Any, ...] = ()) ->
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Counts calls of the driver; the time between them is none."""
+    """Counts calls of the driver. There is no waiting between them."""
     made: list[float] = []
     real = psycopg2.connect
 
@@ -150,7 +157,7 @@ def test_a_question_is_asked_again_when_the_connection_was_lost(postgres_databas
         postgres_database.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
         assert session.query("SELECT 1") == ((1,),)
         assert len(made) == 2
-        with pytest.raises(SourceNotUsableError, match="refuses a question"):
+        with pytest.raises(SourceNotUsableError, match="refuses a query"):
             session.query("SELECT * FROM public.nothing_there")
 
 

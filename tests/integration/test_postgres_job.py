@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import run_to_end, source_of, write_job
 from tests.support.servers import Database
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 @pytest.mark.pitfall(3)
 def test_files_full_then_changes_in_later_runs(postgres_database: Database, tmp_path: Path) -> None:
-    """On the oldest version that tests have; test_job_files.py takes the newest."""
+    """Runs on the oldest version that tests have; test_job_files.py takes the newest."""
     uids = Uids()
     create_tables(postgres_database, rows=6000, uids=uids)
     job = write_job(
@@ -23,7 +24,7 @@ def test_files_full_then_changes_in_later_runs(postgres_database: Database, tmp_
     for seed in (1, 2):
         with Writers(postgres_database, uids, count=3, seed=seed, pause_seconds=0.005):
             run_to_end(job)
-    run_to_end(job)
+    run_epochs(job)
     assert assert_copied(tmp_path / "out", postgres_database) > 18000
 
 
@@ -41,7 +42,7 @@ def test_mirror_keeps_values_that_the_log_does_not_repeat(
     with Writers(source, uids, count=2, seed=5, pause_seconds=0.01):
         run_to_end(job)
     source.execute("UPDATE customers SET version = version + 1 WHERE length(note) > 100")
-    run_to_end(job)
+    run_epochs(job)
     for table in KEYS:
         rows = f"SELECT uid, version, note FROM {table} ORDER BY uid"
         copied, wanted = mysql_database.query(rows), source.query(rows)

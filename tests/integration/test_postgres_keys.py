@@ -1,4 +1,4 @@
-"""Split keys on real servers: bounds that tile a table, by the index, and owners that agree with the ranges' SELECT."""
+"""Split keys on real servers: boundaries tile a table by its index, and owners agree with the ranges' SELECT."""
 
 import contextlib
 import random
@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from psycopg2.extras import execute_values
 
-from readers.postgres.key_columns import TableKey
-from readers.postgres.keys import next_bound_query
-from state.errors import SchemaChangedError, SourceNotUsableError
-from state.rank import integer_rank
-from state.split import Bound, KeyRange
-from state.table import Column, TableId, TableSchema
 from tests.support.postgres_keys import KeyedTable, keyed_table
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.postgres.keys.key_columns import TableKey
+from tidemark.readers.postgres.keys.split_keys import next_bound_query
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.split import Bound, KeyRange
+from tidemark.state.table import Column, TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -227,8 +227,8 @@ def test_integer_bounds_have_the_ranks_that_arithmetic_gives(database: Database)
         statistics = table.keys.describe(table.schema.table, table.schema.key)
         assert statistics.integers is not None
         assert (statistics.integers.least, statistics.integers.greatest) == (-5, 9)
-        assert statistics.greatest == Bound(("9",), integer_rank(9, unsigned=False).hex())
-        cut = Bound(("-2",), integer_rank(-2, unsigned=False).hex())
+        assert statistics.greatest == Bound(("9",), encode_integer(9, unsigned=False).hex())
+        cut = Bound(("-2",), encode_integer(-2, unsigned=False).hex())
         assert table.check([cut]) == [1, 2]
 
 
@@ -243,8 +243,8 @@ def test_ranks_rise_with_the_walk_and_end_with_the_greatest_key(database: Databa
         first = table.keys.next_bounds(name, columns, after=None, until=greatest, rows=5, count=3)
         then = table.keys.next_bounds(name, columns, after=first[-1], until=greatest, rows=5, count=99)
         bounds = [*first, *then, greatest]
-        ranks = [bytes.fromhex(bound.rank) for bound in bounds]
-        assert (len(first), ranks == sorted(set(ranks))) == (3, True)
+        encoded_keys = [bytes.fromhex(bound.encoded_key) for bound in bounds]
+        assert (len(first), encoded_keys == sorted(set(encoded_keys))) == (3, True)
         assert table.check(bounds)[:-2] == [5] * (len(bounds) - 1)
 
 
@@ -282,7 +282,7 @@ def test_a_null_key_and_a_lost_column_are_refused(database: Database) -> None:
         with pytest.raises(SourceNotUsableError, match="c0 that the copy can't hold"):
             table.owners(batch, [])
         database.execute("ALTER TABLE public.t RENAME COLUMN c0 TO c1")
-        with pytest.raises(SchemaChangedError, match=r"public\.t is no longer there, or has no longer its columns c0"):
+        with pytest.raises(SchemaChangedError, match=r"public\.t no longer exists, or no longer has the columns c0"):
             table.bounds(1)
 
 

@@ -1,4 +1,4 @@
-"""One driver at a time on a PostgreSQL source, whatever happens to connections."""
+"""One driver at a time on a PostgreSQL source, whatever happens to its connections."""
 
 import contextlib
 import secrets
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from conf.endpoint import parse_endpoint
-from readers import lease as leasing
-from readers.postgres.lease import Lease, lock_key, lock_name
-from scripts.servers import start_server
-from state.errors import JobHeldError
+from devtools.servers import start_server
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers import lease as leasing
+from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.postgres.lease import AdvisoryLock, lock_key
+from tidemark.state.errors import JobHeldError
 
 pytestmark = pytest.mark.integration
 
@@ -65,14 +66,14 @@ def rival_waiting(database: Database, name: str) -> Iterator[threading.Event]:
 
 
 def test_a_second_driver_is_told_who_holds_the_job(postgres_source_database: Database, name: str) -> None:
-    with role(postgres_source_database) as endpoint, Lease.acquire(endpoint, None, name) as first:
+    with role(postgres_source_database) as endpoint, Lease.acquire(AdvisoryLock(endpoint, None, name)) as first:
         assert first.held()
         with pytest.raises(JobHeldError) as caught:
-            Lease.acquire(endpoint, None, name)
+            Lease.acquire(AdvisoryLock(endpoint, None, name))
         assert f"connection {holder_of(postgres_source_database, name)}" in caught.value.message
         assert f"{endpoint.user} from 127.0.0.1" in caught.value.message
         assert "--standby" in caught.value.remedy
-        with Lease.acquire(endpoint, None, lock_name("another-job", "x")) as other:
+        with Lease.acquire(AdvisoryLock(endpoint, None, lock_name("another-job", "x"))) as other:
             assert other.held()
         first.close()
         assert not first.held()
@@ -85,10 +86,10 @@ def test_a_standby_takes_over_when_the_holder_ends(postgres_database: Database, 
     leases: list[Lease] = []
 
     def stand_by() -> None:
-        leases.append(Lease.acquire(endpoint, None, name, wait=True))
+        leases.append(Lease.acquire(AdvisoryLock(endpoint, None, name), wait=True))
         taken.set()
 
-    with Lease.acquire(endpoint, None, name):
+    with Lease.acquire(AdvisoryLock(endpoint, None, name)):
         thread = threading.Thread(target=stand_by)
         thread.start()
         assert not taken.wait(0.3)
@@ -99,7 +100,7 @@ def test_a_standby_takes_over_when_the_holder_ends(postgres_database: Database, 
 
 
 def test_a_broken_connection_is_replaced(postgres_database: Database, name: str) -> None:
-    with Lease.acquire(superuser(postgres_database), None, name) as lease:
+    with Lease.acquire(AdvisoryLock(superuser(postgres_database), None, name)) as lease:
         before = holder_of(postgres_database, name)
         postgres_database.query("SELECT pg_terminate_backend(%s, 5000)", (before,))
         wait_until(lambda: holder_of(postgres_database, name) not in {None, before})
@@ -108,7 +109,7 @@ def test_a_broken_connection_is_replaced(postgres_database: Database, name: str)
 
 def test_a_lease_that_another_driver_took_is_lost(postgres_database: Database, name: str) -> None:
     lost = threading.Event()
-    with Lease.acquire(superuser(postgres_database), None, name, on_lost=lost.set) as lease:
+    with Lease.acquire(AdvisoryLock(superuser(postgres_database), None, name), on_lost=lost.set) as lease:
         with rival_waiting(postgres_database, name) as got:
             postgres_database.query("SELECT pg_terminate_backend(%s, 5000)", (holder_of(postgres_database, name),))
             assert got.wait(DEADLINE_SECONDS)
@@ -120,7 +121,7 @@ def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
     with (
         start_server("postgres") as server,
         fresh_database(server) as database,
-        Lease.acquire(superuser(database), None, name) as lease,
+        Lease.acquire(AdvisoryLock(superuser(database), None, name)) as lease,
     ):
         server.kill()
         server.start()
@@ -133,7 +134,7 @@ def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest
     lost = threading.Event()
     with start_server("postgres") as server:
         endpoint = parse_endpoint(f"{server.url}postgres")
-        with Lease.acquire(endpoint, None, name, on_lost=lost.set) as lease:
+        with Lease.acquire(AdvisoryLock(endpoint, None, name), on_lost=lost.set) as lease:
             server.kill()
             assert lost.wait(DEADLINE_SECONDS)
             assert not lease.held()
@@ -142,8 +143,8 @@ def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest
 def test_leases_of_different_databases_are_different(postgres_database: Database, name: str) -> None:
     with (
         fresh_database(postgres_database.server) as other,
-        Lease.acquire(superuser(postgres_database), None, name) as first,
-        Lease.acquire(superuser(other), None, name) as second,
+        Lease.acquire(AdvisoryLock(superuser(postgres_database), None, name)) as first,
+        Lease.acquire(AdvisoryLock(superuser(other), None, name)) as second,
     ):
         time.sleep(0.2)
         assert first.held()

@@ -1,18 +1,19 @@
 """The log reader on real servers: every operation and identity, what is refused, and how ranges end."""
 
 import contextlib
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from readers.postgres.log_reading import ReadOptions
-from state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError
-from state.log_range import LogRange
-from state.position import WalPosition
-from state.table import TableId
 from tests.support.postgres_log import Change, LoggedDatabase, changes_of, logged_postgres
 from tests.support.servers import fresh_database
+from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import WalPosition
+from tidemark.state.table import TableId
 
 __all__ = ["logged_postgres"]
 
@@ -83,8 +84,7 @@ def test_identities(logged_postgres: LoggedDatabase) -> None:
     log.execute("INSERT INTO named VALUES (1, 'a'); UPDATE named SET id = 2")
     with pytest.raises(SchemaChangedError, match="REPLICA IDENTITY"):
         log.read("named")
-    by_code = log.schema("named")
-    by_code = type(by_code)(by_code.table, 1, by_code.columns, ("code",))
+    by_code = replace(log.schema("named"), key=("code",))
     log.execute("UPDATE named SET code = 'b'; DELETE FROM named")
     assert rows(log.read(by_code), "id", "code") == [
         (INSERT, 1, "a"),
@@ -96,7 +96,7 @@ def test_identities(logged_postgres: LoggedDatabase) -> None:
 
 
 def test_order_stays_where_an_identity_changes_to_and_fro(logged_postgres: LoggedDatabase) -> None:
-    """Two forms of one table in one buffer."""
+    """One buffer holds two forms of one table."""
     log = logged_postgres
     log.execute("CREATE TABLE t (id int PRIMARY KEY, version int)")
     log.publish("t")
@@ -191,7 +191,8 @@ def test_generated_columns_are_left_out(logged_postgres: LoggedDatabase) -> None
 
 @pytest.mark.pitfall(41)
 def test_a_truncate_is_a_change_in_its_order_of_each_table_that_it_empties(logged_postgres: LoggedDatabase) -> None:
-    """Also by CASCADE; a partitioned table's is its root's, and one partition's is not seen."""
+    """Includes TRUNCATE … CASCADE. A partitioned table's TRUNCATE is its root's; one of a single partition is not
+    seen."""
     log = logged_postgres
     log.execute(
         "CREATE TABLE t (id serial PRIMARY KEY)",
@@ -275,8 +276,8 @@ def test_ranges_tile_the_log_whatever_their_places(logged_postgres: LoggedDataba
     end = log.end()
     whole = changes_of(log.reader("t"), LogRange(first, end))
     versions = sorted({change["_commit_version"] for change in whole})
-    cuts = [v + step for v in versions for step in (-1, 0, 1, 40)]
-    places = [first, *(WalPosition(lsn) for lsn in cuts), end]
+    boundaries = [v + step for v in versions for step in (-1, 0, 1, 40)]
+    places = [first, *(WalPosition(lsn) for lsn in boundaries), end]
     parts = [changes_of(log.reader("t"), LogRange(a, b)) for a, b in pairwise(places)]
     assert [change for part in parts for change in part] == whole
     assert len(whole) == 10
@@ -326,7 +327,7 @@ def test_a_range_behind_the_end_of_the_log_is_refused(logged_postgres: LoggedDat
     log.publish("t")
     with pytest.raises(LogPositionLostError, match="now it ends at"):
         changes_of(log.reader("t"), LogRange(WalPosition(log.start.lsn + 1), log.start))
-    with pytest.raises(LogPositionLostError, match="which it had reached"):
+    with pytest.raises(LogPositionLostError, match="which the job has read"):
         changes_of(log.reader("t"), LogRange(log.start, WalPosition(log.end().lsn + (1 << 30))))
 
 

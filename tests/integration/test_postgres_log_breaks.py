@@ -8,12 +8,12 @@ import psycopg2
 import pytest
 from psycopg2.extras import LogicalReplicationConnection
 
-from readers.postgres.log_reading import ReadOptions
-from scripts.servers import start_server
-from state.errors import SourceUnavailableError
-from state.log_range import LogRange
+from devtools.servers import start_server
 from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres
 from tests.support.servers import fresh_database
+from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.log_range import LogRange
 
 __all__ = ["logged_postgres"]
 
@@ -21,8 +21,8 @@ ROWS = 40_000
 OPTIONS = ReadOptions(buffer_bytes=1 << 20)
 
 
-def filled(log: LoggedDatabase) -> None:
-    """More than what waits between server and reader: one transaction of two thirds of the rows, then small ones."""
+def emitted(log: LoggedDatabase) -> None:
+    """Writes more than fits between server and reader: one transaction of two thirds of the rows, then small ones."""
     log.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     log.publish("t")
     log.execute(f"INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(0, {ROWS * 2 // 3 - 1}) AS i")
@@ -41,7 +41,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[LoggedDatabase]:
 @pytest.mark.pitfall(28)
 def test_ended_connections_are_made_anew(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
-    filled(log)
+    emitted(log)
     reader = log.reader("t", options=OPTIONS)
     found, ended = [], 0
     for batch in reader.read(LogRange(log.start, log.end())):
@@ -61,7 +61,7 @@ def test_ended_connections_are_made_anew(logged_postgres: LoggedDatabase) -> Non
 
 def test_a_restarted_server_goes_on(own_server: LoggedDatabase) -> None:
     log = own_server
-    filled(log)
+    emitted(log)
     reader = log.reader("t", options=OPTIONS)
     found = []
     for number, batch in enumerate(reader.read(LogRange(log.start, log.end()))):
@@ -83,7 +83,7 @@ def test_a_slot_that_stays_in_use_ends_the_attempts(logged_postgres: LoggedDatab
     ) as other:
         cursor = other.cursor()
         cursor.start_replication(log.name, options={"proto_version": "1", "publication_names": log.name})
-        reader = log.reader("t", options=ReadOptions(reconnect_attempts=2, longest_delay_seconds=0.01))
+        reader = log.reader("t", options=ReadOptions(reconnect_attempts=2, max_delay_seconds=0.01))
         with pytest.raises(SourceUnavailableError, match=r"3 times in a row.*in use by process"):
             list(reader.read(LogRange(log.start, log.end())))
     assert reader.reconnects == 3
@@ -91,7 +91,7 @@ def test_a_slot_that_stays_in_use_ends_the_attempts(logged_postgres: LoggedDatab
 
 def test_a_reading_that_is_given_up_frees_the_slot(logged_postgres: LoggedDatabase) -> None:
     log = logged_postgres
-    filled(log)
+    emitted(log)
     part = LogRange(log.start, log.end())
     reading = log.reader("t", options=OPTIONS).read(part)
     next(reading)

@@ -1,16 +1,16 @@
-"""PostgreSQL's own log into mirrors: what it leaves out of updates stays in the copies."""
+"""PostgreSQL's own log into mirrors: values that it leaves out of updates stay in the copies."""
 
 import random
 
 import pytest
 
-from readers.postgres.log_reading import ReadOptions
-from sinks.mirror import writer as mirror_writer
-from state.change_batch import LOG_PART
-from state.log_range import LogRange
 from tests.support.change_parts import part
 from tests.support.postgres_log import LoggedDatabase, logged_postgres  # noqa: F401  # a fixture
 from tests.support.sink_state import SinkCase, mirror_of_postgres, sorted_rows  # noqa: F401  # a fixture
+from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.state.change_batch import LOG_PART
+from tidemark.state.log_range import LogRange
 
 BIG = "(SELECT string_agg(md5(({0} + i)::text), '') FROM generate_series(1, 100) AS i)"
 STATEMENTS = (

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from state.change_batch import batch_schema
-from state.log_range import LogRange
 from tests.support.postgres_log import LoggedDatabase, logged_postgres
+from tidemark.state.change_batch import batch_schema
+from tidemark.state.log_range import LogRange
 
 __all__ = ["logged_postgres"]
 
@@ -119,7 +119,7 @@ def exact(canonical: str) -> tuple[str, Callable[[Any], Any]]:
 
 
 def values_of(array: pa.Array) -> list[Any]:
-    """Dates as days and moments as microseconds: Python has no year before 1 and after 9999."""
+    """Dates as days and timestamps as microseconds: Python has no year before 1 and after 9999."""
     if pa.types.is_date(array.type):
         array = array.cast(pa.int32())
     if pa.types.is_timestamp(array.type):

@@ -8,19 +8,19 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from enumerator.pages import MOST_LOST_GENERATIONS
-from jobs.checkpoint import Checkpoint
-from readers.postgres.keys import PostgresKeys
-from readers.postgres.session import SqlSession
-from state.plan import SnapshotWork
-from state.rank import integer_rank
-from state.split import Bound, Collect, KeyRange, SharedSnapshot, Split
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.keyless import CREATE, HOLDERS, ROWS, KeylessWriter, assert_keyless_copied
 from tests.support.postgres_log import LoggedDatabase, logged_postgres  # noqa: F401  a fixture
 from tests.support.postgres_snapshot import NO_ANCHOR, SnapshotTable, rows_of
 from tests.support.servers import Database
+from tidemark.enumerator.pages import MAX_FAILED_ATTEMPTS
+from tidemark.readers.postgres.keys.split_keys import PostgresKeys
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.plan import SnapshotWork
+from tidemark.state.split import Bound, KeyRange, SharedSnapshot, Split, StageChunk
 
 pytestmark = pytest.mark.integration
 
@@ -39,13 +39,13 @@ class Pages:
     def ranges(self, pages: int) -> list[KeyRange]:
         found = self.keys.pages(self.name)
         assert found is not None
-        cuts = [
-            Bound((f"({p},0)",), integer_rank(p, unsigned=True).hex()) for p in range(pages, found.page_count, pages)
+        boundaries = [
+            Bound((f"({p},0)",), encode_integer(p, unsigned=True).hex()) for p in range(pages, found.page_count, pages)
         ]
-        return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+        return [KeyRange(a, b) for a, b in zip([None, *boundaries], [*boundaries, None], strict=True)]
 
     def split(self, key_range: KeyRange, shared: SharedSnapshot) -> Split:
-        return replace(self.table.split(key_range), columns=(), pages=Collect(7, shared))
+        return replace(self.table.split(key_range), columns=(), pages=StageChunk(7, shared))
 
     def release(self) -> None:
         """Until the server has noticed."""
@@ -57,9 +57,9 @@ class Pages:
         """Is the snapshot gone, for a reader?"""
         with self.table.reader() as reader:
             read = reader.read(self.split(KeyRange(None, None), shared), self.table.schema, NO_ANCHOR)
-        assert read.report.kind in {"collected", "void"}
-        assert read.rows.num_rows == (0 if read.report.kind == "void" else ROWS)
-        return read.report.kind == "void"
+        assert read.report.kind in {"staged", "expired"}
+        assert read.rows.num_rows == (0 if read.report.kind == "expired" else ROWS)
+        return read.report.kind == "expired"
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_each_row_is_in_one_split_however_it_moves(pages: Pages) -> None:
             source.execute("UPDATE public.t SET version = version + 1", "VACUUM public.t")
             source.execute("INSERT INTO public.t VALUES (-1, 1, '')", "DELETE FROM public.t WHERE uid % 7 = 0")
             split = reader.read(pages.split(key_range, shared), pages.table.schema, NO_ANCHOR)
-            assert split.report.kind == "collected"
+            assert split.report.kind == "staged"
             read += rows_of(split.rows)
             highs.add(split.report.high)
     assert sorted(read) == expected
@@ -169,21 +169,21 @@ def test_a_job_that_is_begun_again_in_the_middle(keyless: Database, tmp_path: Pa
     job = write_job(tmp_path, source=source_of(keyless), sink=sink, snapshot={"split_rows": 100, "parallelism": 2})
     run_epochs(job, at_most=2)
     with KeylessWriter(keyless) as writer:
-        assert all(isinstance(split.pages, Collect) for split in _splits(tmp_path))
+        assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
         assert not list((tmp_path / "out").rglob(f"*.{format_}")), "a part of a generation was handed out"
         run_epochs(job)  # the snapshot of before is gone, and two more are lost
     run_epochs(job)
     assert writer.ended >= 2
     assert_keyless_copied(tmp_path, keyless, format_)
-    assert not list((tmp_path / "checkpoint").glob("collected/*"))
+    assert not list((tmp_path / "checkpoint").glob("staged/*"))
 
 
 def test_a_table_whose_snapshots_never_live_long_enough_is_one_split(keyless: Database, tmp_path: Path) -> None:
     sink = {"type": "files", "path": str(tmp_path / "out")}
     job = write_job(tmp_path, source=source_of(keyless), sink=sink, snapshot={"split_rows": 400, "parallelism": 2})
-    for _ in range(MOST_LOST_GENERATIONS):
+    for _ in range(MAX_FAILED_ATTEMPTS):
         run_epochs(job, at_most=1)
-        assert all(isinstance(split.pages, Collect) for split in _splits(tmp_path))
+        assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
     run_epochs(job, at_most=1)
     (split,) = _splits(tmp_path)
     assert split.pages is None
@@ -200,7 +200,7 @@ def test_a_table_that_joins_later_is_read_by_pages_too(postgres18_database: Data
     run_epochs(job)
     postgres18_database.execute(*CREATE)
     assert run_epochs(job, at_most=2) == ["stream", "snapshot"]
-    assert all(isinstance(split.pages, Collect) for split in _splits(tmp_path))
+    assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
     with KeylessWriter(postgres18_database):
         run_epochs(job)
     run_epochs(job)

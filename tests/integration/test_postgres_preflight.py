@@ -4,20 +4,21 @@ import contextlib
 
 import pytest
 
-from conf.endpoint import Endpoint
-from conf.tables import parse_table_glob
-from readers.findings import Finding
-from readers.postgres import server_checks
-from readers.postgres.catalog import find_tables
-from readers.postgres.connect import connect
-from readers.postgres.preflight import Demands, Preflight, preflight
-from readers.postgres.server import read_server
-from readers.postgres.table_facts import read_tables
-from scripts.servers import start_server
-from state.table import TableId
+from devtools.servers import start_server
 from tests.support.certificates import write_postgres_file
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.tables import parse_table_glob
+from tidemark.readers.findings import Finding
+from tidemark.readers.postgres.connect import connect
+from tidemark.readers.postgres.schema import server_checks
+from tidemark.readers.postgres.schema.catalog import find_tables
+from tidemark.readers.postgres.schema.preflight import Demands, preflight
+from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.server import read_server
+from tidemark.readers.schema_checks import Preflight, TableSettings
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +44,7 @@ def warnings(found: Preflight) -> list[str]:
 
 
 def refused(database: Database, *statements: str, demands: Demands = MIRROR, glob: str = "public.*") -> Finding:
-    """The first thing that a superuser is refused after the statements."""
+    """The first refusal that a superuser gets after the statements."""
     database.execute(*statements)
     return refusals(look(superuser(database), demands, glob))[0]
 
@@ -116,7 +117,7 @@ def test_select_on_the_captured_columns_is_enough(postgres_source_database: Data
         needs_key=True,
         slot="s",
         publication="tidemark_shop",
-        exclude_columns={TableId("public", "orders"): frozenset({"secret"})},
+        tables=TableSettings(exclude_columns={TableId("public", "orders"): frozenset({"secret"})}),
     )
     with role(postgres_source_database, *columns_only, attributes=READER) as endpoint:
         assert refusals(look(endpoint, demands, "public.orders")) == []
@@ -155,7 +156,7 @@ def test_a_table_without_a_primary_key_needs_an_identity_for_every_sink(postgres
     assert refusals(look(superuser(postgres_source_database), FILES)) == []
     (finding,) = refusals(look(superuser(postgres_source_database), MIRROR))
     assert "source.keys: {public.t: [code]}" in finding.remedy
-    named = Demands(needs_key=True, slot="s", publication="p", keys={TableId("public", "t"): ("code",)})
+    named = Demands(True, slot="s", publication="p", tables=TableSettings(keys={TableId("public", "t"): ("code",)}))
     assert refusals(look(superuser(postgres_source_database), named)) == []
     postgres_source_database.execute("ALTER TABLE public.t REPLICA IDENTITY DEFAULT")
     (finding,) = refusals(look(superuser(postgres_source_database), named))
@@ -167,7 +168,7 @@ def test_a_table_without_a_primary_key_needs_an_identity_for_every_sink(postgres
     [
         (["CREATE UNLOGGED TABLE public.t (id int PRIMARY KEY)"], "is unlogged"),
         (["CREATE TABLE public.t (id float8 PRIMARY KEY)"], "equal values need not be equal"),
-        (["CREATE TABLE public.t (id int PRIMARY KEY, a regclass)"], "Column a of public.t, regclass"),
+        (["CREATE TABLE public.t (id int PRIMARY KEY, a regclass)"], "Column a of public.t has type regclass"),
         (
             ["CREATE TABLE public.t (id int) PARTITION BY RANGE (id)", "ALTER TABLE public.t REPLICA IDENTITY FULL"],
             "is partitioned and has no primary key",
@@ -233,7 +234,7 @@ def test_a_publication_with_less_than_everything_is_refused(postgres_source_data
     published(postgres_source_database, "public.orders, public.events")
     found = look(superuser(postgres_source_database))
     assert not refusals(found)
-    assert "does not have public.lines: the job's start adds it" in str(found.findings)
+    assert "does not have public.lines. The job's start adds it" in str(found.findings)
     with role(postgres_source_database, *DOCUMENTED, attributes=READER) as endpoint:
         (finding,) = refusals(look(endpoint))
         assert finding.remedy == 'ALTER PUBLICATION "tidemark_shop" ADD TABLE "public"."lines".'
@@ -246,8 +247,7 @@ def test_misspelt_names_are_found(postgres_database: Database) -> None:
         needs_key=True,
         slot="s",
         publication="p",
-        exclude_columns={misspelt: frozenset({"secret"})},
-        keys={misspelt: ("id",)},
+        tables=TableSettings(exclude_columns={misspelt: frozenset({"secret"})}, keys={misspelt: ("id",)}),
     )
     found = refusals(look(superuser(postgres_database), demands))
     assert [f.message for f in found] == [
@@ -271,7 +271,7 @@ def test_money_is_refused_where_it_has_no_cents(postgres_database: Database, mon
     # What a server answers under ja_JP, which is not installed everywhere.
     monkeypatch.setattr(server_checks, "_ONE_IN_MONEY", "SELECT encode(cash_send('0.01'::money), 'hex')")
     (finding,) = refusals(look(superuser(postgres_database)))
-    assert (finding.column, "has not two digits" in finding.message) == ("price", True)
+    assert (finding.column, "does not have two decimals" in finding.message) == ("price", True)
 
 
 def test_settings_that_forbid_a_slot(find_server: FindServer) -> None:

@@ -4,25 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
-from jobs import postgres_source
-from jobs.checkpoint import Checkpoint
-from jobs.context import RunContext
-from jobs.opening import open_job
-from jobs.read_parts import read_part, tasks_of
-from state.plan import LogWork
-from state.position import wal_position
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.spark.read_parts import read_part, tasks_of
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.startup import open_job
+from tidemark.readers.postgres import source as postgres_source
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.plan import LogWork
+from tidemark.state.position import wal_position
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
 def job(postgres_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of table `t`, which it has copied; its slot is moved on as often as it may be."""
+    """A job of table `t`, which it has copied. Its slot is advanced as often as allowed."""
     monkeypatch.setattr(postgres_source, "ADVANCE_SECONDS", 0.0)
     postgres_source_database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, uid int, version int)", "CREATE TABLE other (id int)"

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from conf.endpoint import parse_endpoint
-from readers.postgres import copy_rows as copying
-from readers.postgres.connect import Connection, connect
-from readers.postgres.copy_rows import copy_rows
-from readers.postgres.types import select_expression
-from state.errors import SourceNotUsableError
-from state.log_range import LogRange
-from state.table import TableSchema
 from tests.support.postgres_log import LoggedDatabase, logged_postgres  # noqa: F401  a fixture
 from tests.support.postgres_values import EDGE_VALUES, MAKE_TYPES, array_of, otherwise_selected
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.readers.postgres.schema.types import select_expression
+from tidemark.readers.postgres.snapshot import copy_rows as copying
+from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.log_range import LogRange
+from tidemark.state.table import TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -73,7 +73,7 @@ def test_every_value_is_the_servers_text_and_the_same_from_the_log(
 
 
 def source_texts(connection: Connection, schema: TableSchema) -> list[tuple[str | None, ...]]:
-    """Under the session's settings, which the text of some types depends on."""
+    """The server's texts under the session's settings, which the text of some types depends on."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(map(otherwise_selected, schema.captured))} FROM public.t ORDER BY id")
         return list(cursor.fetchall())

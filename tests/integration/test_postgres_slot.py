@@ -1,4 +1,4 @@
-"""The slot and the publication: what they promise, and that nothing is read once they can't keep it."""
+"""The slot and the publication: their guarantees, and that nothing is read once they can't be kept."""
 
 import contextlib
 import dataclasses
@@ -6,29 +6,29 @@ import threading
 
 import pytest
 
-from readers.findings import raise_refusals
-from readers.postgres import publication
-from readers.postgres.connect import connect
-from readers.postgres.log_reader import LogReader
-from readers.postgres.log_source import ConnectionLostError
-from readers.postgres.server_log import ServerLog
-from readers.postgres.slot import (
+from devtools.servers import start_server
+from tests.support.postgres_log import VERSIONS, LoggedDatabase, changes_of, logged_postgres
+from tests.support.postgres_roles import role
+from tests.support.servers import fresh_database
+from tidemark.readers.findings import raise_refusals
+from tidemark.readers.postgres.connect import connect
+from tidemark.readers.postgres.pgoutput.reader import LogReader
+from tidemark.readers.postgres.slot import publication
+from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.readers.postgres.slot.server_log import ServerLog
+from tidemark.readers.postgres.slot.slot import (
     advance_slot,
-    check_place,
+    check_position,
     check_slot,
     create_slot,
     drop_slot,
     log_end,
     wait_for_open_transactions,
 )
-from scripts.servers import start_server
-from state.errors import LogPositionLostError, SourceNotUsableError
-from state.log_range import LogRange
-from state.position import WalPosition
-from state.table import TableId
-from tests.support.postgres_log import VERSIONS, LoggedDatabase, changes_of, logged_postgres
-from tests.support.postgres_roles import role
-from tests.support.servers import fresh_database
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import WalPosition
+from tidemark.state.table import TableId
 
 __all__ = ["logged_postgres"]
 
@@ -37,7 +37,7 @@ T = TableId("public", "t")
 
 @pytest.fixture
 def log(logged_postgres: LoggedDatabase) -> LoggedDatabase:
-    """With a table `t` that is followed."""
+    """A database with a table `t` that is followed."""
     logged_postgres.execute("CREATE TABLE t (id int PRIMARY KEY)")
     logged_postgres.publish("t")
     return logged_postgres
@@ -64,7 +64,7 @@ def test_a_slot_that_is_gone_or_was_made_anew_is_not_read(log: LoggedDatabase) -
     with pytest.raises(LogPositionLostError, match="is gone"):
         log.read("t")
     log.execute(f"SELECT pg_create_logical_replication_slot('{log.name}', 'pgoutput')")
-    with pytest.raises(LogPositionLostError, match="made anew"):
+    with pytest.raises(LogPositionLostError, match="dropped and created again"):
         log.read("t")
 
 
@@ -80,7 +80,7 @@ def test_a_slot_that_somebody_advanced_is_not_read(log: LoggedDatabase) -> None:
 @pytest.mark.parametrize("options", ["'test_decoding'", "'pgoutput', false, true"])
 def test_a_slot_of_another_kind_is_refused(log: LoggedDatabase, options: str) -> None:
     log.execute(f"SELECT pg_create_logical_replication_slot('{log.name}_x', {options})")
-    with log.connected() as connection, pytest.raises(SourceNotUsableError, match="not one that Tidemark can read"):
+    with log.connected() as connection, pytest.raises(SourceNotUsableError, match="can't read the replication slot"):
         create_slot(connection, f"{log.name}_x")
 
 
@@ -183,7 +183,7 @@ def test_slot_and_publication_are_dropped_once(log: LoggedDatabase) -> None:
         assert publication.drop_publication(connection, log.name)
         assert not publication.drop_publication(connection, log.name)
         with pytest.raises(LogPositionLostError):
-            check_place(connection, log.name, log.start)
+            check_position(connection, log.name, log.start)
 
 
 def test_a_slot_is_made_once_and_found_again(log: LoggedDatabase) -> None:
@@ -212,7 +212,9 @@ def test_a_role_that_may_only_read_and_replicate(log: LoggedDatabase) -> None:
             assert create_slot(connection, log.name) == log.start
             advance_slot(connection, log.name, log.end())
             assert drop_slot(connection, log.name)
-            with pytest.raises(SourceNotUsableError, match=r"publication.*Let the tables' owner make the publication"):
+            with pytest.raises(
+                SourceNotUsableError, match=r"publication.*Let the tables' owner create the publication"
+            ):
                 publication.drop_publication(connection, log.name)
 
 
@@ -266,7 +268,7 @@ def test_a_publication_that_has_the_table_will_do(log: LoggedDatabase, tables: s
     with log.connected() as connection:
         assert publication.check_publication(connection, "p", [T]) == []
         known = publication.memberships(connection, "p", [T])
-        publication.require_memberships(connection, "p", known)
+        publication.require_memberships(connection, "p", known, {T: oid(log)})
         assert set(known) == {T}
 
 
@@ -285,35 +287,39 @@ def test_a_table_that_was_out_of_the_publication_for_a_moment_is_found(log: Logg
     with log.connected() as connection:
         known = publication.memberships(connection, log.name, [T])
         publication.add_tables(connection, log.name, [TableId("public", "another")])
-        publication.require_memberships(connection, log.name, known)
+        publication.require_memberships(connection, log.name, known, {T: oid(log)})
         for part in statement.format(log.name).split("; "):
             log.execute(part)
         with pytest.raises(LogPositionLostError, match=r"was altered for public\.t"):
-            publication.require_memberships(connection, log.name, known)
+            publication.require_memberships(connection, log.name, known, {T: oid(log)})
+
+
+def oid(log: LoggedDatabase) -> int:
+    return int(log.query("SELECT 'public.t'::regclass::oid::bigint")[0][0])
 
 
 def written(log: LoggedDatabase) -> WalPosition:
-    """How far the log has come, flushed or not."""
+    """The end of the log, flushed or not."""
     return WalPosition(int(log.query("SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint")[0][0]))
 
 
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
 def test_the_end_of_the_log_is_waited_for_until_it_can_be_read(log: LoggedDatabase, ending: str) -> None:
-    """What is committed asynchronously or still open is flushed later than snapshots see the end of the log."""
+    """Commits that are asynchronous or still open are flushed later than snapshots see the end of the log."""
     with contextlib.closing(log.database.connect()) as writer, writer.cursor() as cursor, log.connected() as connection:
         cursor.execute("SET synchronous_commit = off")
         cursor.execute("BEGIN")
         cursor.execute("INSERT INTO public.t SELECT generate_series(1, 1000)")
         before = written(log)
         end = log_end(connection)
-        check_place(connection, log.name, before)
+        check_position(connection, log.name, before)
         cursor.execute(ending)
         after = written(log)
-        check_place(connection, log.name, after)
+        check_position(connection, log.name, after)
         assert before.lsn <= end.lsn
         assert after.lsn <= log_end(connection).lsn
-        with pytest.raises(LogPositionLostError, match="which it had reached"):
-            check_place(connection, log.name, WalPosition(written(log).lsn + (1 << 30)))
+        with pytest.raises(LogPositionLostError, match="which the job has read"):
+            check_position(connection, log.name, WalPosition(written(log).lsn + (1 << 30)))
 
 
 def test_a_server_that_does_not_flush_is_not_waited_for_forever(log: LoggedDatabase) -> None:

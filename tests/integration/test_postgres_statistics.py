@@ -2,11 +2,11 @@ from contextlib import closing
 
 import pytest
 
-from conf.endpoint import parse_endpoint
-from readers.postgres.connect import connect
-from readers.postgres.statistics import table_statistics
-from state.table import TableId
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.postgres.connect import connect
+from tidemark.readers.postgres.schema.statistics import table_statistics
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 

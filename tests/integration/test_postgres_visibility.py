@@ -1,5 +1,5 @@
-"""Commits that are in the log but not yet visible: they wait for a standby that never comes. Whoever decides by LSN takes
-them for contained in a SELECT that did not see them."""
+"""Commits that are in the log but not yet visible, because they wait for a standby that never comes. A decision by LSN
+takes them for contained in a SELECT that did not see them."""
 
 import contextlib
 import threading
@@ -11,10 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from readers.gap_filter import GapFilter, write_segment
-from readers.split_read import SplitRead
-from state.position import WalPosition, wal_position
-from state.split import Split
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
@@ -22,13 +18,17 @@ from tests.support.postgres_log import VERSIONS, Change, LoggedDatabase
 from tests.support.postgres_snapshot import SnapshotTable, covered, rows_of
 from tests.support.servers import Database, FindServer, fresh_database
 from tests.support.workload import Uids, create_tables
+from tidemark.readers.log.gap_filter import GapFilter, write_segment
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.position import WalPosition, wal_position
+from tidemark.state.split import Split
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(3)]
 
 
 @pytest.fixture(params=VERSIONS)
 def database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterator[Database]:
-    """Whose transactions wait only where they ask for it."""
+    """A database whose transactions wait only if they ask for it."""
     server = find_server("postgres", request.param, synchronous_standby_names="nobody", synchronous_commit="local")
     with fresh_database(server) as made:
         yield made
@@ -36,7 +36,7 @@ def database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterato
 
 @contextlib.contextmanager
 def invisible(database: Database, *statements: str) -> Iterator[int]:
-    """While inside, the transaction is committed in the log, and nobody sees it. Its id."""
+    """Commits a transaction in the log that nobody sees inside the block. Yields its id."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         connection.autocommit = False
         cursor.execute("SET LOCAL synchronous_commit = on")
@@ -57,7 +57,7 @@ def invisible(database: Database, *statements: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def open_transaction(database: Database) -> Iterator[int]:
-    """Its id."""
+    """Opens a transaction. Yields its id."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         connection.autocommit = False
         cursor.execute("SELECT pg_current_xact_id()::xid::text")
@@ -65,17 +65,17 @@ def open_transaction(database: Database) -> Iterator[int]:
 
 
 def wait_for(database: Database, query: str) -> None:
-    """Until it has a row."""
+    """Waits until the query has a row."""
     while not database.query(query):
         time.sleep(0.01)
 
 
 def is_emitted(split: Split, read: SplitRead, high: WalPosition, change: Change) -> bool:
-    """Does the gap filter let the change through, if the split's high is this one?"""
+    """Whether the gap filter emits the change, given this high of its split."""
     segment = write_segment([split], [replace(read.report, high=high)])
-    routes = GapFilter.from_segments([segment], [split.table], "routes").routes[split.table]
+    finished_splits = GapFilter.from_segments([segment], [split.table], "finished").finished_splits[split.table]
     versions, xids = (np.array([int(change[name])], np.int64) for name in ("_commit_version", "_txn_id"))
-    return bool(routes.keep(None, versions, xids)[0])
+    return bool(finished_splits.keep(None, versions, xids)[0])
 
 
 def test_the_snapshot_tells_what_a_split_lacks_and_an_lsn_does_not(database: Database) -> None:
@@ -120,8 +120,8 @@ def test_a_job_that_reads_while_commits_are_invisible_has_them_in_order(database
 
 
 def test_a_slot_is_made_only_when_all_that_is_logged_before_it_is_visible(database: Database) -> None:
-    """The server makes it in three steps, and waits after the first and the second for what is open then; what is logged
-    before the third is not given out by the slot, visible or not."""
+    """The server makes a slot in three steps, and after the first and the second it waits for open transactions. The
+    slot never gives out what is logged before the third, visible or not."""
     source = LoggedDatabase(database)
     source.execute("CREATE TABLE t (id int PRIMARY KEY)")
     waited_for = "SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND transactionid = '{}'"

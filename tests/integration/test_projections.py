@@ -1,5 +1,5 @@
-"""Jobs that leave out, mask and transform columns: rows by SELECT and by log become the same, and nothing that is hidden
-stands anywhere."""
+"""Jobs that leave out, mask and transform columns: rows by SELECT and by log become the same, and no hidden value is
+left anywhere."""
 
 import hmac
 import re
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from jobs.direct import table_schema
-from state.errors import CheckpointError, JobFileError, SourceNotUsableError, TidemarkError
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
+from tidemark.jobs.spark.stream_source import table_schema
+from tidemark.state.errors import CheckpointError, JobFileError, SourceNotUsableError, TidemarkError
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ def digest(note: object) -> str | None:
 
 
 def assert_hidden(*folders: Path) -> None:
-    """Neither the secret nor the key stands in a file, also where a file's columns are not compressed."""
+    """Asserts that neither the secret nor the key is in any file, also where a file's columns are not compressed."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
@@ -169,12 +169,12 @@ def test_settings_that_change_later_stop_the_job(mysql_database: Database, tmp_p
         (f"transforms.{table}=SELECT *, b + 2 AS c FROM input", "transforms"),
         ("transforms={}", "transforms"),
     ]:
-        with pytest.raises(CheckpointError, match=f"{what}.* is not as it was when the job was started"):
+        with pytest.raises(CheckpointError, match=f"{what}.* differs from when the job was started"):
             run_epochs(job, override)
     mysql_database.execute("CREATE TABLE u (id INT PRIMARY KEY, a INT)", "INSERT INTO u VALUES (1, 2)")
     run_epochs(job, f"source.columns.{mysql_database.name}.u.mask={{a: redact}}")
     assert read_history(tmp_path / "out", mysql_database.name, "u")["a"].to_pylist() == ["***"]
-    with pytest.raises(CheckpointError, match=r"u\".mask is not as it was"):
+    with pytest.raises(CheckpointError, match=r"u\".mask differs from when"):
         run_epochs(job)
 
 
@@ -276,7 +276,7 @@ def test_a_column_whose_type_is_refused_is_left_out(postgres18_database: Databas
 
 
 def test_one_table_as_a_stream(mysql_database: Database, tmp_path: Path) -> None:
-    """What tests/integration/test_direct_stream.py does with Spark, for the schema alone."""
+    """Repeats for the schema alone what tests/integration/test_stream_source.py does with Spark."""
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
     table = f"{mysql_database.name}.t"
     options = {"url": mysql_database.server.url, "table": table, "checkpoint": str(tmp_path / "c")}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conf.redaction import forget_secrets
-from jobs.report.page import render
 from scripts.browser import find_browser, take_screenshot, visit
-from state.history import JobEvent
 from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
 from tests.support.report_facts import HOSTILE, as_of, busy_facts, job_file
 from tests.support.servers import Database
+from tidemark.conf.redaction import forget_secrets
+from tidemark.jobs.report.page import render
+from tidemark.state.checkpoint.history import JobEvent
 
 pytestmark = pytest.mark.integration
 

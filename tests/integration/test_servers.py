@@ -1,4 +1,4 @@
-"""The private servers that every other integration test stands on."""
+"""The private servers that every other integration test uses."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scripts import server_packages
-from scripts.server import Server
-from scripts.server_packages import ServerUnavailableError
-from scripts.servers import KINDS, given_server, start_server
+from devtools import server_packages
+from devtools.server import Server
+from devtools.server_packages import ServerUnavailableError
+from devtools.servers import KINDS, given_server, start_server
 from tests.support import server_broker
 from tests.support.server_broker import ServerWanted
 from tests.support.servers import Database, fresh_database

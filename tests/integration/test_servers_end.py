@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.server import Server
-from scripts.server_commands import merged_options
-from scripts.server_packages import ServerUnavailableError, find_package, unpack
-from scripts.server_process import SupervisedProcess
-from scripts.server_supervisor import descendants
-from scripts.servers import KINDS
+from devtools.server import Server
+from devtools.server_commands import merged_options
+from devtools.server_packages import ServerUnavailableError, find_package, unpack
+from devtools.server_process import SupervisedProcess
+from devtools.server_supervisor import descendants
+from devtools.servers import KINDS
 
 pytestmark = pytest.mark.integration
 
@@ -26,8 +26,8 @@ END_TIMEOUT_MILLISECONDS = 30_000
 
 PARENT = """
 import json, os, sys, time
-from scripts.servers import start_server
-from scripts.server_supervisor import descendants
+from devtools.servers import start_server
+from devtools.server_supervisor import descendants
 server = start_server(sys.argv[1])
 process = server.process
 if sys.argv[2] == "forked" and os.fork() == 0:
@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 def wait_for_end(*pids: int) -> None:
-    """Until all are gone, by the kernel's own notice."""
+    """Waits until all processes are gone, by the kernel's own notice."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
@@ -121,7 +121,7 @@ def test_postgres_runs_as_somebody_else_than_root() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_prints_the_url_and_stays_until_it_is_interrupted(number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "scripts.servers", "start", "mariadb", "--option", "server_id=77"]
+    command = [sys.executable, "-m", "devtools.servers", "start", "mariadb", "--option", "server_id=77"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment(), text=True) as running:
         try:
             assert running.stdout is not None

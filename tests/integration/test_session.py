@@ -1,4 +1,4 @@
-"""What is done with a session before a query runs in it."""
+"""The preparation of a Spark session before a query runs in it."""
 
 import logging
 from logging.handlers import BufferingHandler
@@ -7,7 +7,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from jobs.session import run_a_task
+from tidemark.jobs.spark.session import run_a_task
 
 pytestmark = pytest.mark.integration
 

@@ -1,4 +1,4 @@
-"""What the Delta sink does beyond the contract of all sinks."""
+"""The Delta sink beyond the contract of all sinks."""
 
 import uuid
 import zipfile
@@ -11,16 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from conf.tables import TableName, parse_table_template
-from sinks.delta import buckets
-from sinks.delta.places import CatalogLake, FolderLake
-from sinks.delta.settings import PACKAGE, delta_settings
-from sinks.delta.sink import DeltaSink
-from sinks.delta.tables import Style
-from sinks.sink import JobIdentity
-from state.errors import SinkError
-from state.store import LocalStore
-from state.table import TableId, TableSchema
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -37,6 +27,16 @@ from tests.support.change_parts import (
 from tests.support.delta import commits_of, read_delta, rows_of_delta, transactions_of, write_epochs
 from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
+from tidemark.conf.tables import TableName, parse_table_template
+from tidemark.sinks.delta import buckets
+from tidemark.sinks.delta.locations import CatalogLake, FolderLake
+from tidemark.sinks.delta.settings import PACKAGE, delta_settings
+from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.delta.tables import Style
+from tidemark.sinks.sink import JobIdentity
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -56,7 +56,7 @@ def delta(tmp_path: Path, delta_session: SparkSession) -> Callable[..., DeltaSin
 
 @pytest.fixture
 def in_catalog(delta: Callable[..., DeltaSink]) -> Callable[..., DeltaSink]:
-    """The same, of tables by name."""
+    """A sink like `delta`, with tables in a catalog."""
     schema = f"delta_{uuid.uuid4().hex}"
 
     def made(style: Style = "mirror", table: str = "{table}") -> DeltaSink:
@@ -66,7 +66,7 @@ def in_catalog(delta: Callable[..., DeltaSink]) -> Callable[..., DeltaSink]:
 
 
 def folder_of(sink: DeltaSink, schema: TableSchema) -> Path:
-    return Path(sink.lake.place_of(schema.table).text)
+    return Path(sink.lake.location_of(schema.table).text)
 
 
 def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
@@ -95,7 +95,9 @@ def test_values_left_out_stay_and_rows_that_are_missing_stop_the_job(delta: Call
     write_epochs(sink, JOB, [*snapshot_part(1, 1, NOTES, rows), *log_part(2, (NOTES, changes))], SCHEMAS)
     expected = [note(1, 9, "body 2", size[2]), note(2, 9, "body 1", size[1]), note(3, 8, None, size[3])]
     assert sorted(rows_of_delta(sink, NOTES)) == expected
-    with pytest.raises(SinkError, match=r"public.notes: The log leaves values out of changes to rows that .* lacks"):
+    with pytest.raises(
+        SinkError, match=r"public.notes: The log leaves values out of changes to rows that .* does not have"
+    ):
         write_epochs(sink, JOB, log_part(3, (NOTES, [(UPDATE, note(1, 1)), (UPDATE, note(4, 1))])), SCHEMAS)
     assert sorted(rows_of_delta(sink, NOTES)) == expected
 
@@ -186,7 +188,7 @@ def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink],
     write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows), schemas)
     write_epochs(sink, JOB, log_part(2, (odd, [(UPDATE, (1, None, None)), (DELETE, rows[2])])), schemas)
     assert sorted(rows_of_delta(sink, odd)) == [rows[0], (1, None, None), rows[3]]
-    detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.place_of(odd.table).relation}").collect()[0]
+    detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.location_of(odd.table).relation}").collect()[0]
     assert detail["partitionColumns"] == ["b, (c)"]
     assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
 
@@ -197,7 +199,7 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
         "sink.partition_by names shop.nothing, which is not copied."
     ]
     sink = delta(orders=("customer",))
-    place = sink.lake.place_of(ORDERS.table)
+    place = sink.lake.location_of(ORDERS.table)
     delta_session.sql(f"CREATE TABLE {place.relation} (id BIGINT, customer STRING, amount DOUBLE) USING delta")
     with pytest.raises(SinkError) as caught:
         sink.prepare(JOB, [ORDERS])
@@ -208,7 +210,7 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
     ):
         assert text in str(caught.value)
     delta_session.sql(f"INSERT INTO {place.relation} VALUES (1, 'a', 2.0)")
-    with pytest.raises(SinkError, match="holds rows that this job did not write"):
+    with pytest.raises(SinkError, match="has rows that this job did not write"):
         sink.prepare(JOB, [ORDERS])
 
 

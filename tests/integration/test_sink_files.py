@@ -1,4 +1,5 @@
-"""The files sink on a real filesystem: what readers can see at each moment, what failures leave, and what Spark reads."""
+"""The files sink on a real filesystem: the files that readers see at any time, that failures leave, and that Spark
+reads."""
 
 import dataclasses
 import json
@@ -12,15 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sinks import files_part
-from sinks.console import ConsoleSink
-from sinks.files import FilesSink, table_folder_name
-from sinks.sink import JobIdentity
-from state.change_batch import PartEnd, PartItem, PublishedFile
-from state.errors import JobFileError, SinkError
-from state.parquet_rows import ParquetRows
-from state.store import LocalStore
-from state.table import TableId
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -36,6 +28,15 @@ from tests.support.change_parts import (
 )
 from tests.support.every_type import EVERY_TYPE, every_value
 from tests.support.sink_state import FILE_SINKS, SinkCase, make_case
+from tidemark.sinks.console import ConsoleSink
+from tidemark.sinks.files import part as files_part
+from tidemark.sinks.files.sink import FilesSink, table_folder_name
+from tidemark.sinks.sink import JobIdentity
+from tidemark.state.change_batch import PartEnd, PartItem, PublishedFile
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.parquet_rows import ParquetRows
+from tidemark.state.table import TableId
 
 FOLDER = table_folder_name(ORDERS.table)
 
@@ -158,13 +159,13 @@ def test_failure_at_each_step_leaves_whole_files_and_a_replay_completes_them(
 
 
 def test_killed_writer_leaves_no_visible_file_and_prepare_clears_its_traces(files: SinkCase) -> None:
-    """Killed between its last row and the renaming."""
+    """A part is killed between its last row and the renames."""
     code = (
         "import os, sys\n"
-        "from sinks import files_part\n"
+        "from tidemark.sinks.files import part as files_part\n"
         "files_part.FilesPart.publish = lambda self: ([self._complete(t) for t in self._tables.values()], os._exit(9))\n"
-        "from sinks.files import FilesSink\n"
-        "from sinks.sink import JobIdentity\n"
+        "from tidemark.sinks.files.sink import FilesSink\n"
+        "from tidemark.sinks.sink import JobIdentity\n"
         "from tests.support.change_parts import *\n"
         "sink = FilesSink.of(sys.argv[1], sys.argv[2])\n"
         "items = snapshot_part(1, 1, ORDERS, [(1, 'Ada', None, 1, None)])\n"
@@ -185,7 +186,7 @@ def test_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "part-0.parquet").write_text("")
     sink = FilesSink.of(str(tmp_path), "parquet")
-    with pytest.raises(SinkError, match="holds files that no job wrote"):
+    with pytest.raises(SinkError, match="has files that no job wrote"):
         sink.prepare(JobIdentity("a", "a"), [ORDERS])
     (folder / "part-0.parquet").unlink()
     sink.prepare(JobIdentity("a", "a"), [ORDERS])
@@ -235,7 +236,7 @@ def test_folder_names_are_unambiguous_and_never_hidden() -> None:
 
 @pytest.mark.pitfall(83)
 def test_many_tables_need_few_open_files_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 40 tables by turns, room for three open files and a few rows: the rest goes through spill files."""
+    """Alternating rows of 40 tables, with three open files and a small buffer: the other tables use spill files."""
     monkeypatch.setattr(files_part, "MAX_OPEN_FILES", 3)
     monkeypatch.setattr(files_part, "MAX_BUFFERED_BYTES", 2000)
     monkeypatch.setattr(files_part, "FLUSH_BYTES", 500)
@@ -273,7 +274,7 @@ TAKEN: list[PartItem] = [
 
 
 def test_a_splits_file_is_taken_as_it_is(taking: SinkCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever step fails, readers see the whole file or none, and the next attempt ends right; so does a replay."""
+    """Whichever step fails, readers see the whole file or none, and the next attempt succeeds, as a replay does."""
     sink = taking.sink
     assert isinstance(sink, FilesSink)
     step = 0
@@ -321,7 +322,7 @@ def test_empty_part_writes_no_file(files: SinkCase) -> None:
 
 @pytest.mark.integration
 def test_spark_reads_both_formats_back(tmp_path: Path) -> None:
-    """Parquet without being told the types, JSON Lines with them."""
+    """Parquet is read without a schema, JSON Lines with one."""
     values = every_value()
     held = {}
     for kind in FILE_SINKS:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from sinks.mirror.mysql_rows import MySqlTableRows
-from sinks.mirror.mysql_session import MySqlSession
-from sinks.mirror.target import Place
-from state.table import TableId, TableSchema
 from tests.support.change_parts import DELETE, INSERT, UPDATE, column, log_part, rows, snapshot_part
 from tests.support.sink_state import SinkCase, make_case, mirror, sorted_rows, target_name  # noqa: F401  # fixtures
+from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
+from tidemark.sinks.mirror.mysql.session import MySqlSession
+from tidemark.sinks.mirror.target import TargetName
+from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -94,9 +94,9 @@ def test_deletes_find_their_rows_by_the_index(kind: str, request: pytest.Fixture
             pairs = [(("n", "k"), [(value, n, 0) for n in range(400) for value in values])]
             for key, listed in singles or pairs:
                 schema = table(name, key)
-                session.create_table(session.dialect.create_table(Place(case.place.name, f"shop_{name}"), schema))
+                session.create_table(session.dialect.create_table(TargetName(case.place.name, f"shop_{name}"), schema))
                 recorder = Recorder(session)
-                writer = MySqlTableRows(recorder, session.dialect, Place(case.place.name, f"shop_{name}"), schema)
+                writer = MySqlTableRows(recorder, session.dialect, TargetName(case.place.name, f"shop_{name}"), schema)
                 batch = rows(schema, [(INSERT, value) for value in listed])
                 writer.insert(batch.select(["k", "n", "v"]))
                 session.execute("COMMIT")
@@ -125,7 +125,7 @@ def many(name: str) -> list[Any]:
 
 
 def test_keys_equal_by_case_or_padding_follow_the_source(mirror: SinkCase) -> None:  # noqa: F811
-    """The source takes 'A' and 'a ' for one key: it never holds both, but a row may change from one to the other."""
+    """The source treats 'A' and 'a ' as one key: it never has both, but a row may change from one to the other."""
     schema = table("varchar")
     schemas = {(schema.table, 1): schema}
     mirror.sink.prepare(mirror.job, [schema])
@@ -143,7 +143,7 @@ def test_keys_equal_by_case_or_padding_follow_the_source(mirror: SinkCase) -> No
     "collation", ["utf8mb4_0900_as_cs", "utf8mb4_bin", "utf8mb4_uca1400_nopad_as_cs", "latin1_general_cs"]
 )
 def test_keys_that_the_source_keeps_apart_stay_apart(mirror: SinkCase, collation: str) -> None:  # noqa: F811
-    """Whether or not the target knows the collation. 0900 and nopad tell 'a' from 'a ' as well."""
+    """Holds whether or not the target knows the collation. 0900 and nopad collations also tell 'a' from 'a '."""
     name = column("k", "varchar(20)", "string", key=True, collation=collation)
     schema = TableSchema(TableId("shop", collation), 1, (name, column("v", "int", "int32")), ("k",))
     values = [("a", 1), ("A", 2), ("á", 3), *([("a ", 4)] if "0900" in collation or "nopad" in collation else [])]

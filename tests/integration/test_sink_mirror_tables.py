@@ -1,18 +1,11 @@
-"""What a mirror makes of the target's tables: creates, checks, takes, refuses."""
+"""How a mirror creates, checks, claims and refuses the target's tables."""
 
 import dataclasses
 from typing import Any
 
 import pytest
 
-from conf.endpoint import parse_endpoint
-from conf.tables import parse_table_template
-from scripts.servers import start_server
-from sinks.mirror.sink import OWN_DATABASE, MirrorSink
-from sinks.mirror.target import Place
-from sinks.sink import Finding, JobIdentity
-from state.errors import SinkError
-from state.table import TableId, TableSchema
+from devtools.servers import start_server
 from tests.support.change_parts import (
     INSERT,
     ITEMS,
@@ -28,6 +21,13 @@ from tests.support.change_parts import (
 from tests.support.every_type import EVERY_TYPE
 from tests.support.mysql_accounts import account
 from tests.support.sink_state import TEMPLATE, SinkCase, make_case, mirror, target_name  # noqa: F401  # a fixture
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.conf.tables import parse_table_template
+from tidemark.sinks.mirror.sink import OWN_DATABASE, MirrorSink
+from tidemark.sinks.mirror.target import TargetName
+from tidemark.sinks.sink import Finding, JobIdentity
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -77,12 +77,12 @@ def test_missing_table_is_created_with_its_key(mirror: SinkCase) -> None:  # noq
     assert problems(mirror, ORDERS, ITEMS) == []
 
 
-def place(case: SinkCase, table: str) -> Place:
-    return Place("public" if case.kind == "postgres" else case.place.name, table)
+def place(case: SinkCase, table: str) -> TargetName:
+    return TargetName("public" if case.kind == "postgres" else case.place.name, table)
 
 
 def test_every_created_table_passes_its_own_check(mirror: SinkCase) -> None:  # noqa: F811
-    """What the mirror creates it must find fitting again, type by type."""
+    """The mirror's own check accepts what the mirror creates, type by type."""
     mirror.sink.prepare(mirror.job, [EVERY_TYPE])
     assert problems(mirror, EVERY_TYPE) == []
 
@@ -99,7 +99,7 @@ def test_existing_empty_table_that_fits_is_used(mirror: SinkCase) -> None:  # no
 def test_table_with_rows_of_somebody_else_is_refused(mirror: SinkCase) -> None:  # noqa: F811
     create(mirror)
     mirror.place.execute(f"INSERT INTO {target_name(mirror, ORDERS)} (id) VALUES (5)")
-    with pytest.raises(SinkError, match="holds rows that this job did not write") as caught:
+    with pytest.raises(SinkError, match="has rows that this job did not write") as caught:
         mirror.sink.prepare(mirror.job, [ORDERS, ITEMS])
     assert "Empty or drop that table" in caught.value.remedy
     listed = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
@@ -195,7 +195,7 @@ def test_existing_key_that_compares_more_coarsely_is_refused(mirror: SinkCase) -
     else:
         mirror.place.execute("CREATE TABLE shop_orders (sku varchar(20) COLLATE utf8mb4_general_ci PRIMARY KEY)")
     (found,) = problems(mirror, schema)
-    assert "for equal" in found.text
+    assert "treats texts as equal" in found.text
 
 
 @pytest.mark.pitfall(24)
@@ -203,6 +203,37 @@ def test_tables_without_a_key_are_refused(mirror: SinkCase) -> None:  # noqa: F8
     (found,) = problems(mirror, dataclasses.replace(ORDERS, key=()))
     assert "has no key" in found.text
     assert "source.keys" in str(found.remedy)
+
+
+@pytest.mark.pitfall(93)
+def test_copies_under_the_names_of_tidemarks_own_tables_are_refused(mirror: SinkCase) -> None:  # noqa: F811
+    for template in ("tidemark_{table}", "elsewhere.tidemark_{table}"):
+        for name in ("ledger", "tables"):
+            schema = dataclasses.replace(ORDERS, table=TableId("shop", name))
+            (found,) = problems(routed(mirror, template), schema)
+            assert "has the name of one of Tidemark's own tables" in found.text
+
+
+@pytest.mark.pitfall(92)
+def test_triggers_of_the_target_are_reported(mirror: SinkCase) -> None:  # noqa: F811
+    create(mirror)
+    name = target_name(mirror, ORDERS)
+    expected = ["audit"]
+    if mirror.kind == "postgres":
+        expected = ["audit", "quiet"]
+        mirror.place.execute(
+            "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+            f"CREATE TRIGGER audit BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION nothing()",
+            f"CREATE TRIGGER disabled BEFORE INSERT ON {name} FOR EACH ROW EXECUTE FUNCTION nothing()",
+            f"ALTER TABLE {name} DISABLE TRIGGER disabled",
+            f"CREATE RULE quiet AS ON DELETE TO {name} DO INSTEAD NOTHING",
+        )
+    else:
+        mirror.place.execute(f"CREATE TRIGGER audit BEFORE INSERT ON {name} FOR EACH ROW SET NEW.note = 'x'")
+    found = mirror.sink.check([ORDERS], mirror.job)
+    (reported,) = [finding for finding in found if "trigger" in finding.text]
+    assert f"has triggers or rules ({', '.join(expected)})" in reported.text
+    assert not reported.is_problem
 
 
 def test_tables_that_would_meet_and_names_that_are_too_long_are_refused(mirror: SinkCase) -> None:  # noqa: F811

@@ -1,4 +1,4 @@
-"""A mirror's connections: encrypted and checked where `sink.tls` says so, never quietly without."""
+"""A mirror's connections are encrypted and verified if `sink.tls` says so, and never silently without."""
 
 import contextlib
 import dataclasses
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from conf.endpoint import parse_endpoint
-from conf.source import Tls
-from scripts.servers import start_server
-from sinks.mirror.sink import MirrorSink
-from state.errors import JobFileError, SinkError
+from devtools.servers import start_server
 from tests.support.certificates import serve_mysql, serve_postgres, server_certificate
 from tests.support.change_parts import ORDERS
 from tests.support.sink_state import TEMPLATE
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.conf.source import Tls
+from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.state.errors import JobFileError, SinkError
 
 pytestmark = pytest.mark.integration
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
-from jobs.checkpoint import Checkpoint
-from state import failpoints
-from state.errors import SinkError, SourceNotUsableError
-from state.failpoints import FailpointError
-from state.job_state import JobState
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import POSTGRES_TABLES, TABLES, Uids, Writers, connect_for_transactions, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import SinkError, SourceNotUsableError
+from tidemark.state.failpoints import FailpointError
+from tidemark.state.job_state import JobState
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +27,7 @@ KILLS = (
     "planner.before_plan",
     "log.before_report",
     "snapshot.after_select",
-    "planner.after_routes",
+    "planner.after_finished_splits",
     "planner.after_plan",
 )
 
@@ -43,7 +43,7 @@ def job_of(folder: Path, database: Database, **changes: object) -> Path:
 
 
 def create_late_table(database: Database, rows: int = 0) -> None:
-    """Its log has DDL, and rows of a shape that the job never knows."""
+    """Creates a table whose log has DDL, and rows of a shape that the job never knows."""
     columns = (POSTGRES_TABLES if database.kind == "postgres" else TABLES)[LATE]
     database.execute(
         f"CREATE TABLE {LATE} ({columns.replace('quantity', 'amount')})",
@@ -66,7 +66,7 @@ def state_of(job: Path) -> JobState:
 def test_a_table_that_is_created_later_joins_exactly_through_crashes(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While everything is written to, and the job breaks off again and again."""
+    """Writers change everything meanwhile, and the job breaks off again and again."""
     database, uids = any_source_database, Uids()
     create_tables(database, rows=300, uids=uids)
     database.execute(f"DROP TABLE {LATE}")
@@ -96,7 +96,8 @@ def test_a_table_that_is_created_later_joins_exactly_through_crashes(
 def test_a_transaction_that_is_open_while_a_table_joins_is_in_its_rows(
     postgres_source_database: Database, tmp_path: Path
 ) -> None:
-    """It wrote before the table was published, and after; servers of before 2025 then forget that the table is."""
+    """The transaction wrote before the table was published, and after; servers before 2025 then forget that the table
+    is published."""
     database = postgres_source_database
     create_tables(database, rows=5, uids=Uids())
     database.execute(f"DROP TABLE {LATE}")
@@ -133,7 +134,7 @@ def test_what_a_later_table_means_in_each_mode_and_for_the_target(
     create_late_table(database)
     assert run_epochs(job, "mode=full", notes=notes) == []
     assert any(
-        facts["text"].startswith("was not there when the job started") for _, facts in notes.found if "text" in facts
+        facts["text"].startswith("did not exist when the job started") for _, facts in notes.found if "text" in facts
     )
     foreign = tmp_path / "out" / f"{database.schema}.{LATE}"
     foreign.mkdir()
@@ -146,7 +147,7 @@ def test_what_a_later_table_means_in_each_mode_and_for_the_target(
     database.execute(f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (1, 1, 1, 1)")
     run_epochs(job, "mode=incremental", notes=notes)
     assert notes.found[-1][0] == "warning"
-    assert "without its rows" in notes.found[-1][1]["text"]
+    assert "not its rows" in notes.found[-1][1]["text"]
     database.execute(f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (2, 2, 2, 1)")
     run_epochs(job, "mode=incremental")
     assert read_history(tmp_path / "out", database.schema, LATE)["uid"].to_pylist() == [2]
@@ -162,5 +163,5 @@ def test_a_table_that_is_gone_stops_the_job_and_one_left_out_is_warned_of(
     run_epochs(job, f"source.exclude_tables=['{database.schema}.{LATE}']", notes=notes)
     assert "is still copied" in str(notes.found)
     database.execute(f"DROP TABLE {LATE}")
-    with pytest.raises(SourceNotUsableError, match=rf"has no {database.schema}\.{LATE} any more"):
+    with pytest.raises(SourceNotUsableError, match=rf"no longer has {database.schema}\.{LATE}, which"):
         run_epochs(job)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from state.errors import UnknownLogEventError
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.state.errors import UnknownLogEventError
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(41)]
 

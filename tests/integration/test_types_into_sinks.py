@@ -1,5 +1,5 @@
-"""Every type out of a real server, half by SELECT and half by log, through the readers into every sink: what it holds reads
-back as the source's own values."""
+"""Every type from a real server, half by SELECT and half by log, through the readers into every sink: the target's
+values read back as the source's own."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import pytest
 
-from readers.mysql.catalog import load_schema
-from readers.publish import publish
-from state.store import open_store
-from state.table import Column
 from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.change_parts import part
 from tests.support.mysql_snapshot import SourceTable
 from tests.support.reference_rows import reference_rows
 from tests.support.servers import Database
 from tests.support.sink_state import MIRRORS, make_case, sorted_rows
+from tidemark.readers.mysql.schema.catalog import load_schema
+from tidemark.readers.snapshot.publish import publish
+from tidemark.state.checkpoint.store import open_store
+from tidemark.state.table import Column
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +29,7 @@ TOO_MANY_DECIMALS = ("decimal_38_38", "decimal_65_38")
 
 
 def insert_rows(database: Database, first_id: int, target: str) -> None:
-    """Without values that the target has no place for, which docs/sinks.md names."""
+    """Inserts rows without the values that the target cannot store, which docs/sinks.md names."""
     insert_edge_rows(database.connect(), first_id=first_id, nul=target != "postgres")
     if target in {"mysql", "mariadb"}:
         database.execute(NO_ENUM_ERROR)
@@ -71,7 +71,8 @@ def test_what_is_written_reads_back(
 
 
 def _same(kind: str, column: Column, found: Any, value: Any) -> bool:
-    """But for what docs/sinks.md says: MySQL's JSON makes doubles of decimals, MariaDB takes the sign from zero."""
+    """Compares values except for what docs/sinks.md says: MySQL's JSON makes doubles of decimals, MariaDB drops the
+    sign of zero."""
     if kind == "mysql" and column.source_type == "json" and value is not None:
         return bool(json.loads(found) == json.loads(value))
     if kind == "mariadb" and isinstance(value, float) and value == 0:

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from readers.mysql.snapshot import ReadHooks
-from state.change_batch import ChangeType
 from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.mysql_snapshot import SourceTable, once
 from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
+from tidemark.state.change_batch import ChangeType
 
 pytestmark = pytest.mark.integration
 
@@ -66,7 +66,7 @@ def _set_global_zone(connection: Any) -> None:
 
 
 def logged(table: SourceTable) -> pa.Table:
-    """What the log has from the table's anchor on: the captured columns, then those of a change."""
+    """The log from the table's anchor on: the captured columns, then those of a change."""
     rows = pa.Table.from_batches(table.batches(table.anchor))
     assert rows.select(table.schema.arrow_schema().names).schema == table.schema.arrow_schema()
     rows.validate(full=True)
@@ -74,13 +74,13 @@ def logged(table: SourceTable) -> pa.Table:
 
 
 def of_type(rows: pa.Table, kind: ChangeType) -> list[dict[str, Any]]:
-    """In order of id."""
+    """The captured columns of the changes of one type, in order of id."""
     plain = rows.filter(pa.compute.equal(rows["_change_type"], int(kind))).sort_by("id")
     return [{k: v for k, v in row.items() if not k.startswith("_")} for row in plain.to_pylist()]
 
 
 def with_ids(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
-    """The rows as they are under other ids, which no other column comes from."""
+    """The rows under other ids, which no other column is computed from."""
     return [{**row, "id": row["id"] + step} for row in rows]
 
 
@@ -89,7 +89,8 @@ def with_ids(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
 @pytest.mark.pitfall(37)
 @pytest.mark.pitfall(38)
 def test_half_by_select_half_by_log(odd_database: Database) -> None:
-    """Each image of the log: of an insert, before and after an update of the key, after another update, of a delete."""
+    """Covers each image of the log: an insert, before and after an update of the key, after another update, a
+    delete."""
     connection = odd_database.connect()
     create_all_types(connection)
     count = insert_edge_rows(connection)
@@ -118,7 +119,7 @@ def test_half_by_select_half_by_log(odd_database: Database) -> None:
 
 @pytest.mark.pitfall(37)
 def test_a_split_that_is_half_replayed(odd_database: Database) -> None:
-    """Rows that come between SELECT and high are decoded from the log, and lie beside the selected ones."""
+    """Rows that come between SELECT and high are decoded from the log, and are beside the selected ones."""
     connection = odd_database.connect()
     create_all_types(connection)
     count = insert_edge_rows(connection)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from enumerator.log_extent import BinlogExtent, LogExtent, LogFile, WalExtent
-from state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
-from state.log_range import LogRange
-from state.position import BinlogPosition, Position, WalPosition, binlog_position
-from state.rank import bytes_rank, composite_rank, integer_rank
-from state.split import Bound, KeyRange, SharedSnapshot
-from state.table import TableId
+from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.log_extent import BinlogExtent, LogExtent, LogFile, WalExtent
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import BinlogPosition, Position, WalPosition, binlog_position
+from tidemark.state.split import Bound, KeyRange, SharedSnapshot
+from tidemark.state.table import TableId
 
 Key = tuple[int | str, ...]
 State = tuple[int, int]
@@ -28,26 +28,26 @@ _WEIGHTS = {letter: bytes([1 + "eécaßzbB".index(letter)]) for letter in "eéca
 
 
 def text_rank(text: str) -> bytes:
-    return bytes_rank(b"".join(_WEIGHTS[letter] for letter in text))
+    return encode_bytes(b"".join(_WEIGHTS[letter] for letter in text))
 
 
 def int_rank(value: int) -> bytes:
-    return integer_rank(value, unsigned=False)
+    return encode_integer(value, unsigned=False)
 
 
 @dataclass(frozen=True)
 class ModelTable:
-    """`rank` is of the split key, `unique` of the primary key, both of a whole key."""
+    """A table of the model. `encoded_key` encodes the split key and `unique` the primary key, both from a whole key."""
 
     id: TableId
     split_columns: tuple[str, ...]
-    domain: tuple[Key, ...]
-    rank: Callable[[Key], bytes]
+    value_range: tuple[Key, ...]
+    encoded_key: Callable[[Key], bytes]
     unique: Callable[[Key], bytes]
 
     @property
     def is_integer(self) -> bool:
-        return len(self.domain[0]) == 1 and isinstance(self.domain[0][0], int)
+        return len(self.value_range[0]) == 1 and isinstance(self.value_range[0][0], int)
 
 
 _TEXTS = ("", "e", "é", "c", "a", "A", "ß", "z", "b", "B", "ab", "AB", "ba", "ée", "zz", "bé")
@@ -71,15 +71,15 @@ TABLES = (
         TableId("shop", "lines"),
         ("order_id", "line"),
         tuple((n, t) for n in (-1, 0, 7) for t in ("", "a", "A", "z")),
-        lambda key: composite_rank([int_rank(key[0]), text_rank(key[1])]),
-        lambda key: composite_rank([int_rank(key[0]), text_rank(key[1])]),
+        lambda key: encode_composite([int_rank(key[0]), text_rank(key[1])]),
+        lambda key: encode_composite([int_rank(key[0]), text_rank(key[1])]),
     ),
     ModelTable(  # split by the first column of its primary key only
         TableId("stock", "events"),
         ("day",),
         tuple((n, m) for n in (1, 2, 3) for m in range(4)),
         lambda key: int_rank(key[0]) + b"\0\0",
-        lambda key: composite_rank([int_rank(key[0]), int_rank(key[1])]),
+        lambda key: encode_composite([int_rank(key[0]), int_rank(key[1])]),
     ),
     ModelTable(  # without a key that could be split: what is called so here tells rows apart, for the log and the checks
         TableId("stock", "heap"),
@@ -93,7 +93,7 @@ PAGE_COUNT = 5
 
 
 def page_of(key: Key, state: State) -> int:
-    """Each transaction that changes a row gives it another place."""
+    """The page of each row. Each transaction that changes a row moves it to another page."""
     return (int(str(key[0])[1:]) + 2 * state[0]) % PAGE_COUNT
 
 
@@ -107,7 +107,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Transaction:
-    """`end`, of a binlog, carries the GTIDs of all transactions up to and with this one."""
+    """A committed transaction. The `end` of a binlog's transaction carries the GTIDs of all transactions up to it."""
 
     number: int
     changes: tuple[Change, ...]
@@ -116,7 +116,7 @@ class Transaction:
 
     @property
     def xid(self) -> int:
-        """In another order than they are logged."""
+        """The transaction's id. Ids have another order than the log."""
         return xid_of(self.number)
 
 
@@ -141,7 +141,7 @@ class ModelDatabase:
     # --- writing
 
     def write(self, wishes: Iterable[tuple[int, int, int, int]], size_bytes: int, *, rotate: bool) -> None:
-        """A transaction of what can be done of `wishes`: (table, key, operation, other key)."""
+        """Writes a transaction of the `wishes` that are possible: (table, key, operation, other key)."""
         if rotate:
             self.file_sizes.append(HEADER_END_POS)
         number = len(self.log) + 1
@@ -155,8 +155,8 @@ class ModelDatabase:
         changes: list[Change] = []
         for table_index, key_index, operation, other_index in wishes:
             table = TABLES[table_index % len(TABLES)]
-            key = table.domain[key_index % len(table.domain)]
-            other = table.domain[other_index % len(table.domain)]
+            key = table.value_range[key_index % len(table.value_range)]
+            other = table.value_range[other_index % len(table.value_range)]
             held = {table.unique(k): k for t, k in rows if t == table.id}
             if {(table.id, table.unique(key)), (table.id, table.unique(other))} & locked:
                 continue
@@ -187,18 +187,18 @@ class ModelDatabase:
         return BinlogExtent(self.files())
 
     def committed(self, position: Position) -> None:
-        """Everything before it is in the sink and in the checkpoint."""
+        """Notes that everything before the position is in the sink and in the checkpoint."""
 
     def log_end(self) -> Position:
         return self.position_now(len(self.log))
 
     def transactions(self, log_range: LogRange) -> tuple[list[Transaction], Position]:
-        """Those of the range, and where the range ends."""
+        """The transactions of the range, and the position where the range ends."""
         end = next(place for place in self.boundaries() if place.order >= log_range.stop.order)
         return self.log[self.prefix(log_range.start) : self.prefix(end)], end
 
     def boundaries(self) -> list[BinlogPosition]:
-        """Ends of file headers and of transactions, in order. A range may end at each of them."""
+        """The ends of file headers and of transactions, in order. A range may end at each of them."""
         headers = [BinlogPosition(f.name, HEADER_END_POS) for f in self.files()]
         ends = [binlog_position(t.end) for t in self.log]
         places = sorted([*headers, *ends], key=lambda place: place.order)
@@ -209,7 +209,7 @@ class ModelDatabase:
         return BinlogPosition(place.file, place.pos, f"{SERVER_UUID}:1-{number}" if number else "")
 
     def prefix(self, place: Position) -> int:
-        """How many transactions lie before `place`."""
+        """The number of transactions before `place`."""
         return bisect_right(self.places, place.order)
 
     def rows_at(self, numbers: Iterable[int]) -> Rows:
@@ -243,14 +243,14 @@ class ModelDatabase:
         count: int,
     ) -> Sequence[Bound]:
         keys = self._sorted_keys(table, columns)
-        ranks = [rank_hex(_model_table(table), key) for key in keys]
-        at = 0 if after is None else bisect_left(ranks, after.rank)
-        limit = len(keys) if until is None else bisect_left(ranks, until.rank)
+        encoded_keys = [rank_hex(_model_table(table), key) for key in keys]
+        at = 0 if after is None else bisect_left(encoded_keys, after.encoded_key)
+        limit = len(keys) if until is None else bisect_left(encoded_keys, until.encoded_key)
         bounds: list[Bound] = []
         while len(bounds) < count:
             at += rows
             if at < limit:
-                at = bisect_right(ranks, ranks[at - 1])
+                at = bisect_right(encoded_keys, encoded_keys[at - 1])
             if at >= limit:
                 break
             bounds.append(self._bound(table, keys[at]))
@@ -271,7 +271,7 @@ class ModelDatabase:
     def _sorted_keys(self, table: TableId, columns: tuple[str, ...]) -> list[Key]:
         model = _model_table(table)
         assert columns == model.split_columns
-        return sorted((key for t, key in self.rows_at(self.visible) if t == table), key=model.rank)
+        return sorted((key for t, key in self.rows_at(self.visible) if t == table), key=model.encoded_key)
 
     def _bound(self, table: TableId, key: Key) -> Bound:
         model = _model_table(table)
@@ -280,7 +280,7 @@ class ModelDatabase:
 
 @dataclass
 class WalDatabase(ModelDatabase):
-    """PostgreSQL: a transaction stands in the log at its commit record, and any place may end a range."""
+    """PostgreSQL: a transaction's position is that of its commit record, and a range may end at any position."""
 
     kept_from_lsn: int = 0
     exported: dict[TableId, tuple[SharedSnapshot, frozenset[int]]] = field(default_factory=dict)
@@ -323,7 +323,7 @@ class WalDatabase(ModelDatabase):
         self.exported.pop(table, None)
 
     def snapshot(self) -> str:
-        """pg_current_snapshot() of what is visible now."""
+        """The value of pg_current_snapshot() for what is visible now."""
         visible = {xid_of(number) for number in self.visible}
         xmax = max(visible, default=FIRST_XID) + 1
         given = [xid for xid in range(FIRST_XID, xmax) if xid % 2**32 > 2]
@@ -333,21 +333,21 @@ class WalDatabase(ModelDatabase):
 
 @cache
 def rank_hex(table: ModelTable, key: Key) -> str:
-    return table.rank(key).hex()
+    return table.encoded_key(key).hex()
 
 
 def in_range(table: ModelTable, key: Key, key_range: KeyRange) -> bool:
-    rank = rank_hex(table, key)
-    return (key_range.start is None or key_range.start.rank <= rank) and (
-        key_range.end is None or rank < key_range.end.rank
+    encoded_key = rank_hex(table, key)
+    return (key_range.start is None or key_range.start.encoded_key <= encoded_key) and (
+        key_range.end is None or encoded_key < key_range.end.encoded_key
     )
 
 
 def on_pages(page: int, key_range: KeyRange) -> bool:
-    """Is the page in a range of pages?"""
-    rank = integer_rank(page, unsigned=True).hex()
+    """Whether the page is in a range of pages."""
+    encoded_key = encode_integer(page, unsigned=True).hex()
     start, end = key_range.start, key_range.end
-    return (start is None or start.rank <= rank) and (end is None or rank < end.rank)
+    return (start is None or start.encoded_key <= encoded_key) and (end is None or encoded_key < end.encoded_key)
 
 
 def _model_table(table: TableId) -> ModelTable:
@@ -357,7 +357,7 @@ def _model_table(table: TableId) -> ModelTable:
 def _row_changes(
     table: ModelTable, key: Key, operation: int, other: Key, held: dict[bytes, Key]
 ) -> list[tuple[Key, bool]]:
-    """(key, is it a delete?) as the log's reader gives them: a changed key is a delete and an insert."""
+    """(key, is it a delete?) as the log reader gives them: a changed key is a delete and an insert."""
     found = held.get(table.unique(key))
     if found is None:
         return [(key, False)]

@@ -13,30 +13,6 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from enumerator.enumerator import (
-    LogRead,
-    Observation,
-    Outcome,
-    Settings,
-    SplitsRead,
-    absorb,
-    first_state,
-    in_mode,
-    join,
-    plan_epoch,
-)
-from enumerator.pages import generations
-from readers.gap_filter import GapFilter, merge_segments, write_segment
-from readers.publish import forget_collected, published_name
-from state import codec
-from state.gtid import GtidSet
-from state.job_state import JobState, Joined, Mode, SplitKey
-from state.log_range import LogReport
-from state.phase import Phase
-from state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
-from state.position import Position, WalPosition, binlog_position
-from state.split import Collect, Emit, Report, Split
-from state.table import TableId, TableSchema
 from tests.property.model_database import (
     SERVER_UUID,
     TABLES,
@@ -52,13 +28,38 @@ from tests.property.model_database import (
     page_of,
 )
 from tests.support.gap_filter import keep
+from tidemark.enumerator.enumerator import (
+    LogRead,
+    Observation,
+    Outcome,
+    Settings,
+    SplitsRead,
+    absorb,
+    first_state,
+    in_mode,
+    join,
+    plan_epoch,
+)
+from tidemark.enumerator.pages import attempts
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.readers.snapshot.publish import published_name
+from tidemark.state.checkpoint import codec
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.gtid import GtidSet
+from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
+from tidemark.state.log_range import LogReport
+from tidemark.state.phase import Phase
+from tidemark.state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
+from tidemark.state.position import Position, WalPosition, binlog_position
+from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
+from tidemark.state.table import TableId, TableSchema
 
 SOURCE = (SERVER_UUID, "")
-REPORT: codec.Codec[Report] = codec.Codec("report", Report)
+REPORT = codec.PUBLISHED_SPLIT
 
 
 class MemoryStore:
-    """state.store.CheckpointStore without files."""
+    """tidemark.state.checkpoint.store.CheckpointStore without files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -117,9 +118,10 @@ the same, but decided by where the log ended."""
 
 @dataclass
 class Job:
-    """`filtered`: False leaves the gap filter out; `shared`: False reads each split by pages as it is then; `bounded`: False
-    lets the log be read beyond the place where tables join. `mode`: the job file's, now. `logged_epoch`: Spark's offset
-    log; `marked_epoch`: the last one that Spark surely has marked as committed."""
+    """The parts of a job that survive a crash. `filtered`: False leaves the gap filter out. `shared`: False reads each
+    split by pages without the shared snapshot. `bounded`: False lets the log be read beyond the position where tables
+    join. `mode`: the job file's, now. `logged_epoch`: Spark's offset log. `marked_epoch`: the last epoch that Spark has
+    certainly marked as committed."""
 
     database: ModelDatabase
     settings: Settings
@@ -187,7 +189,7 @@ class Attempt:
     low: set[int]
     rows: dict[Key, State] | None = None
     selected_at: Position | None = None
-    is_void: bool = False
+    is_expired: bool = False
 
 
 class Driver:
@@ -225,9 +227,9 @@ class Driver:
                 self.state = state
                 return
             assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
-            forget_collected(job.store, generations(plan, state))
+            Checkpoint("model", job.store).forget_staged(attempts(plan, state))
             if plan.phase is Phase.STREAM:
-                for route in job.store.list("routes")[: None if epoch % 3 else 1]:  # a crash may leave some
+                for route in job.store.list("finished")[: None if epoch % 3 else 1]:  # a crash may leave some
                     job.store.delete(route)
         if crash_before_offset:
             return
@@ -248,7 +250,8 @@ class Driver:
                 return LogRead(epoch, codec.LOG_REPORT.decode(self.job.file(f"logs/{epoch:08}"), "log"), seconds)
 
     def settled_state(self) -> EnumeratorState:
-        """With what the last epoch brought, if the sink has it. Once the next one is planned, that may be removed."""
+        """The state with the results of the last epoch, if the sink has it. Once the next one is planned, they may be
+        removed."""
         following = self.job.logged_epoch + 1
         if self.job.store.read(f"plans/{following:08}") is not None:
             return in_mode(self.job.record(following).state, self.job.mode)
@@ -266,11 +269,11 @@ class Driver:
         return splits_of(self.running.work)
 
     def low(self, split: Split) -> bool:
-        """False if the anchor is not visible yet: the reader waits."""
+        """Takes the split's low. False if the anchor is not visible yet: the reader waits."""
         database = self.job.database
         assert self.running is not None
         assert isinstance(self.running.work, SnapshotWork)
-        if isinstance(split.pages, Emit):
+        if isinstance(split.pages, ReleaseChunk):
             return True
         if self.job.reading in {"prefix", "snapshot", "lsn"}:
             low: set[int] = set()
@@ -288,7 +291,7 @@ class Driver:
 
     def select(self, attempt: Attempt) -> None:
         table = _table(attempt.split.table)
-        if isinstance(attempt.split.pages, Collect):
+        if isinstance(attempt.split.pages, StageChunk):
             self._select_pages(attempt, attempt.split.pages)
             return
         attempt.selected_at = self._seen_by_select()
@@ -299,12 +302,12 @@ class Driver:
             if t == table.id and in_range(table, key, attempt.split.range)
         }
 
-    def _select_pages(self, attempt: Attempt, pages: Collect) -> None:
+    def _select_pages(self, attempt: Attempt, pages: StageChunk) -> None:
         database, split = self.job.database, attempt.split
         assert isinstance(database, WalDatabase)
-        attempt.is_void = not database.is_shared(split.table, pages.snapshot)
+        attempt.is_expired = not database.is_shared(split.table, pages.snapshot)
         attempt.selected_at, attempt.rows = pages.snapshot.high, {}
-        if not attempt.is_void:
+        if not attempt.is_expired:
             contained = database.exported[split.table][1] if self.job.shared else database.visible
             attempt.rows = {
                 key: state
@@ -325,7 +328,7 @@ class Driver:
                 return database.log_end()
 
     def publish(self, attempt: Attempt) -> None:
-        """Whoever loses the race leaves the winner's file as it is."""
+        """Publishes the split. An attempt that loses the race leaves the winner's file as it is."""
         database, split = self.job.database, attempt.split
         assert attempt.rows is not None
         assert attempt.selected_at is not None
@@ -343,22 +346,22 @@ class Driver:
                         if not change.is_delete:
                             attempt.rows[change.key] = change.state
         report = Report(split.id, split.table, split.schema_version, high, len(attempt.rows), replayed)
-        if isinstance(split.pages, Collect):
-            report = replace(report, kind="void" if attempt.is_void else "collected")
+        if isinstance(split.pages, StageChunk):
+            report = replace(report, kind="expired" if attempt.is_expired else "staged")
         rows = json.dumps([[list(key), list(state)] for key, state in attempt.rows.items()])
         self.job.store.create(_name(split), REPORT.encode(report) + rows.encode())
         del self.attempts[split.id]
 
     def published(self, split: Split) -> tuple[Report, list[Entry]]:
-        """Its report, and what the sink gets of it."""
+        """The published split's report, and the entries that the sink gets of it."""
         data = self.job.file(_name(split))
         head, body, rows = data.split(b"\n", 2)
         report = REPORT.decode(head + b"\n" + body + b"\n", "split")
-        if isinstance(split.pages, Collect):
+        if isinstance(split.pages, StageChunk):
             return report, []
-        if isinstance(split.pages, Emit):
-            assert report.kind == "collected"
-            report = replace(report, split_id=split.id, kind="emitted")
+        if isinstance(split.pages, ReleaseChunk):
+            assert report.kind == "staged"
+            report = replace(report, split_id=split.id, kind="released")
         return report, [
             Entry(split.table, tuple(key), tuple(state), is_delete=False, is_snapshot=True)
             for key, state in json.loads(rows)
@@ -394,11 +397,11 @@ class Driver:
     def _gap_filter(self, plan: Plan) -> GapFilter:
         if plan.phase is not Phase.CATCH_UP:
             return GapFilter.empty()
-        segments = [self.job.file(name) for name in self.job.store.list("routes")]
+        segments = [self.job.file(name) for name in self.job.store.list("finished")]
         if plan.epoch % 2:
-            segments = [merge_segments(segments, "routes")]
+            segments = [merge_segments(segments, "finished")]
         tables = [t.table for t in self.job.record(plan.epoch).state.tables if not t.passed]
-        return GapFilter.from_segments(segments, tables, "routes")
+        return GapFilter.from_segments(segments, tables, "finished")
 
     # --- Commit
 
@@ -422,7 +425,7 @@ class Driver:
             return
         if isinstance(self.running.work, SnapshotWork):
             reports = [self.published(split)[0] for split in self.splits()]
-            self.job.store.create(f"routes/{self.running.epoch:08}", write_segment(self.splits(), reports))
+            self.job.store.create(f"finished/{self.running.epoch:08}", write_segment(self.splits(), reports))
         self.running, self.output = None, None
 
 
@@ -444,10 +447,10 @@ def _table(table: TableId) -> ModelTable:
 
 def _keep(gap_filter: GapFilter, table: ModelTable, changes: list[tuple[Change, Transaction]]) -> list[bool]:
     mine = [(change, transaction) for change, transaction in changes if change.table is table]
-    ranks = [table.rank(change.key) for change, _ in mine]
+    encoded_keys = [table.encoded_key(change.key) for change, _ in mine]
     versions = np.array([transaction.version for _, transaction in mine], np.int64)
     xids = np.array([transaction.xid % 2**32 for _, transaction in mine], np.int64)
     if table.is_integer:
-        numbers = np.array([int.from_bytes(rank, "big") for rank in ranks], np.uint64)
+        numbers = np.array([int.from_bytes(encoded_key, "big") for encoded_key in encoded_keys], np.uint64)
         return keep(gap_filter, table.id, numbers, versions, xids).tolist()
-    return keep(gap_filter, table.id, pa.array(ranks, pa.binary()), versions, xids).tolist()
+    return keep(gap_filter, table.id, pa.array(encoded_keys, pa.binary()), versions, xids).tolist()

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from readers.split_read import SplitRead
-from state.change_batch import ChangeType, batch_schema
-from state.position import WalPosition
-from state.split import Report
-from state.table import Column, TableId, TableSchema
-from state.wal_snapshot import SnapshotWatermarks
 from tests.property.model_database import FIRST_XID, xid_of
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.change_batch import ChangeType, batch_schema
+from tidemark.state.position import WalPosition
+from tidemark.state.split import Report
+from tidemark.state.table import Column, TableId, TableSchema
+from tidemark.state.wal_snapshot import SnapshotWatermarks
 
 SCHEMA = TableSchema(
     TableId("public", "t"),
@@ -37,7 +37,7 @@ Rows = dict[int, tuple[int, str | None]]
 
 @dataclass(frozen=True)
 class Change:
-    """`body` is "" where the log leaves it out."""
+    """A change in the log. `body` is "" where the log leaves it out."""
 
     kind: ChangeType
     key: int
@@ -116,14 +116,14 @@ class MovingTable:
         return version_of(len(self.log))
 
     def high(self) -> WalPosition:
-        """pg_current_snapshot() and the log's end."""
+        """A high of pg_current_snapshot() and the log's end."""
         visible = {xid_of(number) for number in self.visible}
         xmax = max(visible, default=FIRST_XID) + 1
         running = [xid for xid in range(FIRST_XID, xmax) if xid not in visible and xid % 2**32 > 2]
         return WalPosition(self.end, f"{min([*running, xmax])}:{xmax}:{','.join(map(str, running))}")
 
     def changes(self, start: int, stop: int) -> pa.RecordBatch:
-        """Of the transactions whose version lies in [start, stop)."""
+        """The changes of the transactions whose version is in [start, stop)."""
         listed = [
             (number, seq, change)
             for number, changes in enumerate(self.log)
@@ -152,7 +152,8 @@ def version_of(number: int) -> int:
 
 @dataclass
 class MovingKeys:
-    """`jobs.sources.KeyReading`: the table lives on meanwhile, and what is read is of one snapshot, until that is lost."""
+    """A `readers.source.KeyReading`. The table changes meanwhile, and all re-reads see one snapshot until that is
+    lost."""
 
     table: MovingTable
     taken: tuple[WalPosition, Rows] | None = None
@@ -172,13 +173,13 @@ class MovingKeys:
         table = pa.table([pa.array(c, f.type) for c, f in zip(columns, schema_of, strict=True)], schema=schema_of)
         return SplitRead(Report(-1, SCHEMA.table, 1, high, len(found), 0), table, 0)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self.taken = None
 
 
 @dataclass
 class Splits:
-    """Each read at a moment of its own."""
+    """The table's splits, each read at another time."""
 
     highs: list[WalPosition]
     rows: Rows
@@ -206,7 +207,8 @@ def owner(key: int) -> int:
 
 @dataclass
 class Copy:
-    """Takes an epoch's changes one by one. Raises AssertionError for a value of no row, and for a step back."""
+    """A copy that takes an epoch's changes one by one. Raises AssertionError for a value of no row, and for a step
+    back."""
 
     rows: Rows
     stamps: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the Delta sink gives to a MERGE, against applying the changes one by one."""
+"""The input of the Delta sink's MERGE, compared with applying the changes one by one."""
 
 from typing import Any
 
@@ -7,20 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.delta.buckets import Cutting
-from sinks.delta.rows import Unpacking, effect_schema
-from state.change_batch import from_transport, to_transport
 from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, UPDATE, log_part
 from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
+from tidemark.sinks.delta.buckets import SplittingByBucket
+from tidemark.sinks.delta.rows import Unpacking, effect_schema
+from tidemark.state.change_batch import from_transport, to_transport
 
 
 def merged(target: dict[Any, Any], source: list[pa.RecordBatch]) -> dict[Any, Any]:
-    """As the statement of `sinks.delta.tables.merge` does it: every row of `target` at most once, all at the same time."""
+    """Merges as the statement of `sinks.delta.tables.merge` does: every row of `target` at most once, all at the same
+    time."""
     after = dict(target)
     inserted = []
     matched = [row["at"] for batch in source for row in batch.to_pylist() if row["at"] is not None]
-    places = [tuple(at.values()) for at in matched]
-    assert len(places) == len(set(places))
+    keys = [tuple(at.values()) for at in matched]
+    assert len(keys) == len(set(keys))
     for batch in source:
         for row in batch.to_pylist():
             at = None if row["at"] is None else tuple(row["at"].values())
@@ -67,7 +68,7 @@ def test_part_cut_into_buckets_keeps_each_keys_changes_together_and_in_order() -
         for n in range(50)
     ]
     whole = [to_transport(item) for item in log_part(1, *((ORDERS, changes[i : i + 40]) for i in range(0, 150, 40)))]
-    cut = list(Cutting(ORDERS, 4)(whole))
+    cut = list(SplittingByBucket(ORDERS, 4)(whole))
     by_bucket: dict[int, list[tuple[int, str]]] = {}
     for batch in cut:
         (change,) = from_transport(batch)
@@ -83,5 +84,5 @@ def test_part_cut_into_buckets_keeps_each_keys_changes_together_and_in_order() -
 
 def test_other_rows_than_a_splits_are_not_appended() -> None:
     part = log_part(1, (ORDERS, [(DELETE, (1, "a", None, None, None))]))
-    with pytest.raises(ValueError, match="has other rows than a split's"):
+    with pytest.raises(ValueError, match="has changes, but is a split"):
         list(Unpacking(ORDERS, "rows")(map(to_transport, part)))

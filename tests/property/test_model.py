@@ -25,12 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from enumerator.enumerator import Settings
-from state.phase import Phase
-from state.plan import LogWork, SnapshotWork
-from state.position import Position, WalPosition
-from state.split import Collect, Emit, Split
-from state.table import TableId
 from tests.property.model_database import (
     FIRST_XID,
     PAGE_COUNT,
@@ -46,6 +40,12 @@ from tests.property.model_database import (
     xid_of,
 )
 from tests.property.model_job import Driver, Job, Reading, splits_of
+from tidemark.enumerator.enumerator import Settings
+from tidemark.state.phase import Phase
+from tidemark.state.plan import LogWork, SnapshotWork
+from tidemark.state.position import Position, WalPosition
+from tidemark.state.split import ReleaseChunk, Split, StageChunk
+from tidemark.state.table import TableId
 
 wishes = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 36), st.integers(0, 3), st.integers(0, 36)), min_size=1, max_size=4
@@ -55,9 +55,13 @@ how_many = st.sampled_from([1, 2, 100])
 
 
 def keys_of(table: ModelTable) -> st.SearchStrategy[Any]:
-    """Few, many, and for integers a long even piece, which is cut by arithmetic."""
-    some = st.lists(st.sampled_from(table.domain), max_size=2 * len(table.domain), unique=True)
-    even = st.integers(17, len(table.domain)).map(lambda n: table.domain[1 : 1 + n]) if table.is_integer else some
+    """Few keys, many keys, and for integers a long even range, which is divided by arithmetic."""
+    some = st.lists(st.sampled_from(table.value_range), max_size=2 * len(table.value_range), unique=True)
+    even = (
+        st.integers(17, len(table.value_range)).map(lambda n: table.value_range[1 : 1 + n])
+        if table.is_integer
+        else some
+    )
     return st.one_of(some, even)
 
 
@@ -92,7 +96,8 @@ class TidemarkModel(RuleBasedStateMachine):
         absent: Any = (),
         follows: bool = False,
     ) -> None:
-        """`absent` tables are found by a later start; where the job `follows` it has copied the others already."""
+        """`absent` tables are found by a later start; if the job `follows` the log, it has copied the others
+        already."""
         initial = {}
         for table, keys in zip(TABLES, rows, strict=True):
             for key in keys:
@@ -186,7 +191,7 @@ class TidemarkModel(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.database, WalDatabase) and self.database.exported)
     @rule()
     def end_sessions(self) -> None:
-        """Those that hold snapshots."""
+        """Ends the sessions that hold snapshots."""
         assert isinstance(self.database, WalDatabase)
         self.database.exported.clear()
 
@@ -200,7 +205,7 @@ class TidemarkModel(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.running is not None)
     @rule(also=wishes, crash=st.sampled_from([False, False, False, True]))
     def read_and_commit(self, also: Any, crash: bool) -> None:
-        """Low, Select, Publish, ReadLog and Commit of all that is left of the epoch, and a Write in between."""
+        """Runs Low, Select, Publish, ReadLog and Commit for the rest of the epoch, with a Write in between."""
         if any(not self.driver.low(split) for split in self.unpublished() if split.id not in self.driver.attempts):
             return
         for attempt in self.waiting(selected=False):
@@ -219,14 +224,14 @@ class TidemarkModel(RuleBasedStateMachine):
     @precondition(lambda self: self.job.mode == "full")
     @rule(with_goal=st.booleans())
     def follow(self, with_goal: bool) -> None:
-        """The job is started again, in another mode than the one in which it was begun."""
+        """Starts the job again in another mode than its first one."""
         self.job.mode = "full+incremental"
         self.crash(with_goal)
 
     @precondition(lambda self: self.absent and self.job.mode != "full")
     @rule(how_many=st.integers(1, 2), with_goal=st.booleans())
     def join(self, how_many: int, with_goal: bool) -> None:
-        """Another start finds tables that it does not know."""
+        """Starts the job again, when there are tables that it does not know."""
         tables, self.absent = self.absent[:how_many], self.absent[how_many:]
         self.job.join(tables)
         if self.is_wal:
@@ -237,7 +242,7 @@ class TidemarkModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lost(self) -> None:
-        """Looked at whenever the sink or the place in the log changed."""
+        """Checked whenever the sink or the log position changed."""
         state = self.driver.settled_state()
         seen = (len(self.job.sink.ledger), state.position.order, state.phase, state.joined)
         if seen == self.seen:
@@ -262,7 +267,7 @@ class TidemarkModel(RuleBasedStateMachine):
             assert self.job.sink.rows() == {place: row for place, row in rows if place[0] in tables}, "source != sink"
 
     def starts(self, state: Any) -> dict[TableId, int]:
-        """How many transactions lie before the place from which the log is read, of each table of the job."""
+        """For each table of the job, the number of transactions before the position from which its log is read."""
         job = self.job.job_state()
         starts = {schema.table: self.database.prefix(job.start) for schema in job.schemas_after(0)}
         for joined in job.joined[: state.joined]:
@@ -270,11 +275,11 @@ class TidemarkModel(RuleBasedStateMachine):
         return starts
 
     def histories(self) -> dict[tuple[ModelTable, Key], list[tuple[State, bool]]]:
-        """What happened to each key: (state, is it a delete?) in the log's order, and first what was there before."""
+        """The history of each key: (state, is it a delete?) in the log's order, after the initial state."""
         found = {
             (table, key): [((0, 0), (table, key) not in self.database.initial)]
             for table in TABLES
-            for key in table.domain
+            for key in table.value_range
         }
         for transaction in self.database.log:
             for change in transaction.changes:
@@ -285,7 +290,7 @@ class TidemarkModel(RuleBasedStateMachine):
         return [(e.state, e.is_delete) for e in self.job.sink.entries.get((table.id, key), [])]
 
     def has(self, split: Split, high: set[int], table: ModelTable, key: Key) -> bool:
-        if not isinstance(split.pages, Emit):
+        if not isinstance(split.pages, ReleaseChunk):
             return in_range(table, key, split.range)
         state = self.database.rows_at(high - {0}).get((table.id, key))
         return on_pages(0 if state is None else page_of(key, state), split.range)
@@ -296,7 +301,9 @@ class TidemarkModel(RuleBasedStateMachine):
             work = self.job.record(epoch).plan.work
             splits = splits_of(work) if isinstance(work, SnapshotWork) else []
             self.highs_of_epochs[epoch] = [
-                (split, self.contained(self.high_of(split))) for split in splits if not isinstance(split.pages, Collect)
+                (split, self.contained(self.high_of(split)))
+                for split in splits
+                if not isinstance(split.pages, StageChunk)
             ]
         found = defaultdict(list)
         for pairs in self.highs_of_epochs.values():
@@ -305,20 +312,20 @@ class TidemarkModel(RuleBasedStateMachine):
         return found
 
     def high_of(self, split: Split) -> Position:
-        """Of what is emitted the files may be gone, but not the plans that had it collected."""
-        if not isinstance(split.pages, Emit):
+        """The high of a split. The files of emitted splits may be gone, but not the plans that had them staged."""
+        if not isinstance(split.pages, ReleaseChunk):
             return self.driver.published(split)[0].high
         works = [self.job.record(epoch).plan.work for epoch in self.job.sink.ledger]
         planned = [s for work in works if isinstance(work, SnapshotWork) for s in splits_of(work)]
         (high,) = {
             s.pages.snapshot.high
             for s in planned
-            if isinstance(s.pages, Collect) and s.pages.generation == split.pages.generation
+            if isinstance(s.pages, StageChunk) and s.pages.attempt == split.pages.attempt
         }
         return high
 
     def contained(self, high: Position) -> set[int]:
-        """0 stands for the rows that were there before."""
+        """The transactions that the high contains. 0 means the initial rows."""
         numbers = range(len(self.database.log) + 1)
         if not isinstance(high, WalPosition) or high.snapshot is None:
             return set(numbers[: self.database.prefix(high) + 1])
@@ -334,8 +341,8 @@ class TidemarkModel(RuleBasedStateMachine):
         reached: int,
         owners: list[set[int]],
     ) -> None:
-        """The sink holds one state of the key, then each later one once, in order, up to where the log was read.
-        `owners`: what the committed split that has the key contains, if there is one."""
+        """The sink holds one state of the key, then each later one once, in order, up to the log position. `owners`:
+        the transactions that the committed split with the key contains, if there is one."""
         entries = self.job.sink.entries.get((table.id, key), [])
         if not owners:
             assert not entries, "rows of a split that is not done"
@@ -351,7 +358,7 @@ class TidemarkModel(RuleBasedStateMachine):
         assert self.in_sink(table, key) == expected, "hole, repeat or step back"
 
     def teardown(self) -> None:
-        """Let everything become visible and be read: source == sink."""
+        """Makes everything visible and reads it: source == sink."""
         if not hasattr(self, "driver"):
             return
         self.show_all()
@@ -388,7 +395,7 @@ class SnapshotModel(TidemarkModel):
 
 
 class LsnModel(TidemarkModel):
-    """What a split contains is decided by where the log ended (pitfall 3)."""
+    """The position where the log ended decides what a split contains (pitfall 3)."""
 
     reading: Reading = "lsn"
 
@@ -401,20 +408,20 @@ class OwnSnapshotsModel(TidemarkModel):
 
 
 class NaiveModel(TidemarkModel):
-    """Low is the log's end (pitfall 1): what is in the log but not visible yet is in neither the rows nor the
-    replay."""
+    """The low is the log's end (pitfall 1): changes that are in the log but not yet visible are in neither the rows nor
+    the replay."""
 
     reading: Reading = "naive"
 
 
 class UnboundedModel(TidemarkModel):
-    """The log is read beyond the place at which tables join."""
+    """The log is read beyond the position at which tables join."""
 
     bounded = False
 
 
 class UnfilteredModel(TidemarkModel):
-    """What a split already contains is emitted from the log again."""
+    """The log emits changes again that a split already contains."""
 
     filtered = False
 
@@ -439,7 +446,8 @@ TestSnapshot.settings = settings(COMMON, max_examples=60)
 @pytest.mark.pitfall(74)
 @pytest.mark.parametrize("first_wins", [True, False])
 def test_a_split_that_is_read_again_after_the_sink_took_it_keeps_its_first_rows(first_wins: bool) -> None:
-    """The driver dies between the sink's commit and Spark's; the row changes; the split is read anew, with a later high."""
+    """The driver dies between the sink's commit and Spark's; the row changes; the split is read again, with a later
+    high."""
     model = TidemarkModel()
     model.init(((), [("a",)], (), (), ()), "full", 9, 1, 100, [])
     if not first_wins:
@@ -483,7 +491,7 @@ def test_pages_are_read_under_one_snapshot_or_rows_are_lost_and_repeated(shared:
         model.teardown()
     works = [model.job.record(epoch).plan.work for epoch in model.job.sink.ledger]
     splits = [split for work in works if isinstance(work, SnapshotWork) for split in splits_of(work)]
-    assert sum(isinstance(split.pages, Collect) for split in splits) == PAGE_COUNT
+    assert sum(isinstance(split.pages, StageChunk) for split in splits) == PAGE_COUNT
 
 
 def test_without_the_gap_filter_changes_are_repeated() -> None:

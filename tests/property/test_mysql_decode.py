@@ -1,4 +1,4 @@
-"""The compiled decoders against the plain ones: every type, every null pattern, torn and damaged bytes."""
+"""The compiled decoders against the plain ones: every type, every null pattern, truncated and damaged bytes."""
 
 import os
 import subprocess
@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.mysql.arrow import decode_error, to_arrow
-from readers.mysql.columns import ColumnPlan
-from readers.mysql.decode import Planes, decode_image, decode_result_row, decode_results
-from readers.mysql.field_types import split_metadata
-from readers.mysql.types import canonical_type
-from state.errors import DamagedLogError, SchemaChangedError, SourceNotUsableError
-from state.table import Column, TableId, TableSchema
 from tests.support import decode_oracle as oracle
 from tests.support import result_oracle
 from tests.support.oracle_values import RefusedError
+from tidemark.readers.mysql.decoding.arrow import decode_error, to_arrow
+from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.decoding.decode import ColumnBuffers, decode_image, decode_result_row, decode_results
+from tidemark.readers.mysql.decoding.field_types import split_metadata
+from tidemark.readers.mysql.schema.types import canonical_type
+from tidemark.state.errors import DamagedLogError, SchemaChangedError, SourceNotUsableError
+from tidemark.state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shop", "things")
 BEFORE = 7  # bytes in front, so that offset 0 is never right by chance
@@ -186,20 +186,30 @@ def log_plan(schema: TableSchema) -> ColumnPlan:
 
 
 def decoded_image(schema: TableSchema, data: bytes) -> tuple[list[Any], int]:
-    """By the compiled loop. Raises what it stands for."""
+    """The row by the compiled loop. Raises the error that the loop's code means."""
     plan = log_plan(schema)
     count = len(schema.columns)
     present = b"\xff" * ((count + 7) // 8)
     whole = bytes(BEFORE) + present + data
     buf = np.frombuffer(bytearray(whole), np.uint8)
-    planes = Planes.empty(count, 3)
+    buffers = ColumnBuffers.empty(count, 3)
     start = BEFORE + len(present)
     after = decode_image(
-        buf, start, len(whole), BEFORE, count, plan.code, plan.meta, planes.lo, planes.hi, planes.valid, 2
+        buf,
+        start,
+        len(whole),
+        BEFORE,
+        count,
+        plan.code,
+        plan.meta,
+        buffers.lo,
+        buffers.hi,
+        buffers.valid,
+        2,
     )
     if after < 0:
         raise decode_error(plan, after, "test")
-    arrays = to_arrow(plan, buf, planes, np.array([2]), zero_dates_null=True)
+    arrays = to_arrow(plan, buf, buffers, np.array([2]), zero_dates_null=True)
     return only_row(arrays), after - start
 
 
@@ -207,11 +217,11 @@ def decoded_result_row(schema: TableSchema, payload: bytes) -> list[Any]:
     plan = ColumnPlan.for_result(schema)
     whole = bytes(BEFORE) + payload
     buf = np.frombuffer(bytearray(whole), np.uint8)
-    planes = Planes.empty(len(schema.columns), 1)
-    after = decode_result_row(buf, BEFORE, len(whole), plan.code, plan.meta, planes.lo, planes.hi, planes.valid, 0)
+    buffers = ColumnBuffers.empty(len(schema.columns), 1)
+    after = decode_result_row(buf, BEFORE, len(whole), plan.code, plan.meta, buffers.lo, buffers.hi, buffers.valid, 0)
     if after < 0:
         raise decode_error(plan, after, "test")
-    arrays = to_arrow(plan, buf, planes, 1, zero_dates_null=True)
+    arrays = to_arrow(plan, buf, buffers, 1, zero_dates_null=True)
     return only_row(arrays)
 
 
@@ -223,7 +233,7 @@ def only_row(arrays: list[pa.Array]) -> list[Any]:
 
 
 def outcome(read: Callable[[], Any]) -> str:
-    """The values, NaNs being equal, or `refused`."""
+    """The values, with NaNs being equal, or `refused`."""
     try:
         return repr(read())
     except (DamagedLogError, SchemaChangedError, SourceNotUsableError, RefusedError):
@@ -269,7 +279,7 @@ def test_torn_result_rows_are_refused(case: tuple[TableSchema, list[Any]], data:
 
 
 def damage(data: st.DataObject, content: bytes) -> bytes:
-    """Some bytes changed, cut out or put in."""
+    """The data with some bytes changed, cut out or put in."""
     damaged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, max(len(damaged) - 1, 0)))
@@ -303,7 +313,8 @@ def test_damaged_result_rows_give_what_the_plain_reader_gives(
 def test_results_stop_at_what_is_not_a_whole_row(
     case: tuple[TableSchema, list[Any]], sequence: int, capacity: int, data: st.DataObject
 ) -> None:
-    """Three rows and an end packet, cut anywhere: as many rows as are whole and have room, then the reason to stop."""
+    """Three rows and an end packet, cut anywhere: the loop gives the rows that are whole and have room, then the reason
+    to stop."""
     schema, row = case
     plan = ColumnPlan.for_result(schema)
     payload = result_oracle.write_result_row(schema, row)
@@ -314,9 +325,9 @@ def test_results_stop_at_what_is_not_a_whole_row(
     stream = b"".join(packets)
     size = data.draw(st.integers(0, len(stream)))
     buf = np.frombuffer(bytearray(stream), np.uint8)
-    planes = Planes.empty(len(schema.columns), capacity)
+    buffers = ColumnBuffers.empty(len(schema.columns), capacity)
     state = np.array([0, 0, 0, sequence])
-    rows = decode_results(buf, 0, size, plan.code, plan.meta, planes.lo, planes.hi, planes.valid, 0, state)
+    rows = decode_results(buf, 0, size, plan.code, plan.meta, buffers.lo, buffers.hi, buffers.valid, 0, state)
     whole = min(size // len(packets[0]), 3)
     assert rows == min(whole, capacity)
     stopped_by = -1 if size < len(packets[0]) * (rows + 1) else 0
@@ -327,7 +338,7 @@ def test_results_stop_at_what_is_not_a_whole_row(
 
 @pytest.mark.pitfall(88)
 def test_nothing_is_read_out_of_bounds() -> None:
-    """The same tests with every array index checked, in machine code of its own, which is kept between runs."""
+    """Runs the same tests with every array index checked, in machine code of its own, which is kept between runs."""
     cache = Path.home() / ".cache" / "tidemark" / "boundscheck"
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
     chosen = [

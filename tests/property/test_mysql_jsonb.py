@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.mysql.columns import Output
-from readers.mysql.jsonb import json_text
-from readers.mysql.layouts import Conversion
-from readers.mysql.text_arrays import json_texts
-from readers.mysql.values import Values
-from state.errors import DamagedLogError
-from state.table import TableId
 from tests.support.jsonb_writer import write_document
+from tidemark.readers.mysql.decoding.columns import Output
+from tidemark.readers.mysql.decoding.jsonb import json_text
+from tidemark.readers.mysql.decoding.text_arrays import json_texts
+from tidemark.readers.mysql.decoding.type_layouts import Conversion
+from tidemark.readers.mysql.decoding.values import Values
+from tidemark.state.errors import DamagedLogError
+from tidemark.state.table import TableId
 
 scalars = st.one_of(
     st.none(),

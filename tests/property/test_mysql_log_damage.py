@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.mysql import log_reading
-from readers.mysql.log_reader import LogReader
-from readers.mysql.log_state import ReadOptions
-from state.errors import TidemarkError
-from state.log_range import LogRange
-from state.position import BinlogPosition
-from state.table import TableId
 from tests.support import log_bytes as lb
+from tidemark.readers.mysql.binlog import reading as log_reading
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.state.errors import TidemarkError
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import BinlogPosition
+from tidemark.state.table import TableId
 
 OTHER = TableId("shop", "other")
-SMALL = ReadOptions(receive_bytes=9000, unpack_bytes=700, plane_bytes=680)
-WHOLE = ReadOptions(receive_bytes=1 << 16, unpack_bytes=1 << 14, plane_bytes=1 << 16)
+SMALL = ReadOptions(receive_bytes=9000, unpack_bytes=700, column_buffer_bytes=680)
+WHOLE = ReadOptions(receive_bytes=1 << 16, unpack_bytes=1 << 14, column_buffer_bytes=1 << 16)
 
 
 def xa(verb: str) -> tuple[int, bytes]:
@@ -34,7 +34,7 @@ def xa(verb: str) -> tuple[int, bytes]:
 
 
 def log() -> list[lb.LogFile]:
-    """A little of everything."""
+    """A log with a little of everything."""
     begin = lb.query("BEGIN")
     changes = [
         lb.table_map(9), lb.write(9, (1, "a"), (2, None), (3, "ü" * 9)), lb.table_map(10, OTHER), lb.write(10, (1, "other")),
@@ -59,7 +59,7 @@ def log() -> list[lb.LogFile]:
 
 
 def read(server: lb.LogServer, options: ReadOptions) -> tuple[list[tuple[Any, ...]], TidemarkError | None]:
-    """What was handed out, and the error that ended it."""
+    """Reads the log. Returns the rows that were handed out, and the error that ended it."""
     reader = LogReader(server, {lb.TABLE: lb.schema()}, options)
     part = LogRange(BinlogPosition("log.000001", 4, ""), BinlogPosition("log.000002", server.files[-1].end))
     found: list[tuple[Any, ...]] = []
@@ -146,7 +146,7 @@ def mutated(seed: int) -> lb.LogServer:
 
 
 def read_mutated(seeds: range) -> int:
-    """Any other exception than a TidemarkError goes through. Returns how many logs were read to their end."""
+    """Reads mutated logs; any exception but a TidemarkError goes through. Returns how many were read to their end."""
     return sum(read(mutated(seed), SMALL if seed % 2 else WHOLE)[1] is None for seed in seeds)
 
 

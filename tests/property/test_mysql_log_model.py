@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.mysql import log_reading
-from readers.mysql.log_reader import LogReader
-from readers.mysql.log_state import ReadOptions
-from state.change_batch import ChangeType
-from state.gtid import GtidSet
-from state.log_range import LogRange
-from state.position import BinlogPosition
-from state.table import TableId
 from tests.support import log_bytes as lb
+from tidemark.readers.mysql.binlog import reading as log_reading
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import BinlogPosition
+from tidemark.state.table import TableId
 
 OTHER = TableId("shop", "other")
 THIRD = TableId("shop", "wanted_too")
@@ -29,7 +29,7 @@ Change = tuple[str, int, int, int, int, str | None, str]
 
 @dataclass
 class Model:
-    """Writes a log and what reading it must give. One entry of `boundaries` a transaction's end."""
+    """A log, and the rows that reading it must give. `boundaries` has an entry for each transaction's end."""
 
     file: lb.LogFile
     files: list[lb.LogFile] = field(default_factory=list)
@@ -181,7 +181,7 @@ def _transaction(model: Model, inner: list, end: str, compressed: bool) -> None:
 
 
 def read(model: Model, server: lb.LogServer, options: ReadOptions, stops: list[int]) -> tuple[list[Change], LogReader]:
-    """In ranges that end at or before each of the stops; every range twice, which must give the same."""
+    """Reads in ranges that end at or before each of the stops. Every range is read twice, which must give the same."""
     start = BinlogPosition(model.files[0].name, 4, "")
     prepared = ()
     found: list[Change] = []
@@ -205,7 +205,7 @@ def read(model: Model, server: lb.LogServer, options: ReadOptions, stops: list[i
 
 
 def rows_of(reader: LogReader, part: LogRange, skip: GtidSet | None = None) -> Iterator[Change]:
-    """In the order of the log: batches are of one table each."""
+    """The rows in the order of the log; each batch is of one table."""
     found: list[Change] = []
     for batch in reader.read(part, skip=skip):
         columns = {name: batch.rows.column(name).to_pylist() for name in batch.rows.schema.names}
@@ -230,8 +230,8 @@ def rows_of(reader: LogReader, part: LogRange, skip: GtidSet | None = None) -> I
 
 sizes = st.sampled_from(
     [
-        ReadOptions(receive_bytes=1 << 18, unpack_bytes=1 << 16, plane_bytes=1 << 17),
-        ReadOptions(receive_bytes=9000, unpack_bytes=1500, plane_bytes=680),
+        ReadOptions(receive_bytes=1 << 18, unpack_bytes=1 << 16, column_buffer_bytes=1 << 17),
+        ReadOptions(receive_bytes=9000, unpack_bytes=1500, column_buffer_bytes=680),
     ]
 )
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers import normalise
-from readers.normalise import Replay
-from state.change_batch import META_FIELDS, ChangeType
+from tidemark.readers.snapshot import normalise
+from tidemark.readers.snapshot.normalise import Replay
+from tidemark.state.change_batch import META_FIELDS, ChangeType
 
 KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int": (pa.int64(), [-(2**63), -1, 0, 1, 2, 3, 7, 2**63 - 1]),
@@ -26,7 +26,7 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """An update keeps its key; a moved key is a DELETE and an INSERT."""
+    """A change. An update keeps its key; a moved key is a DELETE and an INSERT."""
 
     type: ChangeType
     key: tuple[Any, ...]
@@ -103,10 +103,10 @@ def test_rows_and_changes_give_the_rows_at_high(history: Any, data: st.DataObjec
         keys = zip(*(table[name].to_pylist() for name in names), strict=True)
         return np.array([mine(key) for key in keys], np.bool_)
 
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(steps)), max_size=3)))
+    boundaries = sorted(data.draw(st.lists(st.integers(0, len(steps)), max_size=3)))
     with mock.patch.object(normalise, "PENDING_ROWS", data.draw(st.integers(1, 30))):
         replay = Replay(names, in_range)
-        for a, b in zip([0, *cuts], [*cuts, len(steps)], strict=True):
+        for a, b in zip([0, *boundaries], [*boundaries, len(steps)], strict=True):
             replay.add(change_batch(kinds, steps[a:b]))
         found, settled = replay.apply(rows)
     assert found.schema == rows.schema

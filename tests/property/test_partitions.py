@@ -1,4 +1,4 @@
-"""Which leaves came, went or were rewritten between two looks, against a model that is told what happened."""
+"""Leaves that came, went or were rewritten between two looks, against a model that is told what happened."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.postgres.partition_checks import Origin, earlier_rows
-from readers.postgres.partitions import differences
-from state.partitions import Partition, PartitionedTable, Partitions
-from state.table import TableId
+from tidemark.readers.postgres.partitions.catalog import differences
+from tidemark.readers.postgres.partitions.checks import Origin, earlier_rows
+from tidemark.state.partitions import Partition, Partitions, WatchedTable
+from tidemark.state.table import TableId
 
 ROOT = 1
 
@@ -59,19 +59,19 @@ class Tree:
         return found
 
     def below(self, oid: int) -> set[int]:
-        """Leaves."""
+        """The leaves below a relation."""
         return {child for child in self.all_below(oid) if self.filenodes.get(child) is not None}
 
     def is_there(self, oid: int) -> bool:
         return oid in self.all_below(ROOT)
 
-    def look(self) -> PartitionedTable:
+    def look(self) -> WatchedTable:
         found = []
         for oid in sorted(self.all_below(ROOT) - {ROOT}):
             up = self.parents[oid]
             assert up is not None
             found.append(Partition(oid, up[0], f"p{oid}", up[1], self.filenodes[oid]))
-        return PartitionedTable(TableId("s", "t"), ROOT, tuple(found))
+        return WatchedTable(TableId("s", "t"), ROOT, tuple(found))
 
 
 ACTIONS = st.lists(
@@ -127,7 +127,7 @@ def test_only_a_relation_that_was_born_a_partition_had_no_rows_for_certain() -> 
 
 
 def test_tables_that_join_are_looked_at_with_the_others() -> None:
-    a, b = (PartitionedTable(TableId("s", name), oid, ()) for name, oid in (("a", 1), ("b", 2)))
+    a, b = (WatchedTable(TableId("s", name), oid, ()) for name, oid in (("a", 1), ("b", 2)))
     looked = Partitions(50, (a,))
     assert looked.plus(None) is looked
     assert looked.plus(Partitions(9, (a,))) is looked

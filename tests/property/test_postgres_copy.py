@@ -1,4 +1,5 @@
-"""COPY's binary form: what is written in any pieces is read back, and damaged bytes are refused or read, never more."""
+"""COPY's binary form: rows written in pieces of any size are read back; damaged bytes are refused or read, never
+more."""
 
 import contextlib
 import struct
@@ -11,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from readers.postgres.copy_rows import CopiedRows
-from state.errors import DamagedLogError, SourceNotUsableError
-from state.table import Column, TableId, TableSchema
+from tidemark.readers.postgres.snapshot.copy_rows import CopiedRows
+from tidemark.state.errors import DamagedLogError, SourceNotUsableError
+from tidemark.state.table import Column, TableId, TableSchema
 
 SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
@@ -36,7 +37,7 @@ SCHEMA = TableSchema(
 
 
 def numeric(value: Decimal) -> bytes:
-    """As numeric_send of the server has it."""
+    """A numeric as the server's numeric_send writes it."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
     text = "".join(map(str, digits))
@@ -44,15 +45,15 @@ def numeric(value: Decimal) -> bytes:
     fraction = "0" * (-exponent - len(text)) + fraction if exponent < 0 else fraction
     whole, padded = whole.zfill(-(-len(whole) // 4) * 4), fraction.ljust(-(-len(fraction) // 4) * 4, "0")
     groups = [int((whole + padded)[i : i + 4]) for i in range(0, len(whole + padded), 4)]
-    weight = len(whole) // 4 - 1
+    collation_key = len(whole) // 4 - 1
     while groups and groups[0] == 0:
         groups.pop(0)
-        weight -= 1
+        collation_key -= 1
     while groups and groups[-1] == 0:
         groups.pop()
     if not groups:
-        weight, sign = 0, 0
-    return struct.pack(f">hhHH{len(groups)}h", len(groups), weight, 0x4000 * sign, max(0, -exponent), *groups)
+        collation_key, sign = 0, 0
+    return struct.pack(f">hhHH{len(groups)}h", len(groups), collation_key, 0x4000 * sign, max(0, -exponent), *groups)
 
 
 def encoded(kind: str, value: Any) -> bytes:
@@ -123,8 +124,8 @@ ROWS = st.lists(st.tuples(*(st.none() | VALUES[kind] for kind in KINDS.values())
 def in_pieces(draw: st.DrawFn) -> tuple[list[tuple[Any, ...]], list[bytes]]:
     rows = draw(ROWS)
     whole = stream(rows)
-    cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=6)))
-    return rows, [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    boundaries = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    return rows, [whole[a:b] for a, b in zip([0, *boundaries], [*boundaries, len(whole)], strict=True)]
 
 
 @given(in_pieces(), st.sampled_from([1, 64, 300, 1 << 20]))

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from readers.postgres.log_reader import LogReader
-from readers.postgres.log_reading import ReadOptions
-from state.errors import TidemarkError
-from state.log_range import LogRange
-from state.position import WalPosition
-from state.table import Column, TableId, TableSchema
 from tests.support import pgoutput
 from tests.support.pgoutput import UNCHANGED, BytesLog, Change, RefusedError, copy_rows, read_log
+from tidemark.readers.postgres.pgoutput.reader import LogReader
+from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.state.errors import TidemarkError
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import WalPosition
+from tidemark.state.table import Column, TableId, TableSchema
 
 ARROW = {"bigint": "int64", "text": "string", "boolean": "bool", "bytea": "binary", "numeric(10,2)": "decimal(10,2)"}
 TEXTS = {
@@ -27,23 +27,25 @@ TEXTS = {
 KEYS = st.integers(0, 3).map(lambda n: b"%d" % n)
 
 
-def table(name: str, *columns: tuple[str, str], key: tuple[str, ...], left_out: tuple[str, ...] = ()) -> TableSchema:
+def table(
+    name: str, oid: int, *columns: tuple[str, str], key: tuple[str, ...], left_out: tuple[str, ...] = ()
+) -> TableSchema:
     made = tuple(
         Column(
             n, t, "" if n in left_out else ARROW[t], True, n not in left_out, toastable=t not in ("bigint", "boolean")
         )
         for n, t in columns
     )
-    return TableSchema(TableId("s", name), 1, made, key)
+    return TableSchema(TableId("s", name), 1, made, key, oid)
 
 
-KEYED = table("keyed", ("id", "bigint"), ("body", "text"), ("ok", "boolean"), ("raw", "bytea"), key=("id",))
-PAIR = table("pair", ("b", "text"), ("a", "bigint"), ("n", "numeric(10,2)"), key=("a", "b"))
-SLIM = table("slim", ("id", "bigint"), ("secret", "text"), ("ok", "boolean"), key=("id",), left_out=("secret",))
-HEAP = table("heap", ("x", "bigint"), ("y", "text"), key=())
-OTHER = table("other", ("id", "bigint"), key=("id",))
+KEYED = table("keyed", 16_384, ("id", "bigint"), ("body", "text"), ("ok", "boolean"), ("raw", "bytea"), key=("id",))
+PAIR = table("pair", 16_448, ("b", "text"), ("a", "bigint"), ("n", "numeric(10,2)"), key=("a", "b"))
+SLIM = table("slim", 16_512, ("id", "bigint"), ("secret", "text"), ("ok", "boolean"), key=("id",), left_out=("secret",))
+HEAP = table("heap", 16_576, ("x", "bigint"), ("y", "text"), key=())
+OTHER = table("other", 16_640, ("id", "bigint"), key=("id",))
 WANTED = (KEYED, PAIR, SLIM, HEAP)
-NUMBERS = {schema.table: 16_384 + 64 * i for i, schema in enumerate((*WANTED, OTHER))}
+NUMBERS = {schema.table: schema.oid or 0 for schema in (*WANTED, OTHER)}
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ def logs(draw: st.DrawFn) -> Log:
 OPTIONS = st.builds(
     ReadOptions,
     reconnect_attempts=st.just(20),
-    longest_delay_seconds=st.just(0.0),
+    max_delay_seconds=st.just(0.0),
     buffer_bytes=st.integers(32, 600),
-    plane_bytes=st.just(1),
+    column_buffer_bytes=st.just(1),
     transactions=st.integers(1, 4),
 )
 
@@ -193,9 +195,10 @@ def test_damaged_bytes_are_refused_or_read_as_the_plain_decoder_reads_them(data:
 
 
 def test_many_relations_of_many_forms() -> None:
-    """More than the hash table and the slots have room for at first."""
+    """More relations than the hash table and the slots have room for at first."""
     tables = [
-        table(f"t{i}", ("id", "bigint"), *((f"c{j}", "boolean") for j in range(i % 7)), key=("id",)) for i in range(300)
+        table(f"t{i}", i * 4096, ("id", "bigint"), *((f"c{j}", "boolean") for j in range(i % 7)), key=("id",))
+        for i in range(300)
     ]
     messages = [pgoutput.begin(5, 0, 7)]
     for i, schema in enumerate(tables):

@@ -1,4 +1,4 @@
-"""Random changes, cut into random batches and epochs, with random replays: every sink ends like a dict."""
+"""Random changes, cut into random batches and epochs, with random replays: every sink ends with the rows of a dict."""
 
 import itertools
 from typing import Any
@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sinks.mirror import writer as mirror_writer
-from state.change_batch import ChangeBatch, PartEnd
-from state.table import TableSchema
 from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, SCHEMAS, TRUNCATE, UPDATE, Change, part, rows
 from tests.support.note_changes import Notes, note_histories
 from tests.support.sink_state import SinkCase, any_sink, any_sink_of_postgres, sorted_rows  # noqa: F401  # fixtures
+from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.state.change_batch import ChangeBatch, PartEnd
+from tidemark.state.table import TableSchema
 
 KEYS = [(number, sku) for number in (1, 2) for sku in ("a", "A", "b ", "b")]
 EPOCHS = itertools.count(1)

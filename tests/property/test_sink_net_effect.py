@@ -1,16 +1,16 @@
-"""The net effect of changes against applying them one by one."""
+"""The net effect of changes, compared with applying them one by one."""
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.mirror.net_effect import net_effect
-from state.change_batch import ChangeType
-from state.errors import SinkError
-from state.table import TableId, TableSchema
 from tests.support.change_parts import DELETE, INSERT, NOTES, UNCHANGED, UPDATE, Change, column, rows
 from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
+from tidemark.sinks.mirror.net_effect import net_effect
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableId, TableSchema
 
 KINDS = st.sampled_from([INSERT, UPDATE, DELETE, ChangeType.UPDATE_PREIMAGE])
 WIDE = TableSchema(
@@ -115,7 +115,7 @@ def test_value_left_out_of_a_row_that_was_not_there_is_refused(changes: list[Cha
 
 @pytest.mark.parametrize(("version", "between"), [(2, 0), (1, 1)], ids=["another transaction", "another update"])
 def test_insert_takes_nothing_from_the_delete_of_something_else(version: int, between: int) -> None:
-    """As where the gap filter has left out the DELETE that belongs to it."""
+    """The gap filter may have dropped the DELETE that belongs to the INSERT."""
     gone = (DELETE, (1, "en", None, None, None, None))
     moved = [*[gone] * (1 + between), (INSERT, (2, "en", 1, UNCHANGED, None, None))]
     parts = [rows(NOTES, [gone], version=1), rows(NOTES, moved, version=version).slice(1 + between)]

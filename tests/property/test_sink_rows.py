@@ -1,4 +1,4 @@
-"""The compiled row formats against plain Python, for any values, nulls and slices."""
+"""The compiled row formats, compared with plain Python for any values, nulls and slices."""
 
 import base64 as python_base64
 import json
@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.json_lines import json_rows
-from sinks.mirror.postgres_rows import encoder
-from sinks.rows import postgres_binary
-from sinks.rows.fields import Fields, Frame, variable, weave
-from sinks.rows.text import (
+from tidemark.sinks.mirror.postgres.rows import encoder
+from tidemark.sinks.rows import postgres_binary
+from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
+from tidemark.sinks.rows.json_lines import json_rows
+from tidemark.sinks.rows.text import (
     JSON_ESCAPES,
     SQL_ESCAPES,
     base64,
@@ -45,7 +45,7 @@ def fields_of(fields: Fields) -> list[bytes | None]:
 
 
 def cut(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array that does not begin at its buffers' beginning."""
+    """A sliced array: it does not begin at its buffers' beginning."""
     return pa.array([None, *values, values[0] if values else None], kind).slice(1, len(values))
 
 
@@ -98,10 +98,10 @@ def test_decimals_in_plain_notation_and_as_postgres_numeric(case: tuple[int, lis
 
 
 def numeric_of(data: bytes) -> Fraction:
-    count, weight, sign, _ = struct.unpack(">hhHh", data[:8])
+    count, collation_key, sign, _ = struct.unpack(">hhHh", data[:8])
     digits = struct.unpack(f">{count}h", data[8:])
     assert not digits or (digits[0] and digits[-1]), "PostgreSQL strips zeros at both ends"
-    total = sum((digit * Fraction(10000) ** (weight - i) for i, digit in enumerate(digits)), Fraction(0))
+    total = sum((digit * Fraction(10000) ** (collation_key - i) for i, digit in enumerate(digits)), Fraction(0))
     return -total if sign == 0x4000 else total
 
 
@@ -218,9 +218,9 @@ def test_fields_are_woven_in_order(rows: list[tuple[str | None, bytes | None, in
         + (b"|;" if number is None else b"|" + struct.pack(">h", number) + b";")
         for text, blob, number in rows
     ]
-    woven = weave(columns)
-    assert bytes(woven.data) == b"".join(expected)
-    assert [int(end) for end in woven.ends] == [sum(map(len, expected[: i + 1])) for i in range(len(rows))]
+    interleaved = interleave(columns)
+    assert bytes(interleaved.data) == b"".join(expected)
+    assert [int(end) for end in interleaved.ends] == [sum(map(len, expected[: i + 1])) for i in range(len(rows))]
 
 
 @given(listed(st.floats()), listed(st.lists(st.floats(width=32), max_size=3)), listed(st.booleans()))

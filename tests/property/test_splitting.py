@@ -11,41 +11,42 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
-from state.key_statistics import IntegerKey, KeyStatistics
-from state.plan import Exhausted, Stepping, TableState
-from state.rank import bytes_rank, composite_rank, integer_rank
-from state.split import Bound, KeyRange
-from state.table import TableId
-from tests.support.key_source import WithoutPages
+from devtools.key_source import WithoutPages
+from tidemark.enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
+from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.plan import Exhausted, Stepping, TableState
+from tidemark.state.split import Bound, KeyRange
+from tidemark.state.table import TableId
 
 TABLE = TableId("shop", "orders")
 CODEC: TypeAdapter[TableState] = TypeAdapter(TableState)
 
 
 class KeyList(WithoutPages):
-    """A KeySource of one table. `ranks` may hold a rank more than once: many rows share the split key."""
+    """A KeySource of one table. `encoded_keys` may hold an encoded key more than once: many rows share the split
+    key."""
 
     def __init__(
-        self, ranks: Sequence[bytes], integers: Sequence[int] | None = None, *, unsigned: bool = False
+        self, encoded_keys: Sequence[bytes], integers: Sequence[int] | None = None, *, unsigned: bool = False
     ) -> None:
-        self.ranks = sorted(ranks)
+        self.encoded_keys = sorted(encoded_keys)
         self.integers = integers
         self.unsigned = unsigned
         self.questions = 0
 
     @classmethod
     def of_integers(cls, values: Sequence[int], *, unsigned: bool = False) -> "KeyList":
-        return cls([integer_rank(v, unsigned=unsigned) for v in values], values, unsigned=unsigned)
+        return cls([encode_integer(v, unsigned=unsigned) for v in values], values, unsigned=unsigned)
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         assert (table, columns) == (TABLE, ("k",))
-        if not self.ranks:
+        if not self.encoded_keys:
             return KeyStatistics(None, None, None, None)
         ends = None
         if self.integers is not None:
             ends = IntegerKey(min(self.integers), max(self.integers), self.unsigned)
-        return KeyStatistics(self.bound(self.ranks[-1]), ends, row_estimate=7, average_row_bytes=100)
+        return KeyStatistics(self.bound(self.encoded_keys[-1]), ends, row_estimate=7, average_row_bytes=100)
 
     def next_bounds(
         self,
@@ -58,24 +59,28 @@ class KeyList(WithoutPages):
         count: int,
     ) -> Sequence[Bound]:
         self.questions += 1
-        at = 0 if after is None else bisect_left(self.ranks, bytes.fromhex(after.rank))
-        limit = len(self.ranks) if until is None else bisect_left(self.ranks, bytes.fromhex(until.rank))
+        at = 0 if after is None else bisect_left(self.encoded_keys, bytes.fromhex(after.encoded_key))
+        limit = (
+            len(self.encoded_keys)
+            if until is None
+            else bisect_left(self.encoded_keys, bytes.fromhex(until.encoded_key))
+        )
         bounds: list[Bound] = []
         while len(bounds) < count and at + rows < limit:
-            at = bisect_right(self.ranks, self.ranks[at + rows - 1])
+            at = bisect_right(self.encoded_keys, self.encoded_keys[at + rows - 1])
             if at >= limit:
                 break
-            bounds.append(self.bound(self.ranks[at]))
+            bounds.append(self.bound(self.encoded_keys[at]))
         return bounds
 
-    def bound(self, rank: bytes) -> Bound:
+    def bound(self, encoded_key: bytes) -> Bound:
         if self.integers is None:
-            return Bound((f"0x{rank.hex()}",), rank.hex())
-        return Bound((str(int.from_bytes(rank, "big") - (0 if self.unsigned else 2**63)),), rank.hex())
+            return Bound((f"0x{encoded_key.hex()}",), encoded_key.hex())
+        return Bound((str(int.from_bytes(encoded_key, "big") - (0 if self.unsigned else 2**63)),), encoded_key.hex())
 
 
 def plan_all(source: KeyList, split_rows: int, counts: Sequence[int] = (10**9,)) -> tuple[list[KeyRange], TableState]:
-    """All ranges, asked for in portions; the cursor goes through JSON after each."""
+    """All ranges, asked for in portions. The cursor goes through JSON after each."""
     table = TableState(TABLE, 1, ("k",))
     ranges: list[KeyRange] = []
     asked = 0
@@ -94,7 +99,8 @@ def plan_all(source: KeyList, split_rows: int, counts: Sequence[int] = (10**9,))
 
 
 def check_tiling(ranges: Sequence[KeyRange]) -> list[KeyRange]:
-    """The ranges in the key's order: the open one behind the greatest key comes first, then all others in order."""
+    """Checks the ranges in the key's order: the open one behind the greatest key comes first, then all others in
+    order."""
     assert ranges
     ordered = [*ranges[1:], ranges[0]]
     assert ordered[0].start is None
@@ -104,13 +110,17 @@ def check_tiling(ranges: Sequence[KeyRange]) -> list[KeyRange]:
         assert a.end is not None
     for key_range in ordered:
         if key_range.start is not None and key_range.end is not None:
-            assert key_range.start.rank < key_range.end.rank
+            assert key_range.start.encoded_key < key_range.end.encoded_key
     return ordered
 
 
-def rows_in(key_range: KeyRange, ranks: Sequence[bytes]) -> int:
-    first = 0 if key_range.start is None else bisect_left(ranks, bytes.fromhex(key_range.start.rank))
-    end = len(ranks) if key_range.end is None else bisect_left(ranks, bytes.fromhex(key_range.end.rank))
+def rows_in(key_range: KeyRange, encoded_keys: Sequence[bytes]) -> int:
+    first = 0 if key_range.start is None else bisect_left(encoded_keys, bytes.fromhex(key_range.start.encoded_key))
+    end = (
+        len(encoded_keys)
+        if key_range.end is None
+        else bisect_left(encoded_keys, bytes.fromhex(key_range.end.encoded_key))
+    )
     return end - first
 
 
@@ -134,8 +144,8 @@ def test_integer_keys(values: list[int], split_rows: int, counts: list[int]) -> 
     source = KeyList.of_integers(values)
     ranges, _ = plan_all(source, split_rows, counts)
     ordered = check_tiling(ranges)
-    assert sum(rows_in(r, source.ranks) for r in ordered) == len(values)
-    assert max(rows_in(r, source.ranks) for r in ordered) <= MAX_GAP * split_rows
+    assert sum(rows_in(r, source.encoded_keys) for r in ordered) == len(values)
+    assert max(rows_in(r, source.encoded_keys) for r in ordered) <= MAX_GAP * split_rows
     if values:
         assert len(ranges) <= (max(values) - min(values)) // split_rows + 3
     assert plan_all(source, split_rows)[0] == ranges
@@ -150,14 +160,14 @@ def test_integer_keys(values: list[int], split_rows: int, counts: list[int]) -> 
 def test_unsigned_keys_beyond_the_signed_range(values: list[int], split_rows: int, counts: list[int]) -> None:
     source = KeyList.of_integers(values, unsigned=True)
     ranges, _ = plan_all(source, split_rows, counts)
-    assert sum(rows_in(r, source.ranks) for r in check_tiling(ranges)) == len(values)
+    assert sum(rows_in(r, source.encoded_keys) for r in check_tiling(ranges)) == len(values)
 
 
 @pytest.mark.pitfall(14)
 @given(values=texts, seed=st.permutations(list("aAbBzß\0é")), split_rows=split_sizes, counts=counts)
 def test_texts_in_any_order_of_letters(values: list[str], seed: list[str], split_rows: int, counts: list[int]) -> None:
-    ranks = [bytes_rank(bytes(seed.index(letter) for letter in text)) for text in values]
-    check_walked(KeyList(ranks), split_rows, counts, shared=1)
+    encoded_keys = [encode_bytes(bytes(seed.index(letter) for letter in text)) for text in values]
+    check_walked(KeyList(encoded_keys), split_rows, counts, shared=1)
 
 
 @pytest.mark.pitfall(18)
@@ -167,8 +177,8 @@ def test_texts_in_any_order_of_letters(values: list[str], seed: list[str], split
     counts=counts,
 )
 def test_composite_keys(values: list[tuple[int, str]], split_rows: int, counts: list[int]) -> None:
-    ranks = [composite_rank([integer_rank(n, unsigned=False), bytes_rank(t.encode())]) for n, t in values]
-    check_walked(KeyList(ranks), split_rows, counts, shared=1)
+    encoded_keys = [encode_composite([encode_integer(n, unsigned=False), encode_bytes(t.encode())]) for n, t in values]
+    check_walked(KeyList(encoded_keys), split_rows, counts, shared=1)
 
 
 @given(values=st.lists(st.integers(0, 9), max_size=80), split_rows=split_sizes, counts=counts)
@@ -180,9 +190,9 @@ def test_many_rows_of_one_split_key(values: list[int], split_rows: int, counts: 
 def check_walked(source: KeyList, split_rows: int, counts: list[int], shared: int) -> None:
     ranges, _ = plan_all(source, split_rows, counts)
     ordered = check_tiling(ranges)
-    assert sum(rows_in(r, source.ranks) for r in ordered) == len(source.ranks)
-    assert max(rows_in(r, source.ranks) for r in ordered) < split_rows + shared
-    assert len(ranges) <= len(source.ranks) // split_rows + 2
+    assert sum(rows_in(r, source.encoded_keys) for r in ordered) == len(source.encoded_keys)
+    assert max(rows_in(r, source.encoded_keys) for r in ordered) < split_rows + shared
+    assert len(ranges) <= len(source.encoded_keys) // split_rows + 2
     assert plan_all(source, split_rows)[0] == ranges
 
 
@@ -201,7 +211,7 @@ def test_even_integer_keys_are_cut_by_arithmetic_alone(least: int, gap: int, row
     asked = source.questions
     ranges, _ = next_ranges(table, source, split_rows=split_rows, count=10**9)
     assert source.questions == asked
-    assert all(rows_in(r, source.ranks) <= split_rows + 1 for r in ranges)
+    assert all(rows_in(r, source.encoded_keys) <= split_rows + 1 for r in ranges)
     assert len(ranges) <= row_count / split_rows + 2
 
 
@@ -220,8 +230,8 @@ def test_rows_inserted_while_splits_are_planned_have_one_split_each(values: list
         late = late[3:]
         source = KeyList.of_integers(sorted(present))
     ordered = check_tiling(ranges)
-    assert sum(rows_in(r, source.ranks) for r in ordered) == len(source.ranks)
-    assert ranges[0].start is None or rows_in(ranges[0], KeyList.of_integers(early).ranks) == 1
+    assert sum(rows_in(r, source.encoded_keys) for r in ordered) == len(source.encoded_keys)
+    assert ranges[0].start is None or rows_in(ranges[0], KeyList.of_integers(early).encoded_keys) == 1
 
 
 def test_a_table_in_state_keeps_its_size() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from state.wal_snapshot import SnapshotWatermarks
+from tidemark.state.wal_snapshot import SnapshotWatermarks
 
 WRAP = 1 << 32
-GREATEST_AGE = (1 << 31) - 1
+MAX_AGE = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ def cases(draw: st.DrawFn) -> Case:
     epoch = draw(st.sampled_from((0, 1, 2, 1000, (1 << 30) - 2)))
     near_wrap = epoch * WRAP + draw(st.integers(-50, 50))
     xmax = max(3, draw(st.one_of(st.just(near_wrap), st.integers(epoch * WRAP, (epoch + 1) * WRAP - 1))))
-    xmin = max(3, xmax - draw(st.one_of(st.integers(0, 20), st.integers(0, GREATEST_AGE))))
+    xmin = max(3, xmax - draw(st.one_of(st.integers(0, 20), st.integers(0, MAX_AGE))))
     candidates = st.integers(xmin, min(xmin + 40, xmax - 1)) | st.integers(xmin, xmax - 1)
     running = sorted(draw(st.sets(candidates, max_size=8))) if xmin < xmax else []
-    far = st.integers(max(3, xmax - (1 << 31)), xmax + GREATEST_AGE)
+    far = st.integers(max(3, xmax - (1 << 31)), xmax + MAX_AGE)
     near = st.integers(max(3, xmin - 3), xmin + 45) | st.integers(max(3, xmax - 45), xmax + 3)
     asked = near | far | st.sampled_from(running) if running else near | far
     xid = draw(asked.filter(lambda xid: xid % WRAP >= 3 and -(1 << 31) <= xid - xmax < 1 << 31))

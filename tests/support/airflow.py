@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Login:
-    """What an Airflow connection holds."""
+    """The content of an Airflow connection."""
 
     host: str
     port: int
@@ -33,7 +33,8 @@ class Login:
 
 
 class Airflow:
-    """An AIRFLOW_HOME in `folder`. `failpoints`: where tests arm what the jobs then meet. `scratch`: for temporary files."""
+    """An AIRFLOW_HOME in `folder`. `failpoints`: the folder where tests arm the jobs' failpoints. `scratch`: for
+    temporary files."""
 
     def __init__(self, folder: Path, our_zip: Path, *, shop: Login, copy: Login) -> None:
         self.folder, self.home, self.failpoints = folder, folder / "airflow", folder / "failpoints"
@@ -77,7 +78,7 @@ class Airflow:
             process.kill()
 
     def run(self, dag: str, *, expect: int = 0, **params: Any) -> str:
-        """To its end; what it printed. Fails where a secret shows up on a command line meanwhile."""
+        """Runs the DAG to its end, and returns its output. Fails if a secret shows up on a command line meanwhile."""
         with self.running(dag, **params) as process:
             return self.ended(process, expect=expect)
 
@@ -90,14 +91,14 @@ class Airflow:
         return printed
 
     def task(self, dag: str) -> tuple[str, int]:
-        """State and number of tries of the newest run."""
+        """The state and number of tries of the newest run."""
         (row,) = self._query(
             "SELECT state, try_number FROM task_instance WHERE dag_id = ? ORDER BY start_date DESC LIMIT 1", dag
         )
         return row
 
     def summary(self, dag: str) -> dict[str, Any]:
-        """What the newest run left as XCom."""
+        """The XCom that the newest run left."""
         (row,) = self._query("SELECT value FROM xcom WHERE dag_id = ? ORDER BY timestamp DESC LIMIT 1", dag)
         value = json.loads(row[0])
         return json.loads(value) if isinstance(value, str) else value

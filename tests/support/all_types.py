@@ -24,7 +24,7 @@ class TypeCase:
 
 
 def type_cases(*, mariadb: bool, version: tuple[int, int, int]) -> list[TypeCase]:
-    cases = [*_numbers(mariadb), *_moments(), *_texts(mariadb), *_bytes(), *_labels(), *_documents(mariadb)]
+    cases = [*_numbers(mariadb), *_timestamps(), *_texts(mariadb), *_bytes(), *_labels(), *_documents(mariadb)]
     if mariadb:
         cases += _addresses(version)
     elif version >= (9, 0, 0):
@@ -104,7 +104,7 @@ def _numbers(mariadb: bool) -> Iterator[TypeCase]:
         yield TypeCase(f"bit_{bits}", f"BIT({bits})", ("0", str((1 << bits) - 1), "1", str(1 << (bits - 1))))
 
 
-def _moments() -> Iterator[TypeCase]:
+def _timestamps() -> Iterator[TypeCase]:
     yield TypeCase(
         "date_any",
         "DATE",

@@ -37,7 +37,7 @@ def server_certificate(address: str) -> ServerCertificate:
 
 
 def serve_mysql(cursor: Any, own: ServerCertificate) -> None:
-    """By SQL, for the server may run in a container."""
+    """Installs the certificate by SQL, because the server may run in a container."""
     for name, pem in own.pems.items():
         cursor.execute("SELECT CONCAT(@@datadir, %s)", (f"test-{name}.pem",))
         (path,) = cursor.fetchone()
@@ -55,7 +55,7 @@ def serve_postgres(cursor: Any, own: ServerCertificate) -> None:
 
 
 def write_postgres_file(cursor: Any, name: str, text: str) -> None:
-    """Into the data folder, readable by the server only, as a key must be."""
+    """Writes a file into the data folder. Only the server may read it, as a key requires."""
     cursor.execute("CREATE TEMPORARY TABLE file (line text)")
     cursor.executemany("INSERT INTO file VALUES (%s)", [(line,) for line in text.splitlines()])
     cursor.execute("COPY file TO PROGRAM %s", (f"umask 077; cat > {name}",))
@@ -65,7 +65,7 @@ def write_postgres_file(cursor: Any, name: str, text: str) -> None:
 def _signed(
     subject: str, key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey, address: str | None
 ) -> str:
-    """An authority's if `address` is None."""
+    """A signed certificate; an authority's if `address` is None."""
     now = datetime.datetime.now(datetime.timezone.utc)
     builder = (
         x509.CertificateBuilder()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd, batch_schema
-from state.table import Column, TableId, TableSchema, arrow_type_of
+from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd, batch_schema
+from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
 COMMITTED_AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=datetime.timezone.utc)
 
@@ -28,7 +28,7 @@ UNCHANGED: Any = _Unchanged()
 
 
 def column(name: str, source_type: str, arrow_type: str, *, key: bool = False, collation: str | None = None) -> Column:
-    """Of a MySQL source. Character types are utf8mb4 unless the collation says otherwise."""
+    """A column of a MySQL source. Character types are utf8mb4 unless the collation says otherwise."""
     has_charset = source_type.startswith(
         ("char", "varchar", "text", "tinytext", "mediumtext", "longtext", "enum", "set")
     )
@@ -78,7 +78,7 @@ SCHEMAS = {(schema.table, schema.version): schema for schema in (ORDERS, ITEMS, 
 
 
 def array(values: Sequence[Any], arrow_type: str) -> pa.Array:
-    """Dates and timestamps may be given as days and microseconds since 1970."""
+    """A column's array. Dates and timestamps may be given as days and microseconds since 1970."""
     kind = arrow_type_of(arrow_type)
     if pa.types.is_temporal(kind) and all(isinstance(v, int) or v is None for v in values):
         return pa.array(values, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
@@ -86,7 +86,7 @@ def array(values: Sequence[Any], arrow_type: str) -> pa.Array:
 
 
 def rows(schema: TableSchema, changes: Iterable[Change], *, version: int = 1, snapshot: bool = False) -> pa.RecordBatch:
-    """One transaction, `version`, unless it is a snapshot."""
+    """Change rows of one transaction, `version`, or of a snapshot."""
     given = list(changes)
     listed = [(kind, [None if v is UNCHANGED else v for v in values]) for kind, values in given]
     columns = [
@@ -129,7 +129,7 @@ def snapshot_part(
 
 
 def log_part(epoch: int, *transactions: tuple[TableSchema, Iterable[Change]]) -> list[ChangeBatch | PartEnd]:
-    """Each of the pairs becomes a batch; versions grow with epoch and place."""
+    """A part with a batch for each of the pairs; versions grow with epoch and position."""
     batches = [
         (schema, rows(schema, changes, version=1000 * epoch + place))
         for place, (schema, changes) in enumerate(transactions)

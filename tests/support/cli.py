@@ -1,4 +1,4 @@
-"""The command line in this process: what ends before Spark starts needs no JVM to be tested."""
+"""The command line in this process: a command that ends before Spark starts needs no JVM to be tested."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from conf.redaction import install_redaction
-from jobs import cli
 from tests.support.jobs import write_job
 from tests.support.servers import Database
+from tidemark.conf.redaction import install_redaction
+from tidemark.jobs import cli
 
-INTERRUPTED = "tidemark: interrupted; the state is safe. Remedy: start the same command again to go on."
+INTERRUPTED = "tidemark: interrupted; the state is safe. Remedy: run the same command again to continue."
 
 
 def waits_for_lease(source: Database) -> bool:
-    """Whether somebody waits for a job's lease on this server."""
+    """Whether a session waits for a job's lease on this server."""
     waiting = f"SELECT 1 FROM {source.server.processlist} WHERE info LIKE 'SELECT GET_LOCK(%'"
     return bool(source.query(waiting))
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command line ended."""
+    """The end of a command line: its code and output."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ CommandLine = Callable[..., Ended]
 
 @pytest.fixture
 def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
-    """Runs `tidemark ARGUMENTS`. Whatever fails must name cause and remedy in its last line, without a traceback."""
+    """Runs `tidemark ARGUMENTS`. A failure must name cause and remedy in its last line, without a traceback."""
     undo: list[Callable[[], None]] = []
     monkeypatch.setattr(cli, "install_redaction", lambda: undo.append(install_redaction()))
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

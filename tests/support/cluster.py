@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pyspark
 
-from scripts.server_process import free_port
+from devtools.server_process import free_port
 from tests.support.jobs import ROOT, SPARK, Process, start_process
 
 HOME = Path(pyspark.__file__).parent
@@ -34,8 +34,8 @@ _SETTINGS = {
 
 @dataclass
 class Cluster:
-    """Its workers have one core each, and hand `executor_environment` on. `python` runs driver and executors, and has
-    nothing of ours."""
+    """A cluster whose workers have one core each and hand `executor_environment` on. `python` runs driver and
+    executors, and has no package of Tidemark."""
 
     folder: Path
     python: Path
@@ -61,7 +61,7 @@ class Cluster:
         )
 
     def add_worker(self) -> None:
-        """Returns once the master knows it."""
+        """Adds a worker. Returns once the master knows it."""
         count = len(self._registered())
         work = self.folder / f"worker-{len(self.workers)}"
         options = ("-h", _ADDRESS, "-c", "1", "-m", "1g", "-d", str(work), "--webui-port", str(free_port()), self._url)

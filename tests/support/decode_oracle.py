@@ -12,8 +12,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from readers.mysql.types import SourceType, parse_source_type
-from state.table import Column, TableSchema
 from tests.support.oracle_values import (
     CODECS,
     Reader,
@@ -28,6 +26,8 @@ from tests.support.oracle_values import (
     time_parts,
     vector_of,
 )
+from tidemark.readers.mysql.schema.types import SourceType, parse_source_type
+from tidemark.state.table import Column, TableSchema
 
 EPOCH = datetime(1970, 1, 1)
 CHARACTER_BYTES = {"utf8mb4": 4, "utf8mb3": 3, "gbk": 2}

@@ -1,4 +1,4 @@
-"""A Spark session with Delta Lake, as jobs open it, and what stands in a Delta sink's tables."""
+"""A Spark session with Delta Lake, as jobs open it, and the content of a Delta sink's tables."""
 
 import fcntl
 import itertools
@@ -14,13 +14,13 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from conf.load import load_job_options
-from jobs.session import open_session, stop_quietly
-from sinks.delta.sink import DeltaSink
-from sinks.sink import JobIdentity, PartResult, Schemas
-from state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
-from state.table import TableSchema
 from tests.support.jobs import SPARK
+from tidemark.conf.load import load_job_options
+from tidemark.jobs.spark.session import open_session, stop_quietly
+from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
+from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
+from tidemark.state.table import TableSchema
 
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
 
@@ -42,7 +42,7 @@ def with_metastore(folder: Path, url: str = FORGETFUL_METASTORE) -> dict[str, An
 
 @pytest.fixture(scope="session")
 def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One for all tests of a process."""
+    """One session for all tests of a process."""
     folder = tmp_path_factory.mktemp("delta")
     job = {
         "job": "delta",
@@ -59,7 +59,7 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
 
 
 def epoch_of(session: SparkSession, items: Sequence[ChangeBatch | PartEnd]) -> DataFrame:
-    """As the data source gives it; in one Spark partition."""
+    """The rows of an epoch as the data source gives them, in one Spark partition."""
     rows = pa.Table.from_batches(map(to_transport, items), schema=TRANSPORT)
     return session.createDataFrame(rows, from_arrow_schema(TRANSPORT)).coalesce(1)
 
@@ -67,7 +67,7 @@ def epoch_of(session: SparkSession, items: Sequence[ChangeBatch | PartEnd]) -> D
 def write_epochs(
     sink: Any, job: JobIdentity, items: Sequence[ChangeBatch | PartEnd], schemas: Schemas
 ) -> list[PartResult]:
-    """Each epoch of `items`, whose parts stand one behind the other."""
+    """Writes each epoch of `items`, whose parts follow one another."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
         ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas)
@@ -89,19 +89,19 @@ def rows_of_delta(sink: Any, schema: TableSchema) -> list[tuple[Any, ...]]:
 
 
 def read_delta(sink: DeltaSink, schema: TableSchema) -> pa.Table:
-    return sink.session().table(sink.lake.place_of(schema.table).relation).toArrow()
+    return sink.session().table(sink.lake.location_of(schema.table).relation).toArrow()
 
 
 def commits_of(sink: DeltaSink, schema: TableSchema) -> list[dict[str, Any]]:
-    """Operation and metrics of each commit, the oldest first."""
-    history = sink.session().sql(f"DESCRIBE HISTORY {sink.lake.place_of(schema.table).relation}").collect()
+    """The operation and metrics of each commit, the oldest first."""
+    history = sink.session().sql(f"DESCRIBE HISTORY {sink.lake.location_of(schema.table).relation}").collect()
     return [row.asDict() for row in sorted(history, key=lambda row: row["version"])]
 
 
 def transactions_of(sink: DeltaSink, schema: TableSchema) -> list[tuple[str, int]]:
-    """Application and version of each commit that bears them, the oldest first."""
+    """The application and version of each commit that has them, the oldest first."""
     found = []
-    detail = sink.session().sql(f"DESCRIBE DETAIL {sink.lake.place_of(schema.table).relation}").collect()[0]
+    detail = sink.session().sql(f"DESCRIBE DETAIL {sink.lake.location_of(schema.table).relation}").collect()[0]
     log = Path(detail["location"].removeprefix("file:"), "_delta_log")
     for commit in sorted(log.glob("*.json")):
         actions = map(json.loads, commit.read_text().splitlines())

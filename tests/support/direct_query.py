@@ -14,15 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from jobs.source import TidemarkDataSource
 from tests.support.jobs import SPARK
+from tidemark.jobs.spark.source import TidemarkDataSource
 
 ENDS_WITHIN_SECONDS = 300
 
 
 @contextlib.contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """With the data source; the JVM ends with it."""
+    """A session with the data source. The JVM ends with it."""
     builder = SparkSession.builder.master("local[2,4]").appName("direct").config("spark.ui.enabled", "false")
     for name, value in SPARK["conf"].items():
         builder = builder.config(name, value)
@@ -42,7 +42,7 @@ def spark_session() -> Iterator[SparkSession]:
 
 
 def read_stream(session: SparkSession, folder: Path, url: str, table: str, **options: str) -> DataFrame:
-    """Tidemark's checkpoint is `folder`/tidemark; `__` in an option's name stands for a dot."""
+    """A stream. Tidemark's checkpoint is `folder`/tidemark; `__` in an option's name means a dot."""
     reader = session.readStream.format("tidemark").option("checkpoint", str(folder / "tidemark"))
     reader = reader.option("url", url).option("table", table)
     for name, value in options.items():
@@ -51,7 +51,7 @@ def read_stream(session: SparkSession, folder: Path, url: str, table: str, **opt
 
 
 def writer(stream: DataFrame, folder: Path) -> DataStreamWriter:
-    """The query's checkpoint is `folder`/query."""
+    """A query. Its checkpoint is `folder`/query."""
     return stream.writeStream.option("checkpointLocation", str(folder / "query"))
 
 
@@ -60,7 +60,7 @@ def into_parquet(stream: DataFrame, folder: Path) -> DataStreamWriter:
 
 
 def catch_up(query: DataStreamWriter) -> StreamingQuery:
-    """Runs it up to the log's end as of now."""
+    """Runs the query up to the log's end as of now."""
     started = query.trigger(availableNow=True).start()
     if not started.awaitTermination(ENDS_WITHIN_SECONDS):
         started.stop()
@@ -69,7 +69,7 @@ def catch_up(query: DataStreamWriter) -> StreamingQuery:
 
 
 def parquet_rows(session: SparkSession, folder: Path) -> pa.Table:
-    """What Spark's file sink committed, in the log's order."""
+    """The rows that Spark's file sink committed, in the log's order."""
     rows = session.read.parquet(str(folder / "rows")).toArrow()
     return rows.sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
 

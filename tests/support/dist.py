@@ -1,5 +1,6 @@
-"""What `make dist` builds, and a Python that has nothing of ours but the packages that it needs."""
+"""The artifacts of `make dist`, and a Python that has only the packages that they need."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -12,9 +13,9 @@ from tests.support.jobs import ROOT
 
 @pytest.fixture(scope="session")
 def our_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tidemark.zip, with the wheel beside it."""
+    """The path of tidemark.zip, with the wheel beside it."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["make", "--silent", "dist", f"DIST={folder}"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run(["make", "--silent", "wheel", f"DIST={folder}"], cwd=ROOT, check=True, stdin=subprocess.DEVNULL)
     return folder / "tidemark.zip"
 
 
@@ -28,6 +29,8 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = folder / "lib" / version / "site-packages"
     (packages / "packages.pth").write_text(sysconfig.get_path("purelib"))
     python = folder / "bin" / "python"
-    installed = subprocess.run([python, "-c", "import pyspark, jobs"], cwd=folder, capture_output=True, text=True)
-    assert "No module named 'jobs'" in installed.stderr
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-c", "import pyspark, tidemark"]
+    installed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert "No module named 'tidemark'" in installed.stderr
     return python

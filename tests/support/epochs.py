@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from conf.load import load_job_file
-from jobs.checkpoint import Checkpoint
-from jobs.context import RunContext
-from jobs.opening import open_job
-from jobs.progress import JobProgress
-from jobs.read_parts import read_part, tasks_of
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.monitoring.progress import JobProgress
+from tidemark.jobs.spark.read_parts import read_part, tasks_of
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.startup import open_job
+from tidemark.state.checkpoint.layout import Checkpoint
 
 
 class Notes:
-    """Events of a run, kept."""
+    """The events of a run, kept."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, dict[str, Any]]] = []
@@ -26,7 +26,7 @@ class Notes:
 
 
 def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: Notes | None = None) -> list[str]:
-    """Runs the job of a job file up to the log's end; the phase of each epoch. Raises as a run does."""
+    """Runs the job of a job file up to the log's end. Returns the phase of each epoch, or raises as a run does."""
     job = load_job_file(path, overrides)
     checkpoint = Checkpoint.at(job.checkpoint)
     phases: list[str] = []
@@ -50,6 +50,6 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
 
 
 def _commit(checkpoint: Checkpoint, epoch: int) -> None:
-    """As Spark's query notes it."""
+    """Notes the epoch as committed, as Spark's query does."""
     checkpoint.store.create(f"spark/offsets/{epoch}", b"v1\n{}\n" + json.dumps({"epoch": epoch}).encode())
     checkpoint.store.create(f"spark/commits/{epoch}", b"v1\n{}")

@@ -3,8 +3,8 @@
 from decimal import Decimal
 from typing import Any
 
-from state.table import Column, TableId, TableSchema
 from tests.support.every_type import _day, _moment
+from tidemark.state.table import Column, TableId, TableSchema
 
 EVERYWHERE: dict[str, tuple[str, str, list[Any]]] = {
     "truth": ("boolean", "bool", [True, False]),
@@ -43,7 +43,7 @@ EVERY_POSTGRES_TYPE = TableSchema(
 
 
 def every_postgres_value() -> list[tuple[Any, ...]]:
-    """Rows in which every value stands at least once; the first row is all null."""
+    """Rows that hold every value at least once; the first row is all null."""
     uid = "{:08x}-0000-4000-8000-000000000000"
     longest = max(len(values) for _, _, values in EVERYWHERE.values())
     listed = [

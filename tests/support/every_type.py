@@ -4,8 +4,8 @@ import struct
 from decimal import Decimal
 from typing import Any
 
-from state.table import Column, TableId, TableSchema
 from tests.support.change_parts import column
+from tidemark.state.table import Column, TableId, TableSchema
 
 FLOAT_MAX = 3.4028234663852886e38
 FLOAT_LEAST = 1.401298464324817e-45
@@ -124,7 +124,7 @@ EVERY_TYPE = TableSchema(
 
 
 def every_value(more: dict[str, list[Any]] | None = None) -> list[tuple[Any, ...]]:
-    """Rows in which every value stands at least once; the first row is all null."""
+    """Rows that hold every value at least once; the first row is all null."""
     lists = [values + (more or {}).get(name, []) for name, (_, _, values) in EVERYWHERE.items()]
     longest = max(map(len, lists))
     listed = [(0, *[None] * len(lists))]

@@ -1,5 +1,5 @@
-"""The oracle: what a files sink holds must be a history of the source in which no row's story has a hole, a repeat or
-a step back, and which ends at the source's state."""
+"""The oracle: a files sink must hold a history of the source in which no row's story has a hole, a repeat or a step
+back, and which ends at the source's state."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ State = tuple[int, int]
 
 
 def read_history(root: Path, schema: str, table: str) -> pa.Table:
-    """All rows of a table's Parquet files in commit order; (uid, version, _change_type, …)."""
+    """All rows of a table's Parquet files in commit order: (uid, version, _change_type, …)."""
     folder = root / f"{schema}.{table}"
     rows = ds.dataset(folder, format="parquet", exclude_invalid_files=False).to_table()
     return rows.sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])

@@ -76,5 +76,5 @@ def _container(value: dict[str, Any] | list[Any], *, large: bool) -> bytes:
 
 
 def _number(value: int, width: int) -> bytes:
-    """Cut off where a container turns out too large for two bytes: then the other form is taken."""
+    """A number in two or four bytes, cut off if it does not fit: then the container is written again with four."""
     return (value % (1 << 8 * width)).to_bytes(width, "little")

@@ -1,4 +1,5 @@
-"""Key values of every type that a table can be cut by: as SQL, in the server's order, and as the log's reader gives them."""
+"""Key values of every type that a split key can have: as SQL, in the server's order, and as the log reader gives
+them."""
 
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -13,7 +14,7 @@ BIG = pa.decimal128(20, 0)
 
 @dataclass(frozen=True, slots=True)
 class KeyValues:
-    """`values`: SQL literal → value of `arrow_type`, rising."""
+    """A type's values, ascending: SQL literal → value of `arrow_type`."""
 
     sql_type: str
     arrow_type: pa.DataType

@@ -1,4 +1,4 @@
-"""Table `t` without a key on PostgreSQL: its rows, who changes them, and whether files hold what it has."""
+"""Table `t` without a key on PostgreSQL: its rows, its writer, and a check that files hold its rows."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ HOLDERS = (
 
 
 class KeylessWriter(threading.Thread):
-    """Changes rows of `t`, and ends a session that shares a snapshot, twice."""
+    """Changes rows of `t`, and twice ends a session that shares a snapshot."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ class KeylessWriter(threading.Thread):
 
 
 def assert_keyless_copied(folder: Path, database: Database, format_: str = "parquet") -> None:
-    """Rows that are alike are told apart by nothing but their number."""
+    """Equal rows are told apart only by their number."""
     copy = Counter[tuple[object, ...]]()
     root = folder / "out" / f"{database.schema}.t"
     if format_ == "parquet":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.jobs import running
 
-MOST_RUNS = 30
+MAX_RUNS = 30
 
 
 @contextmanager
@@ -23,9 +23,9 @@ def armed(folder: Path, failpoints: tuple[str, ...]) -> Iterator[dict[str, str]]
 
 
 def run_until_done(job: Path, environment: dict[str, str]) -> int:
-    """Starts the job again and again until a run ends by itself with 0; how many runs it took."""
-    for count in range(1, MOST_RUNS + 1):
+    """Starts the job again and again until a run ends by itself with 0. Returns the number of runs."""
+    for count in range(1, MAX_RUNS + 1):
         with running(job, environment=environment) as process:
             if process.wait() == 0:
                 return count
-    raise AssertionError(f"{MOST_RUNS} runs did not finish: {process.error_text()}")
+    raise AssertionError(f"{MAX_RUNS} runs did not finish: {process.error_text()}")

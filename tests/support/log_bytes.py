@@ -15,9 +15,9 @@ from typing import Any
 
 import zstandard
 
-from readers.mysql.connect import Flavour
-from readers.mysql.log_events import EventType
-from state.table import Column, TableId, TableSchema
+from tidemark.readers.mysql.binlog.events import EventType
+from tidemark.readers.mysql.connect import Flavour
+from tidemark.state.table import Column, TableId, TableSchema
 
 SERVER = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 TABLE = TableId("shop", "t")
@@ -93,7 +93,7 @@ def image(row: Row) -> bytes:
 
 
 def rows(kind: int, table_id: int, images: Iterable[bytes], *, present: int = 3) -> tuple[int, bytes]:
-    """`images`: of updates both, one after the other."""
+    """A row event. `images` of updates: both, one after the other."""
     v1 = kind <= EventType.DELETE_ROWS_V1
     body = table_id.to_bytes(6, "little") + b"\1\0" + (b"" if v1 else b"\2\0") + b"\2" + bytes([present])
     if kind in {EventType.UPDATE_ROWS, EventType.UPDATE_ROWS_V1}:
@@ -150,12 +150,12 @@ def checksum_of(content: bytes) -> bytes:
 
 
 def bare_events(parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """As they stand inside a payload."""
+    """Events as they are inside a payload."""
     return b"".join(event(kind, body, checksum=False) for kind, body in parts)
 
 
 def payload(parts: Iterable[tuple[int, bytes]], *, compressed: bool = True) -> tuple[int, bytes]:
-    """A whole transaction, but for its GTID."""
+    """A whole transaction, except its GTID."""
     plain = bare_events(parts)
     data = zstandard.ZstdCompressor().compress(plain) if compressed else plain
     fields = [(2, 0 if compressed else 255), (3, len(plain)), (1, len(data))]
@@ -168,11 +168,13 @@ def payload(parts: Iterable[tuple[int, bytes]], *, compressed: bool = True) -> t
 
 @dataclass
 class LogFile:
-    """Events with their places; `add` returns the position behind the last one."""
+    """Events with their positions; `add` returns the position after the last one. `encrypted`: as MariaDB sends a file that
+    it wrote with encrypt_binlog."""
 
     name: str
     created: int = 0
     checksum: bool = True
+    encrypted: bool = False
     events: list[tuple[int, bytes]] = field(default_factory=list)
     end: int = 4
 
@@ -181,6 +183,8 @@ class LogFile:
         content = event(kind, body, end_pos=4 + 19 + len(body) + 4)
         self.events.append((4, content))
         self.end += len(content)
+        if self.encrypted:
+            self.add(START_ENCRYPTION)
 
     def add(self, *parts: tuple[int, bytes]) -> int:
         for kind, body in parts:
@@ -196,7 +200,7 @@ class LogFile:
 
 
 def framed(content: bytes) -> bytes:
-    """As packets: one, or several where the content is too long."""
+    """The content as packets: one, or several where it is too long."""
     content = b"\0" + content
     packets = b""
     while True:
@@ -205,6 +209,9 @@ def framed(content: bytes) -> bytes:
         if len(part) < 0xFFFFFF:
             return packets
 
+
+START_ENCRYPTION = EventType.MARIADB_START_ENCRYPTION, bytes.fromhex("01010000007b8787dce5627b4a672bc101")
+"""As MariaDB 10.11 sends it: in its position, and a second time, with end position 0, to a dump that starts further on."""
 
 END = b"\5\0\0\0\xfe\0\0\2\0"
 
@@ -245,12 +252,16 @@ class FakeConnection:
 @dataclass
 class LogServer:
     """A LogSource. `cut`: how many bytes of the next dumps go through before the connection breaks, one entry a dump.
-    `chunk`: bytes a send. `damage`: changes what a dump sends."""
+    `chunk`: bytes a send. `damage`: changes what a dump sends. `isolated`: tables whose writes change no other table.
+    `primary_keys`: of the tables that have one."""
 
     files: list[LogFile]
     flavour: Flavour = "mysql"
     lower_case_names: bool = False
     server_ids: tuple[int, ...] = (71, 72)
+    logs_cascades: bool = True
+    isolated: frozenset[TableId] = frozenset()
+    primary_keys: dict[TableId, tuple[str, ...]] = field(default_factory=dict)
     cut: list[int | None] = field(default_factory=list)
     chunk: int = 1 << 16
     damage: Callable[[bytes], bytes] | None = None
@@ -264,6 +275,12 @@ class LogServer:
         self._threads.append(thread)
         thread.start()
         return FakeConnection(ours)
+
+    def is_isolated(self, table: TableId) -> bool:
+        return table in self.isolated
+
+    def primary_key(self, table: TableId) -> tuple[str, ...]:
+        return self.primary_keys.get(table, ())
 
     def join(self) -> None:
         for thread in self._threads:
@@ -298,12 +315,15 @@ class LogServer:
             if start > 4:
                 kind, body = format_description(checksum=file.checksum)
                 data.append(framed(event(kind, body, flags=0x20)))
+                if file.encrypted:
+                    kind, body = START_ENCRYPTION
+                    data.append(framed(event(kind, body, flags=0x80, checksum=file.checksum)))
             data += [framed(content) for place, content in file.events if place >= start]
         return b"".join(data) + END
 
 
 @contextmanager
 def serving(server: LogServer):  # type: ignore[no-untyped-def]
-    """Waits for the server's threads at the end."""
+    """Runs the server, and waits for its threads at the end."""
     yield server
     server.join()

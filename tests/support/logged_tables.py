@@ -1,4 +1,4 @@
-"""What a server's log says of tables, as mysql-replication reads it: independent of our own readers."""
+"""The log's view of tables as mysql-replication reads it, independent of Tidemark's readers."""
 
 import contextlib
 import warnings
@@ -15,7 +15,7 @@ from tests.support.servers import Database
 
 @dataclass
 class Logged:
-    """By table: column names of its TABLE_MAP; number of inserted, updated and deleted rows."""
+    """The logged facts by table: column names of its TABLE_MAP; number of inserted, updated and deleted rows."""
 
     columns: dict[str, list[str]] = field(default_factory=dict)
     rows: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -23,7 +23,8 @@ class Logged:
 
 @contextlib.contextmanager
 def logged(database: Database) -> Iterator[Logged]:
-    """Filled, when the block ends, with what was logged for the database's tables meanwhile."""
+    """Yields an object that is filled, when the block ends, with what was logged for the database's tables
+    meanwhile."""
     found = Logged()
     file, pos = _log_end(database)
     yield found

@@ -4,9 +4,9 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.redaction import Secret
-from scripts.server import Server
+from devtools.server import Server
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.redaction import Secret
 
 
 def root_endpoint(server: Server) -> Endpoint:
@@ -15,7 +15,7 @@ def root_endpoint(server: Server) -> Endpoint:
 
 @contextlib.contextmanager
 def account(server: Server, *grants: str) -> Iterator[Endpoint]:
-    """An account with a password; each of `grants` is what stands between GRANT and TO."""
+    """An account with a password. Each of `grants` is the text between GRANT and TO."""
     name, password = f"u{secrets.token_hex(6)}", f"p{secrets.token_hex(8)}"
     with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE USER {name} IDENTIFIED BY '{password}'")

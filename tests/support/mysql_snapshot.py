@@ -1,4 +1,4 @@
-"""A table on a real server, and its split reader: what tests of watermarks, snapshots and gap filling need."""
+"""A table on a real server and its split reader, for tests of watermarks, snapshots and gap filling."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,24 +7,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from conf.endpoint import parse_endpoint
-from readers.mysql.catalog import load_schema
-from readers.mysql.connect import connect
-from readers.mysql.keys import MySqlKeys
-from readers.mysql.log_connection import ServerLog
-from readers.mysql.log_reader import LogReader
-from readers.mysql.log_state import ReadOptions
-from readers.mysql.server import read_log_status, read_server, watermark_method
-from readers.mysql.session import SqlSession
-from readers.mysql.snapshot import ReadHooks, SnapshotSource, SplitRead, SplitReader
-from readers.mysql.watermark import Watermarks
-from scripts.server import Server
-from state.change_batch import ChangeType
-from state.log_range import LogRange
-from state.position import BinlogPosition
-from state.split import KeyRange, Split
-from state.table import TableId, TableSchema
+from devtools.server import Server
 from tests.support.servers import Database, FindServer
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.mysql.binlog.connection import ServerLog
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.schema.catalog import load_schema
+from tidemark.readers.mysql.server import read_log_status, read_server, watermark_method
+from tidemark.readers.mysql.session import SqlSession
+from tidemark.readers.mysql.snapshot.split_reader import ReadHooks, SnapshotSource, SplitRead, SplitReader
+from tidemark.readers.mysql.snapshot.watermark import Watermarks
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.log_range import LogRange
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import KeyRange, Split
+from tidemark.state.table import TableId, TableSchema
 
 Row = tuple[Any, ...]
 WHOLE = KeyRange(None, None)
@@ -55,7 +55,7 @@ class SourceTable:
         self.anchor = self.log_end()
 
     def log_end(self) -> BinlogPosition:
-        """With GTIDs where the server has them; exact while nobody writes."""
+        """The log's end, with GTIDs where the server has them; exact while nobody writes."""
         with contextlib.closing(connect(self.endpoint, None)) as connection:
             gtids = None
             if self.source.method == "gtid":
@@ -88,7 +88,7 @@ class SourceTable:
             session.close()
 
     def batches(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[pa.RecordBatch]:
-        """In the log's order, up to its end unless `stop` says otherwise."""
+        """The log's batches in order, up to its end unless `stop` says otherwise."""
         end = self.log_end() if stop is None else stop
         if start.order >= end.order:
             return []
@@ -98,7 +98,7 @@ class SourceTable:
         return [batch.rows for batch in reader.read(LogRange(start, end))]
 
     def changes(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[Change]:
-        """As `batches`."""
+        """The changes of `batches`."""
         found = []
         for batch in self.batches(start, stop):
             names = self.schema.arrow_schema().names
@@ -116,7 +116,7 @@ class SourceTable:
         return lambda: self.database.execute(*statements)
 
     def rows(self) -> list[Row]:
-        """What the source has now."""
+        """The rows that the source has now."""
         return sorted(self.database.query(f"SELECT * FROM {self.table.name}"))
 
 
@@ -132,14 +132,14 @@ def rows_of(rows: pa.Table) -> list[Row]:
 
 
 def once(hook: Callable[[], None]) -> Callable[[], None]:
-    """Only the first time, however often the split is read."""
+    """A hook that runs only the first time, however often the split is read."""
     left = [hook]
     return lambda: left.pop()() if left else None
 
 
 def followed(table: SourceTable, read: SplitRead) -> list[Row]:
-    """The split's rows with every later change of the log applied; splits of a part of the key get the others' changes too,
-    so it is for whole tables only."""
+    """The split's rows with every later change of the log applied. For whole tables only: a split of a part of the key
+    would get the other keys' changes too."""
     state = {table.key_of(row): row for row in rows_of(read.rows)}
     assert len(state) == read.rows.num_rows, "a key stands twice in a split"
     for change in table.changes(read.report.high):

@@ -1,4 +1,5 @@
-"""Random valid changes to NOTES as PostgreSQL's log has them: values that an update did not touch may be left out."""
+"""Random valid changes to NOTES as PostgreSQL's log has them: the log may leave out values that an update did not
+touch."""
 
 from decimal import Decimal
 from typing import Any
@@ -30,7 +31,7 @@ def rows_of(key: tuple[str, int]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 @st.composite
 def note_changes(draw: st.DrawFn, held: Notes, max_size: int = 12) -> list[Change]:
-    """Changes of one transaction to `held`, which becomes what they leave."""
+    """Changes of one transaction to `held`, which becomes their result."""
     changes: list[Change] = []
     for _ in range(draw(st.integers(1, max_size))):
         key = draw(st.sampled_from(KEYS))
@@ -58,6 +59,6 @@ def note_changes(draw: st.DrawFn, held: Notes, max_size: int = 12) -> list[Chang
 
 @st.composite
 def note_histories(draw: st.DrawFn, transactions: int = 4) -> tuple[list[list[Change]], Notes]:
-    """Transactions from an empty table on, and the rows that they leave."""
+    """Transactions from an empty table on, and the rows that result."""
     held: Notes = {}
     return [draw(note_changes(held)) for _ in range(draw(st.integers(1, transactions)))], held

@@ -1,12 +1,12 @@
-"""What both oracles share: reading bytes, and canonical values out of their parts."""
+"""The shared parts of both oracles: reading bytes, and canonical values from their parts."""
 
 import struct
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 
-from readers.mysql.types import SourceType
-from state.table import Column
+from tidemark.readers.mysql.schema.types import SourceType
+from tidemark.state.table import Column
 
 CODECS = {
     "utf8mb4": "utf-8",
@@ -40,7 +40,7 @@ class Reader:
 
 
 def fitting(value: int, bits: int) -> int:
-    """In the signed integer that the column travels in."""
+    """The value in the signed integer that the column travels in."""
     if not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise RefusedError
     return value

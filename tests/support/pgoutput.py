@@ -11,9 +11,9 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from readers.postgres.log_source import ConnectionLostError
-from state.position import WalPosition
-from state.table import TableId, TableSchema
+from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.state.position import WalPosition
+from tidemark.state.table import TableId, TableSchema
 
 UNCHANGED = "unchanged"
 Values: TypeAlias = Sequence[bytes | str | None]
@@ -44,7 +44,7 @@ def commit(lsn: int, microseconds: int) -> bytes:
 
 
 def relation(number: int, schema: TableSchema, identity: str) -> bytes:
-    """`identity`: d, n or f."""
+    """A relation message. `identity`: d, n or f."""
     columns = b""
     for column in schema.columns:
         flag = identity == "f" or (identity == "d" and column.name in schema.key)
@@ -61,7 +61,7 @@ def insert(number: int, new: Values) -> bytes:
 
 
 def update(number: int, new: Values, old: Values | None = None, form: bytes = b"O") -> bytes:
-    """`form`: K for the key alone, O for the whole old row."""
+    """An update message. `form`: K for the key alone, O for the whole old row."""
     return b"U" + struct.pack(">I", number) + (b"" if old is None else form + _tuple(old)) + b"N" + _tuple(new)
 
 
@@ -135,7 +135,7 @@ class _Table:
 
 @dataclass
 class _Reader:
-    """Of one log. `changes` are those in [start, stop)."""
+    """A reader of one log. `changes` are those in [start, stop)."""
 
     schemas: Mapping[TableId, TableSchema]
     start: int

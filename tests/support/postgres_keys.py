@@ -1,4 +1,4 @@
-"""A keyed table on a real PostgreSQL, cut by PostgresKeys."""
+"""A keyed table on a real PostgreSQL, split by PostgresKeys."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from conf.endpoint import parse_endpoint
-from readers.gap_filter import TableRoutes
-from readers.postgres.connect import connect
-from readers.postgres.key_columns import range_condition
-from readers.postgres.keys import PostgresKeys
-from readers.postgres.session import SqlSession
-from state.split import Bound, KeyRange
-from state.table import Column, TableId, TableSchema
 from tests.support.postgres_values import array_of, otherwise_selected
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.log.gap_filter import FinishedSplits
+from tidemark.readers.postgres.connect import connect
+from tidemark.readers.postgres.keys.key_columns import range_condition
+from tidemark.readers.postgres.keys.split_keys import PostgresKeys
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.state.split import Bound, KeyRange
+from tidemark.state.table import Column, TableId, TableSchema
 
 
 @dataclass
@@ -39,7 +39,7 @@ class KeyedTable:
         )
 
     def pieces(self, bounds: Sequence[Bound]) -> list[list[str]]:
-        """The rows (as text) that a SELECT finds in each piece between the bounds, the open ones included."""
+        """The rows (as text) that a SELECT finds in each range between the boundaries, the open ones included."""
         key = self.keys.key(self.schema.table, self.schema.key)
         edges = pairwise([None, *bounds, None])
         conditions = [range_condition(key.columns, KeyRange(a, b)) for a, b in edges]
@@ -54,12 +54,12 @@ class KeyedTable:
         return list(columns[0]), pa.RecordBatch.from_arrays(arrays, names=list(self.schema.key))
 
     def owners(self, rows: pa.RecordBatch, bounds: Sequence[Bound]) -> list[int]:
-        cuts = pa.array([bytes.fromhex(bound.rank) for bound in bounds], pa.large_binary())
-        routes = TableRoutes.of(cuts, np.zeros(len(cuts) + 1, np.int64), None)
-        return self.keys.owners(self.schema, self.schema.key, rows, routes).tolist()
+        boundaries = pa.array([bytes.fromhex(bound.encoded_key) for bound in bounds], pa.large_binary())
+        finished_splits = FinishedSplits.of(boundaries, np.zeros(len(boundaries) + 1, np.int64), None)
+        return self.keys.owners(self.schema, self.schema.key, rows, finished_splits).tolist()
 
     def check(self, bounds: Sequence[Bound]) -> list[int]:
-        """Every row is in exactly one piece, and owned by it. Returns the pieces' row counts."""
+        """Asserts that every row is in exactly one range, which owns it. Returns the ranges' row counts."""
         pieces = self.pieces(bounds)
         rows, keys = self.all_rows()
         found = dict(zip(rows, self.owners(keys, bounds), strict=True))

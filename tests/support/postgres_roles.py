@@ -4,9 +4,9 @@ import contextlib
 import secrets
 from collections.abc import Iterator
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.redaction import Secret
 from tests.support.servers import Database
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.redaction import Secret
 
 
 def superuser(database: Database) -> Endpoint:
@@ -15,7 +15,7 @@ def superuser(database: Database) -> Endpoint:
 
 @contextlib.contextmanager
 def role(database: Database, *grants: str, attributes: str = "LOGIN") -> Iterator[Endpoint]:
-    """A role with a password; each of `grants` is what stands between GRANT and TO."""
+    """A role with a password. Each of `grants` is the text between GRANT and TO."""
     name, password = f"r{secrets.token_hex(6)}", f"p{secrets.token_hex(8)}"
     database.execute(f"CREATE ROLE {name} {attributes} PASSWORD '{password}'")
     try:

@@ -1,4 +1,4 @@
-"""A table on a real PostgreSQL and its split reader: what tests of snapshots need."""
+"""A table on a real PostgreSQL and its split reader, for tests of snapshots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from conf.endpoint import parse_endpoint
-from readers.postgres.server import read_identity
-from readers.postgres.snapshot import ReadHooks, SnapshotSource, SplitReader
-from readers.split_read import SplitRead
-from state.position import WalPosition, wal_position
-from state.split import KeyRange, Split
-from state.table import TableSchema
-from state.wal_snapshot import SnapshotWatermarks
 from tests.support.postgres_log import LoggedDatabase
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.readers.postgres.server import read_identity
+from tidemark.readers.postgres.snapshot.split_reader import ReadHooks, SnapshotSource, SplitReader
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.position import WalPosition, wal_position
+from tidemark.state.split import KeyRange, Split
+from tidemark.state.table import TableSchema
+from tidemark.state.wal_snapshot import SnapshotWatermarks
 
 Row = tuple[Any, ...]
 WHOLE = KeyRange(None, None)
@@ -24,7 +24,7 @@ NO_ANCHOR = WalPosition(0)
 
 @dataclass
 class SnapshotTable:
-    """Table `public.<name>` as it is when this is made."""
+    """Table `public.<name>` in its state when this is made."""
 
     source: LoggedDatabase
     name: str = "t"
@@ -48,7 +48,7 @@ class SnapshotTable:
             return reader.read(self.split(), self.schema, NO_ANCHOR)
 
     def rows(self) -> list[Row]:
-        """What the source has now."""
+        """The rows that the source has now."""
         return sorted(self.source.query(f"SELECT * FROM public.{self.name}"))
 
 
@@ -57,7 +57,7 @@ def rows_of(rows: pa.Table) -> list[Row]:
 
 
 def covered(read: SplitRead, xids: Sequence[int]) -> list[bool]:
-    """Does the split's high contain these transactions, named as the log names them?"""
+    """Whether the split's high contains these transactions, named as the log names them."""
     snapshot = wal_position(read.report.high).snapshot
     assert snapshot is not None
     watermarks = SnapshotWatermarks.of([snapshot])

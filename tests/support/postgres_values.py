@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from state.table import Column, arrow_type_of
+from tidemark.state.table import Column, arrow_type_of
 
 EDGE_VALUES: dict[str, list[str]] = {
     "bool": ["true", "false"],
@@ -100,7 +100,7 @@ MAKE_TYPES = [
 
 
 def otherwise_selected(column: Column) -> str:
-    """What psycopg2 gives as text, for `array_of`."""
+    """The texts that psycopg2 gives, for `array_of`."""
     name = f'"{column.name}"'
     if column.arrow_type == "date32":
         return f"({name} - date '1970-01-01')::text"

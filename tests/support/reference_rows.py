@@ -1,4 +1,4 @@
-"""An independent reading of a table in canonical values, by the text protocol, and what differs from it.
+"""An independent reading of a table in canonical values, by the text protocol, and the differences from it.
 
 reference_rows(connection, schema)
 differences(rows, expected)
@@ -11,7 +11,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
-from state.table import Column, TableSchema
+from tidemark.state.table import Column, TableSchema
 
 
 def reference_rows(connection: Any, schema: TableSchema) -> list[dict[str, Any]]:

@@ -1,25 +1,25 @@
-"""Facts of a job that a report shows, made up: as a busy MySQL source would leave them."""
+"""Invented facts of a job that a report shows: as a busy MySQL source would leave them."""
 
 import random
 from dataclasses import replace
 from pathlib import Path
 
-from conf.load import load_job_options
-from conf.model import JobFile
-from jobs.progress import JobProgress, TableProgress
-from jobs.report.facts import ReportFacts, TableFacts
-from state.history import (
+from tidemark.conf.load import load_job_options
+from tidemark.conf.model import JobFile
+from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
+from tidemark.jobs.report.facts import ReportFacts, TableFacts
+from tidemark.state.checkpoint.history import (
     EpochHistory,
     EpochStretch,
     EventHistory,
     JobEvent,
     SplitHistory,
 )
-from state.job_state import JobState, SplitKey
-from state.position import BinlogPosition
-from state.rank import integer_rank
-from state.split import Bound, KeyRange, Report, Split
-from state.table import TableId, TableSchema
+from tidemark.state.job_state import JobState, SplitKey
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, KeyRange, Report, Split
+from tidemark.state.table import TableId, TableSchema
 
 HOUR_US = 3_600_000_000
 BEGUN_US = 1_790_000_000_000_000
@@ -39,7 +39,7 @@ sink: {{type: files, path: /lake/shop}}
 
 
 def busy_facts(*tables: str, splits: int = 48, epochs: int = 240, seed: int = 1) -> ReportFacts:
-    """`splits` of the first table, a fourth of that of each next one."""
+    """Facts with `splits` of the first table, and a fourth of the previous table's for each next one."""
     chance = random.Random(seed)
     ids = [TableId("shop", name) for name in tables]
     history, last_high, epoch = SplitHistory(), START, 0
@@ -106,7 +106,7 @@ def busy_facts(*tables: str, splits: int = 48, epochs: int = 240, seed: int = 1)
 
 
 def _bound(key: int) -> Bound:
-    return Bound((str(key),), integer_rank(key, unsigned=False).hex())
+    return Bound((str(key),), encode_integer(key, unsigned=False).hex())
 
 
 def _epochs(count: int, chance: random.Random) -> EpochHistory:
@@ -154,7 +154,7 @@ def as_of(facts: ReportFacts) -> int:
 
 
 def unfinished(facts: ReportFacts) -> ReportFacts:
-    """The same in the middle of its snapshot."""
+    """The same facts in the middle of the snapshot."""
     assert facts.progress is not None
     tables = tuple(replace(t, splits_total=t.splits_done * 3, complete=False) for t in facts.progress.tables)
     progress = replace(facts.progress, phase="snapshot", tables=tables)

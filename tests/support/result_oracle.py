@@ -6,8 +6,6 @@ from datetime import timezone
 from decimal import Decimal
 from typing import Any
 
-from readers.mysql.types import SourceType, parse_source_type
-from state.table import Column, TableSchema
 from tests.support.decode_oracle import INTEGER_BYTES, read_image_value, write_image_value
 from tests.support.oracle_values import (
     CODECS,
@@ -23,6 +21,8 @@ from tests.support.oracle_values import (
     time_parts,
     vector_of,
 )
+from tidemark.readers.mysql.schema.types import SourceType, parse_source_type
+from tidemark.state.table import Column, TableSchema
 
 
 def write_result_row(schema: TableSchema, row: Sequence[Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a sink holds, read back as plain values that are the same for every sink.
+"""Reads the content of a sink as plain values that are the same for every sink.
 
 Dates are days and timestamps microseconds since 1970, decimals Decimal, vectors tuples; everything else is the value in
 its canonical type. Rows are sorted by key.
@@ -21,33 +21,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conf.endpoint import parse_endpoint
-from conf.tables import parse_table_template
-from sinks.delta.places import CatalogLake
-from sinks.delta.sink import DeltaSink
-from sinks.files import FilesSink, table_folder_name
-from sinks.mirror import mysql_types, postgres_types
-from sinks.mirror.planning import place_of
-from sinks.mirror.sink import MirrorSink
-from sinks.mirror.target import SourceKind
-from sinks.sink import EpochSink, JobIdentity, PartResult, PartSink
-from state.change_batch import ChangeBatch, ChangeType, PartEnd
-from state.store import LocalStore
-from state.table import Column, TableSchema, arrow_type_of
 from tests.support.change_parts import SCHEMAS
 from tests.support.delta import rows_of_delta, write_epochs
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
+from tidemark.conf.tables import parse_table_template
+from tidemark.sinks.delta.locations import CatalogLake
+from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.files.sink import FilesSink, table_folder_name
+from tidemark.sinks.mirror.mysql import types as mysql_types
+from tidemark.sinks.mirror.planning import target_of
+from tidemark.sinks.mirror.postgres import types as postgres_types
+from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.mirror.target import SourceKind
+from tidemark.sinks.sink import EpochSink, JobIdentity, PartResult, PartSink
+from tidemark.state.change_batch import ChangeBatch, ChangeType, PartEnd
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.table import Column, TableSchema, arrow_type_of
 
 Row = tuple[Any, ...]
 TEMPLATE = parse_table_template("{schema}_{table}")
 FILE_SINKS = ("parquet", "jsonl")
 MIRRORS = ("mysql", "mariadb", "postgres")
 DELTA = "delta"
-"""Of the style mirror, in a catalog; tests/support/delta.py has its session."""
+"""Delta with the style mirror, in a catalog. tests/support/delta.py has its session."""
 
 
 def plain(value: Any, column: Column) -> Any:
-    """A value as pyarrow, a driver or the test gives it."""
+    """Returns the plain value for one from pyarrow, a driver or a test."""
     kind = arrow_type_of(column.arrow_type)
     if value is None:
         return None
@@ -111,7 +112,7 @@ class SinkCase:
         return list(self.sink.writer(self.job).write(items, SCHEMAS if schemas is None else schemas))
 
     def rows(self, schema: TableSchema) -> list[Row]:
-        """The state of the table: for files, what their changes amount to."""
+        """Returns the table's rows; for files, the result of applying their changes."""
         if self.kind in FILE_SINKS:
             return sorted_rows(schema, _folded(schema, self.changes(schema)))
         if self.kind == DELTA:
@@ -119,7 +120,7 @@ class SinkCase:
         return sorted_rows(schema, _mirror_rows(self, schema))
 
     def changes(self, schema: TableSchema) -> list[dict[str, Any]]:
-        """Of files: all rows, change columns included, ordered by version and sequence."""
+        """Returns all rows of the files, with the change columns, ordered by version and sequence."""
         folder = Path(self.place) / table_folder_name(schema.table)
         files = sorted(path for path in folder.glob("*") if not path.name.startswith((".", "_")))
         read: Callable[[Path], list[dict[str, Any]]] = _parquet_rows if self.kind == "parquet" else _jsonl_rows
@@ -127,7 +128,7 @@ class SinkCase:
         return sorted(found, key=lambda row: (row["_commit_version"], row["_seq"]))
 
     def clear(self, schema: TableSchema) -> None:
-        """Empties the table behind the sink's back."""
+        """Empties the table without the sink."""
         if self.kind in FILE_SINKS:
             shutil.rmtree(Path(self.place) / table_folder_name(schema.table))
             self.sink.prepare(self.job, [schema])
@@ -136,7 +137,7 @@ class SinkCase:
 
 
 def target_name(case: SinkCase, schema: TableSchema) -> str:
-    place = place_of(schema.table, TEMPLATE, "public" if case.kind == "postgres" else case.place.name)
+    place = target_of(schema.table, TEMPLATE, "public" if case.kind == "postgres" else case.place.name)
     return (postgres_types if case.kind == "postgres" else mysql_types).full_name(place)
 
 
@@ -180,7 +181,7 @@ def _folded(schema: TableSchema, changes: list[dict[str, Any]]) -> list[list[Any
 
 
 def _from_json(value: Any, column: Column) -> Any:
-    """JSON has no bytes, and its numbers no -0.0 of type int."""
+    """Plain values from JSON, which has no bytes and no -0.0 of type int."""
     if column.arrow_type == "binary" and isinstance(value, str):
         return base64.b64decode(value, validate=True)
     return value
@@ -226,7 +227,7 @@ def _postgres_expression(column: Column) -> str:
 
 
 def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind = "mysql") -> SinkCase:
-    """A sink whose target is the test's own, for a job that reads a server of kind `source`."""
+    """A sink whose target belongs to the test, for a job that reads a server of kind `source`."""
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
@@ -251,7 +252,7 @@ def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
 
 @pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, DELTA)))
 def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
-    """With those that write whole epochs."""
+    """Every sink with state, including those that write whole epochs."""
     return make_case(request.param, request)
 
 

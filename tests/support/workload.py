@@ -54,7 +54,7 @@ class Uids:
 
 
 def create_tables(database: Database, *, rows: int, uids: Uids) -> None:
-    """Each table with about `rows` rows."""
+    """Creates the tables, each with about `rows` rows."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         if database.kind == "postgres":
             for name, columns in POSTGRES_TABLES.items():
@@ -85,12 +85,12 @@ def _code(generator: random.Random, uid: int) -> str:
 
 
 def _note(generator: random.Random, uid: int) -> str:
-    """Some are long and don't compress: PostgreSQL keeps them out of the row."""
+    """A note. Some are long and don't compress: PostgreSQL keeps them out of the row."""
     return generator.randbytes(2000).hex() if uid % 10 == 0 else "x" * (uid % 50)
 
 
 def connect_for_transactions(database: Database) -> Any:
-    """Without autocommit."""
+    """A connection without autocommit."""
     if database.kind != "postgres":
         return database.connect(autocommit=False)
     connection = database.connect()
@@ -247,7 +247,7 @@ class Writers:
             cursor.execute(f"DELETE FROM {table} WHERE {self._where(table)}", key)
 
     def _replace(self, cursor: Any, generator: random.Random) -> None:
-        """Delete and insert the same key in one transaction; the new row is another one."""
+        """Deletes and inserts the same key in one transaction; the new row is another one."""
         key = self._some_key(cursor, generator, "orders")
         if key is not None:
             cursor.execute("DELETE FROM orders WHERE id = %s", key)

@@ -3,9 +3,9 @@
 import pickle
 from pathlib import Path
 
-from conf.tables import TableName
-from jobs.projections import lines_of
 from tests.support.job_file import SMALL, load_text, problems_of
+from tidemark.conf.tables import TableName
+from tidemark.readers.projection.settings import lines_of
 
 COLUMNS = (
     SMALL
@@ -41,7 +41,7 @@ def test_what_is_read_of_them(tmp_path: Path) -> None:
     assert ENVIRON["KEY"] not in f"{job!r} {job.redacted()}"
     assert not job.warnings()
     assert (
-        "source.mask_key prevents it"
+        "source.mask_key prevents this"
         in load_text(tmp_path, COLUMNS, "source.mask_key=null", environ=ENVIRON).warnings()[0]
     )
 
@@ -71,6 +71,6 @@ def test_a_mask_key_is_never_quoted(tmp_path: Path) -> None:
 def test_a_key_that_is_masked_or_excluded(tmp_path: Path) -> None:
     keys = ("source.keys.shop.people=[ssn, email]",)
     assert problems_of(tmp_path, COLUMNS, *keys, environ=ENVIRON) == [
-        "--set source.keys.\"shop.people\": holds 'email', which source.columns masks: rows are told apart by it",
-        "--set source.keys.\"shop.people\": holds 'ssn', which source.columns excludes",
+        "--set source.keys.\"shop.people\": has 'email', which source.columns masks: a masked column can't identify rows",
+        "--set source.keys.\"shop.people\": has 'ssn', which source.columns excludes",
     ]

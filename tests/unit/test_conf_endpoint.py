@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.endpoint import Endpoint, parse_endpoint
-from conf.redaction import Secret, forget_secrets
+from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.redaction import Secret, forget_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -54,28 +54,28 @@ def test_no_printed_form_shows_the_password() -> None:
         ("db:3306", "must be a database URL like mysql://user:password@host:3306/database"),
         (
             "postgres://u@h/d",
-            "unknown scheme 'postgres://'. Did you mean 'postgresql://'? Allowed: mysql://, mariadb://",
+            "unknown scheme. Did you mean 'postgresql://'? Allowed: mysql://, mariadb://",
         ),
         ("mysql+pymysql://u@h/d", "Did you mean 'mysql://'?"),
-        ("oracle://u@h/d", "unknown scheme 'oracle://'. Allowed: mysql://, mariadb://, postgresql://"),
+        ("oracle://u@h/d", "unknown scheme. Allowed: mysql://, mariadb://, postgresql://"),
         ("MYSQL://u@h", "Did you mean 'mysql://'?"),
         ("mysql://db:3306/", "names no user: write mysql://user:password@host:3306/"),
         ("mysql://:pw@db/", "names no user"),
         ("mysql://u:s3/cret@db/", "percent-encoded (%2F, %3F, %23), or take the password from ${NAME}"),
         (
             "mysql://u:50%@db/",
-            "'%' in its password that starts no percent-encoded character: a plain '%' is written %25",
+            "'%' in its password that does not start a percent-encoded character; a plain '%' is written %25",
         ),
         ("mysql://u:%ff@db/", "percent-encoded bytes are not UTF-8"),
         ("mysql://u:%00@db/", "NUL character in its password"),
         ("mysql://u:pw@", "names no host"),
-        ("mysql://u:pw@a b/", "something else than host or host:port"),
-        ("mysql://u:pw@::1/", "something else than host or host:port"),
+        ("mysql://u:pw@a b/", "must have host or host:port after the '@'"),
+        ("mysql://u:pw@::1/", "must have host or host:port after the '@'"),
         ("mysql://u:pw@db:0/", "port that is not a number from 1 to 65535"),
         ("mysql://u:pw@db:65536/", "port that is not a number from 1 to 65535"),
         ("mysql://u:pw@db/a/b", "more than a database's name after the host"),
-        ("mysql://u:pw@db/a?ssl=1", "options after a '?': not supported in URLs. For TLS there is the key 'tls'"),
-        ("mysql://u:pw@db/a#b", "in a database's name write it as %23"),
+        ("mysql://u:pw@db/a?ssl=1", "options after a '?', which are not supported. For TLS use the key 'tls'"),
+        ("mysql://u:pw@db/a#b", "write it as %23 in a database's name"),
     ],
 )
 def test_wrong_urls_are_refused_without_being_quoted(url: str, reason: str) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conf.load import load_job_file
-from conf.redaction import forget_secrets
 from scripts.job_file_reference import EXAMPLES, REFERENCE, SECTIONS, main, reference
+from tidemark.conf.load import load_job_file
+from tidemark.conf.redaction import forget_secrets
 
 AIRFLOW = Path(__file__).parents[2] / "examples" / "airflow" / "dags" / "shop.yaml"
 ENVIRON = {

@@ -1,4 +1,4 @@
-"""Loading: defaults, what stands where, and the text of every refusal."""
+"""Loading of job files: defaults, placement of keys, and the text of every refusal."""
 
 import pickle
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.load import load_job_file
-from conf.model import LONGEST_JOB_NAME, JobFile
-from conf.problems import RefusedJobFileError
-from conf.quantities import Every, Once
-from conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
-from conf.redaction import forget_secrets
-from conf.source import ServerIdRange
-from conf.tables import TableName
 from tests.support.job_file import SMALL, load_text, problems_of
+from tidemark.conf.load import load_job_file
+from tidemark.conf.model import MAX_JOB_NAME_LENGTH, JobFile
+from tidemark.conf.problems import RefusedJobFileError
+from tidemark.conf.quantities import Every, Once
+from tidemark.conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
+from tidemark.conf.redaction import forget_secrets
+from tidemark.conf.source import ServerIdRange
+from tidemark.conf.tables import TableName
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_slot_and_publication_follow_from_the_job_name_unless_given(tmp_path: Pa
     job = load_text(tmp_path, SMALL, POSTGRES, "source.slot=s_1", "source.publication=Pub ä")
     assert (job.slot, job.publication) == ("s_1", "Pub ä")
     assert JobFile.model_validate(job.redacted()).redacted() == job.redacted()
-    longest = load_text(tmp_path, SMALL, POSTGRES, f"job={'a' * LONGEST_JOB_NAME}")
+    longest = load_text(tmp_path, SMALL, POSTGRES, f"job={'a' * MAX_JOB_NAME_LENGTH}")
     assert len(longest.slot) <= 63
 
 
@@ -229,9 +229,9 @@ def test_absolute_paths_and_uris_stay(tmp_path: Path, uri: str) -> None:
 def test_warnings_tell_what_may_surprise(tmp_path: Path) -> None:
     job = load_text(tmp_path, FULL, "mode=incremental", "source.tls.verify=false", "sink.tls={verify: false}")
     assert job.warnings() == [
-        "snapshot: not used in mode incremental",
-        "source.tls.verify: false lets anyone on the way pretend to be db",
-        "sink.tls.verify: false lets anyone on the way pretend to be wh",
+        "snapshot: is not used in mode incremental",
+        "source.tls.verify: false lets another machine in the network impersonate db",
+        "sink.tls.verify: false lets another machine in the network impersonate wh",
     ]
 
 
@@ -240,7 +240,7 @@ REFUSED = [
     (f"job={'a' * 51}", "job: must be a name of a-z, 0-9 and '-', at most 50 characters"),
     (
         "job=2024",
-        "job: must be a name of a-z, 0-9 and '-'; found: 2024. Text that looks like a number or truth value stands "
+        "job: must be a name of a-z, 0-9 and '-'; found: 2024. Text that looks like a number or truth value must be "
         "in quotes",
     ),
     ("job=", "job: must be a name of a-z, 0-9 and '-'; found: nothing"),
@@ -250,10 +250,10 @@ REFUSED = [
     ("trigger=onse", "trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: onse"),
     ("trigger=[1s]", "trigger: must be once, or an interval like 1s, 30s, 5m, 1h"),
     ("checkpoint=''", 'checkpoint: must be a path, not empty; found: ""'),
-    ("checkpoint=~/cp", "checkpoint: must not start with '~', which executors may read otherwise; write ${HOME}"),
+    ("checkpoint=~/cp", "checkpoint: must not start with '~', which may be another folder on executors; write ${HOME}"),
     (
         "checkpoint=s3://key:secret@bucket/",
-        "checkpoint: must not hold a password; give it in spark.conf or in the environment of all nodes",
+        "checkpoint: must not contain a password; give it in spark.conf or in the environment of all nodes",
     ),
     ("chekpoint=/x", "chekpoint: unknown key. Did you mean 'checkpoint'? Allowed here: "),
     ("transforms=[a]", 'transforms: must be a mapping from tables to SQL, like {shop.orders: "SELECT * FROM input"}'),
@@ -291,7 +291,7 @@ REFUSED = [
     (
         "source.columns={shop.c*: {exclude: [a]}}",
         'source.columns."shop.c*": must be a table as database.table; globs are not allowed here '
-        "(a name with '*?[]' stands in backticks)",
+        "(a name with '*?[]' must be in backticks)",
     ),
     ("source.columns.shop.c=[a]", 'source.columns."shop.c": must be a section of keys'),
     (
@@ -306,8 +306,8 @@ REFUSED = [
         "source.columns.shop.c={mask: {a: sha256}, exclude: [a]}",
         "source.columns.\"shop.c\".mask: masks 'a', which is excluded",
     ),
-    ("source.mask_key=fifteen letters", "source.mask_key: is no text of 16 characters or more"),
-    ("source.mask_key=5", "source.mask_key: is no text of 16 characters or more"),
+    ("source.mask_key=fifteen letters", "source.mask_key: must be text of 16 characters or more"),
+    ("source.mask_key=5", "source.mask_key: must be text of 16 characters or more"),
     (
         "source.columns.shop.c.exlude=[a]",
         "source.columns.\"shop.c\".exlude: unknown key. Did you mean 'exclude'? Allowed here: exclude",
@@ -328,7 +328,7 @@ REFUSED = [
     ("source.server_ids=1-4294967296", "the lower id first, both from 1 to 4294967295"),
     (
         "source.server_ids=1-4",
-        "source.server_ids: has 4 ids, but 4 splits and the log reader need 5; twice as many let retries find free "
+        "source.server_ids: has 4 ids, but 4 splits and the log reader need 5. Twice as many let retries find free "
         "ones",
     ),
     ("source.slot=x", "source.slot: is for PostgreSQL sources only"),
@@ -338,7 +338,7 @@ REFUSED = [
     ("source.tls=true", "source.tls: must be a section with ca, cert, key, verify; found: true"),
     ("source.tls.verify=yes", "source.tls.verify: must be true or false; found: yes"),
     ("source.tls.ca=/no/such.pem", "source.tls.ca: the file /no/such.pem does not exist or can't be read"),
-    ("source.tls.cert=/dev/null", "source.tls.cert: stands alone: cert and key go together"),
+    ("source.tls.cert=/dev/null", "source.tls.cert: is given alone: cert and key go together"),
     ("source.zero_dates=nul", "source.zero_dates: must be null | error; found: nul. Did you mean 'null'?"),
     ("snapshot.split_rows=many", "snapshot.split_rows: must be a whole number, at least 1; found: many"),
     ("snapshot.split_rows='5'", 'snapshot.split_rows: must be a whole number, at least 1; found: "5"'),
@@ -348,7 +348,7 @@ REFUSED = [
     ("snapshot.parallelism=-1", "snapshot.parallelism: must be a whole number, at least 1; found: -1"),
     (
         "snapshot.interleave=true",
-        "snapshot.interleave: following the log while splits are still being read (interleave: true) is not "
+        "snapshot.interleave: reading the log while splits are still being read (interleave: true) is not "
         "supported yet",
     ),
     ("snapshot.interleave=on", "snapshot.interleave: must be true or false; found: on"),
@@ -362,9 +362,9 @@ REFUSED = [
     ("snapshot.where.shop.c=a = 1) or (b", "has an unpaired parenthesis"),
     ("snapshot.where.shop.c=(a = 1", "has an unpaired parenthesis"),
     ("snapshot.where.shop.c=a = 'x", "has an unpaired quote '"),
-    ("snapshot.where.shop.c=a = 1 -- x", "must not hold a comment sign (--) outside quotes"),
-    ("snapshot.where.shop.c='a = 1 # x'", "must not hold a comment sign (#) outside quotes"),
-    ("snapshot.where.shop.c=a /* x */ = 1", "must not hold a comment sign (/*) outside quotes"),
+    ("snapshot.where.shop.c=a = 1 -- x", "must not have a comment sign (--) outside quotes"),
+    ("snapshot.where.shop.c='a = 1 # x'", "must not have a comment sign (#) outside quotes"),
+    ("snapshot.where.shop.c=a /* x */ = 1", "must not have a comment sign (/*) outside quotes"),
     ("log.start=lates", "found: lates. Did you mean 'latest'?"),
     ("log.start=5", "log.start: must be earliest | latest | {file: binlog.000001, pos: 4}"),
     ("log.start={}", "log.start: must be one of earliest | latest"),
@@ -375,27 +375,30 @@ REFUSED = [
     ("log.start={gtid: 5}", "log.start.gtid: must be text like"),
     (
         "log.start={lsn: 0x1}",
-        "log.start.lsn: must be a place in PostgreSQL's log like 16/B374D848",
+        "log.start.lsn: must be a position in PostgreSQL's log (LSN) like 16/B374D848",
     ),
-    ("log.start={lsn: 0/123456789}", "log.start.lsn: must be a place in PostgreSQL's log like 16/B374D848"),
+    ("log.start={lsn: 0/123456789}", "log.start.lsn: must be a position in PostgreSQL's log (LSN) like 16/B374D848"),
     (
         "log.start={tiemstamp: x}",
         "log.start.tiemstamp: unknown key. Did you mean 'timestamp'? Allowed here: file, pos, gtid, lsn, timestamp",
     ),
-    ("log.start={timestamp: 2024-01-31T12:00:00}", "log.start.timestamp: has no zone; must be a moment with its zone"),
-    ("log.start={timestamp: 2024-02-31T12:00:00Z}", "log.start.timestamp: is no moment of the calendar"),
+    (
+        "log.start={timestamp: 2024-01-31T12:00:00}",
+        "log.start.timestamp: has no time zone; must be a date and time with a time zone",
+    ),
+    ("log.start={timestamp: 2024-02-31T12:00:00Z}", "log.start.timestamp: does not exist in the calendar"),
     (
         "log.start={timestamp: 1700000000}",
-        "log.start.timestamp: must be a moment with its zone, like 2024-01-31T12:00:00Z",
+        "log.start.timestamp: must be a date and time with a time zone, like 2024-01-31T12:00:00Z",
     ),
     (
         "log.start=latest",
-        "log.start: is allowed only in mode incremental: mode full+incremental begins with the snapshot",
+        "log.start: is allowed only in mode incremental: mode full+incremental starts with the snapshot",
     ),
     (
         "log.max_batch_bytes=64M",
         "log.max_batch_bytes: must be a size like 64MiB or 1.5GB, or a number of bytes; found: 64M. "
-        "'M' is no unit. Did you mean 'MiB'?",
+        "'M' is not a unit. Did you mean 'MiB'?",
     ),
     ("log.max_batch_bytes=[1]", "log.max_batch_bytes: must be a size like 64MiB or 1.5GB, or a number of bytes"),
     ("log.max_batch_seconds=10s", "log.max_batch_seconds: must be a number of seconds above 0; found: 10s"),
@@ -416,12 +419,12 @@ REFUSED = [
     ("sink={type: delta}", "sink.path: is missing; write it, or sink.catalog"),
     (
         "sink={type: delta, path: /x, catalog: main}",
-        "sink.catalog: stands beside sink.path: tables go to one of the two",
+        "sink.catalog: is given together with sink.path: choose one of the two",
     ),
     ('sink={type: delta, path: /x, table: "{schema}.{table}"}', "sink.table: is for tables of a sink.catalog only"),
     (
         "sink={type: delta, catalog: main.lake}",
-        "sink.catalog: must be a catalog's name, like main; the schema stands in sink.table; found: main.lake",
+        "sink.catalog: must be a catalog's name, like main; write the schema in sink.table; found: main.lake",
     ),
     (
         'sink={type: delta, catalog: main, table: "{schema}_{table}"}',
@@ -429,7 +432,7 @@ REFUSED = [
     ),
     (
         'sink={type: delta, catalog: main, table: "lake.{schema}"}',
-        "sink.table: lacks {table}: all tables would be written into one",
+        "sink.table: does not contain {table}: all tables would be written to one table",
     ),
     (
         "sink={type: delta, path: /x, partition_by: {shop.orders: country}}",
@@ -458,18 +461,18 @@ REFUSED = [
     ("sink.on_schema_change=stopp", "sink.on_schema_change: must be stop; found: stopp. Did you mean 'stop'?"),
     (
         "spark.master=5",
-        "spark.master: must be text; found: 5. Text that looks like a number or truth value stands in quotes",
+        "spark.master: must be text; found: 5. Text that looks like a number or truth value must be in quotes",
     ),
     (
         "spark.conf={executor.memory: 4g}",
-        "spark.conf.\"executor.memory\": must start with 'spark.' (Hadoop's settings with 'spark.hadoop.'), or "
-        "Spark ignores it",
+        "spark.conf.\"executor.memory\": must start with 'spark.' (Hadoop's settings with 'spark.hadoop.'); "
+        "Spark ignores others",
     ),
-    ("spark.conf.spark.master=x", 'spark.conf."spark.master": stands in spark.master, not here'),
+    ("spark.conf.spark.master=x", 'spark.conf."spark.master": is not allowed here; use spark.master'),
     ("spark.conf.spark.x=[1]", 'spark.conf."spark.x": must be text or a number'),
     ("spark.conf.spark.x=", 'spark.conf."spark.x": must be text or a number'),
     ("spark.conf=x", "spark.conf: must be a mapping from Spark's settings to texts or numbers"),
-    ("mode=full", "trigger: must be once in mode full, which ends by itself"),
+    ("mode=full", "trigger: must be once in mode full: such a job ends by itself"),
 ]
 
 
@@ -489,16 +492,18 @@ REFUSED_MIRRORS = [
     ),
     (
         ["sink.url=mysql://u:p@h/"],
-        "sink.url: names no database, and sink.table names none either: write one of …/database and table: "
-        '"copy.{table}"',
+        'sink.url: names no database, and neither does sink.table: write …/database here, or table: "copy.{table}"',
     ),
     (["sink.table='{tabel}'"], "sink.table: has an unknown placeholder {tabel}. Allowed: {schema}, {table}"),
     (
         ["sink.table={table}"],
         'sink.table: must be a template like "{schema}_{table}" or "copy.{table}"; a value that starts with \'{\' '
-        "stands in quotes",
+        "must be in quotes",
     ),
-    (["sink.table=all", "source.tables=[a.*]"], "sink.table: lacks {table}: all tables would be written into one"),
+    (
+        ["sink.table=all", "source.tables=[a.*]"],
+        "sink.table: does not contain {table}: all tables would be written to one table",
+    ),
     (
         ["sink.table='{schema}.{table}'"],
         "sink.table: would write a.b to a.b on the same server, and source.tables selects that too",
@@ -511,10 +516,10 @@ REFUSED_MIRRORS = [
         ["source.tables=[shop.*]"],
         "sink.table: would write shop.x to shop.shop_x on the same server, and source.tables selects that too",
     ),
-    (["sink.tls.key=/dev/null"], "sink.tls.key: stands alone: cert and key go together"),
+    (["sink.tls.key=/dev/null"], "sink.tls.key: is given alone: cert and key go together"),
     (
         ["source.keys.a.b=[id]", "source.columns.a.b.exclude=[id]"],
-        "source.keys.\"a.b\": holds 'id', which source.columns excludes",
+        "source.keys.\"a.b\": has 'id', which source.columns excludes",
     ),
 ]
 
@@ -564,8 +569,8 @@ def test_the_error_ends_with_one_line_of_cause_and_remedy_and_pickles(tmp_path: 
         load_text(tmp_path, SMALL, "job=A", "mode=x")
     *problems, last = str(caught.value).splitlines()
     assert problems == [str(problem) for problem in caught.value.problems]
-    remedy = "Correct the job file; docs/job-file.md lists every key."
-    assert last == f"job.yaml has 2 problems. The first: {problems[0]}. Remedy: {remedy}"
+    remedy = "Correct the job file. The page Job file of Tidemark's documentation lists every key."
+    assert last == f"job.yaml has 2 problems. The first one: {problems[0]}. Remedy: {remedy}"
     copy = pickle.loads(pickle.dumps(caught.value))
     assert str(copy) == str(caught.value)
     assert copy.problems == caught.value.problems

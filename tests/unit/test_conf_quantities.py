@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.quantities import (
+from tidemark.conf.quantities import (
     BYTES_PER_UNIT,
     Every,
     Once,
@@ -41,8 +41,8 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("64M", "'M' is no unit. Did you mean 'MiB'? Units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
-        ("64mib", "'mib' is no unit. Did you mean 'MiB'?"),
+        ("64M", "'M' is not a unit. Did you mean 'MiB'? Units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+        ("64mib", "'mib' is not a unit. Did you mean 'MiB'?"),
         ("0", "must be a whole number of bytes, at least 1"),
         ("0.3B", "must be a whole number of bytes, at least 1"),
         ("-1MiB", "must be a size like 64MiB or 1.5GB, or a number of bytes"),
@@ -86,8 +86,8 @@ def test_a_written_interval_reads_back(milliseconds: int) -> None:
         (30, "Write the unit: 30s"),
         ("0s", "must be a whole number of milliseconds, at least 1"),
         ("0.5ms", "must be a whole number of milliseconds, at least 1"),
-        ("1d", "'d' is no unit. Units: ms, s, m, h"),
-        ("5M", "'M' is no unit. Did you mean 'm'?"),
+        ("1d", "'d' is not a unit. Units: ms, s, m, h"),
+        ("5M", "'M' is not a unit. Did you mean 'm'?"),
         ("twice", "must be once, or an interval like 1s, 30s, 5m, 1h"),
         (True, "must be once, or an interval"),
     ],

@@ -1,4 +1,4 @@
-"""No way out for a secret: text, logs, tracebacks, pickles of errors."""
+"""No secret gets out: through texts, logs, tracebacks or pickles of errors."""
 
 import gc
 import html
@@ -10,22 +10,31 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pyspark.logger import PySparkLogger
+from rich.console import Console
+from rich.live import Live
 
-from conf.redaction import (
+from tidemark.conf.redaction import (
     RedactingFilter,
     Secret,
     forget_secrets,
     install_redaction,
     redact,
     redact_exception,
+    redact_values,
     remember_secret,
 )
-from state.errors import SourceUnavailableError
+from tidemark.jobs.monitoring.events import JsonEvents, TerminalEvents
+from tidemark.jobs.monitoring.history import Kept, KeptEvents
+from tidemark.state.checkpoint.codec import EVENTS
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import SourceUnavailableError
 
 PASSWORD = "p@ss/w'rd \\é&"
 
@@ -112,13 +121,24 @@ def test_unpickling_makes_a_secret_known() -> None:
     assert redact("travelled") == "***"
 
 
-@pytest.mark.usefixtures("_installed")
+@pytest.fixture
+def _pyspark_logged_an_error_of_sql() -> Iterator[None]:
+    """Leaves a PySpark logger that does not propagate. pytest adds its handler to each such logger before the next
+    phase of a test, and PySpark's loggers give every handler a formatter of theirs, which leaves tracebacks out."""
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    propagated, logger.propagate = logger.propagate, False
+    yield
+    logger.propagate = propagated
+
+
+@pytest.mark.usefixtures("_installed", "_pyspark_logged_an_error_of_sql")
 def test_log_records_are_masked_for_handlers_added_before_and_after(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.setFormatter(logging.Formatter())
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s %(where)s"))
     handler.addFilter(RedactingFilter())
-    logging.setLoggerClass(logging.Logger)  # PySpark, whose way is not safe among threads, may have left its own
+    logging.setLoggerClass(logging.Logger)  # PySpark exchanges it for moments, and not safely among threads
     logger = logging.getLogger("tests.redaction")
     logger.addHandler(handler)
     try:
@@ -197,3 +217,40 @@ def test_an_error_is_masked_in_place_with_what_it_came_from() -> None:
     assert inner.args == ("with", {"password": ["***"]}, 5)
     assert str(error) == "No answer from ***. Remedy: Check it."
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.pitfall(124)
+def test_numbers_and_keys_of_printed_json_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """A password that looks like a number, or like the name of a field, does not change the shape of an event."""
+    for secret in ("1000", "rows", "true"):
+        remember_secret(secret)
+    facts = {"rows": 1000, "lag": 1000.0, "done": True, "none": None, "text": "1000 rows", "tables": [("rows", 1000)]}
+    JsonEvents().note("epoch", **facts, path=Path("/x/1000"))
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: printed[name] for name in facts} == {
+        **facts,
+        "text": "*** ***",
+        "tables": [["***", 1000]],
+    }
+    assert printed["path"] == "/x/***"
+    assert printed["event"] == "epoch"
+
+
+@pytest.mark.pitfall(124)
+def test_numbers_of_events_are_kept_on_a_terminal_and_in_the_history(tmp_path: Path) -> None:
+    remember_secret("1000")
+    printed = io.StringIO()
+    events = TerminalEvents(Live(console=Console(file=printed)))
+    store = LocalStore(str(tmp_path))
+    KeptEvents(events, store).note("started", rows=1000, text="it is 1000")
+    assert printed.getvalue().strip() == "started rows=1000 text=it is ***"
+    kept = Kept(store, EVENTS).load()
+    assert kept is not None
+    assert kept.events[0].facts == (("rows", "1000"), ("text", "it is ***"))
+
+
+@pytest.mark.pitfall(124)
+def test_values_of_every_kind_are_redacted_inside() -> None:
+    remember_secret("hunter22")
+    value = {"a": ["x hunter22", ("hunter22", 1)], "hunter22": {"b": None}, "c": Secret("other"), "d": True}
+    assert redact_values(value) == {"a": ["x ***", ["***", 1]], "hunter22": {"b": None}, "c": "***", "d": True}

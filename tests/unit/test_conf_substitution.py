@@ -1,4 +1,4 @@
-"""`${NAME}`, defaults, secret files, and what never shows."""
+"""`${NAME}`, defaults, secret files, and the values that are never shown."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.model import JobFile
-from conf.redaction import forget_secrets
 from tests.support.job_file import SMALL, load_text, problems_of
+from tidemark.conf.model import JobFile
+from tidemark.conf.redaction import forget_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_quoted_values_stay_text(tmp_path: Path) -> None:
     assert load_text(tmp_path, SMALL.replace("job: shop", 'job: "${J}"'), environ={"J": "2024"}).job == "2024"
     assert problems_of(tmp_path, SMALL.replace("job: shop", "job: ${J}"), environ={"J": "2024"}) == [
         "job.yaml:1: job: must be a name of a-z, 0-9 and '-'; found: the value of ${J}. "
-        "Text that looks like a number or truth value stands in quotes"
+        "Text that looks like a number or truth value must be in quotes"
     ]
 
 
@@ -88,11 +88,11 @@ def test_dollars_that_are_no_placeholder_stay(tmp_path: Path) -> None:
         ("${NOPE}", "the environment variable NOPE is not set. Set it, or write ${NOPE:-default}"),
         (
             "${1X}",
-            "has a '${…}' that is none of ${NAME}, ${NAME:-default}, ${file:/run/secrets/x}; a plain '${' is "
+            "has a '${…}' that is not ${NAME}, ${NAME:-default} or ${file:/run/secrets/x}; a plain '${' is "
             "written '$${'",
         ),
-        ("${}", "has a '${…}' that is none of"),
-        ("${NAME-x}", "has a '${…}' that is none of"),
+        ("${}", "has a '${…}' that is not"),
+        ("${NAME-x}", "has a '${…}' that is not"),
         ("x${NAME", "has '${' without a '}' after it; a plain '${' is written '$${'"),
         ("file:", "'file:' names no file; write file:/run/secrets/x"),
         ("file://host/x", "'file://host/x' names a host; write file:/path or file:///path"),
@@ -143,6 +143,7 @@ def test_spark_settings_read_files_only_where_they_are_secrets(tmp_path: Path) -
         "spark.conf.spark.eventLog.dir=file:///tmp/events",
         "spark.conf.spark.ssl.trustStore=file:key",
         "spark.conf.spark.driver.extraJavaOptions=-Djavax.net.ssl.keyStorePassword=changeit",
+        substitute_overrides=True,
     )
     assert job.spark.conf_with_secrets() == {
         "spark.hadoop.fs.s3a.secret.key": "topsecret",
@@ -167,6 +168,7 @@ def test_refusals_do_not_quote_what_came_from_elsewhere(tmp_path: Path) -> None:
         "mode=file:secret",
         "source.url=mysql://u:s3/cret@db",
         environ={"J": "Hunter22", "T": "hunter22"},
+        substitute_overrides=True,
     )
     assert len(problems) == 4
     for problem in problems:

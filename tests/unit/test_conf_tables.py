@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.tables import TableName, parse_table_glob, parse_table_name, parse_table_template
+from tidemark.conf.tables import TableName, parse_table_glob, parse_table_name, parse_table_template
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
 
@@ -59,7 +59,7 @@ def test_the_example_of_a_glob_is_matched_by_it(glob: str) -> None:
     ("text", "reason"),
     [
         ("orders", "'orders' names no database"),
-        ("a.b.c", "a name with a dot in it stands in backticks: shop.`orders.2024`"),
+        ("a.b.c", "a name with a dot must be in backticks: shop.`orders.2024`"),
         ("a.", "must be a table"),
         (".b", "must be a table"),
         ("", "must be a table"),

@@ -1,15 +1,27 @@
-"""What YAML may do in a job file, and what it may not."""
+"""YAML in a job file: what is allowed and what is not."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.yaml_tree import Place as YamlPlace
-from conf.yaml_tree import Plain, Scalar, map_scalars, node_at, place_of_path, read_tree, to_plain, typed
-from tests.support.job_file import SMALL, problems_of
+from tests.support.job_file import SMALL, load_text, problems_of
+from tidemark.conf.yaml_tree import (
+    MAX_NESTING,
+    MAX_NODES,
+    Plain,
+    Scalar,
+    map_scalars,
+    node_at,
+    place_of_path,
+    read_tree,
+    to_plain,
+    typed,
+)
+from tidemark.conf.yaml_tree import Place as YamlPlace
 
 
 def place(line: int) -> YamlPlace:
@@ -96,19 +108,19 @@ def test_long_numbers_stay_text() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [
-        ("job: a\nmode: full\njob: b\n", 3, "the key 'job' stands here twice; first: job.yaml:1"),
-        ("job: !!python/name:os.system x\n", 1, "YAML tags like !!python/name:os.system are not allowed"),
-        ("job: !!int '5'\n", 1, "YAML tags like !!int are not allowed"),
-        ("job: a\nsource: !!omap [a: b]\n", 2, "YAML tags like !!omap are not allowed"),
-        ("!!str job: a\n!x b: c\n", 2, "YAML tags like !x are not allowed"),
-        ("a: &x {b: 1}\nc:\n  <<: *x\n", 3, "merge keys (<<) are not supported; write the keys out"),
-        ("a: &x [*x]\n", 1, "an alias (*) of a value within itself"),
-        ("{a: 1}: b\n", 1, "a key must be text, not a list or mapping (text with braces stands in quotes)"),
-        ("job: a\n---\njob: b\n", 2, "holds more than one YAML document (---). A job file is one document"),
-        ("job: a\n\tmode: full\n", 2, "YAML is indented by spaces"),
-        ("tables: *.orders\n", 1, "Text that starts with '*' or '&' stands in quotes"),
-        ("table: {schema}_{table}\n", 1, "Text with braces, brackets, a comma or ': ' stands in quotes"),
-        ("job: a\nwhere: a: b\n", 2, "Text with braces, brackets, a comma or ': ' stands in quotes"),
+        ("job: a\nmode: full\njob: b\n", 3, "has the key 'job' twice. The first one is at job.yaml:1"),
+        ("job: !!python/name:os.system x\n", 1, "has a YAML tag like !!python/name:os.system, which is not allowed"),
+        ("job: !!int '5'\n", 1, "has a YAML tag like !!int, which is not allowed"),
+        ("job: a\nsource: !!omap [a: b]\n", 2, "has a YAML tag like !!omap, which is not allowed"),
+        ("!!str job: a\n!x b: c\n", 2, "has a YAML tag like !x, which is not allowed"),
+        ("a: &x {b: 1}\nc:\n  <<: *x\n", 3, "has a merge key (<<), which is not supported; write the keys out"),
+        ("a: &x [*x]\n", 1, "has an alias (*) of a value within itself"),
+        ("{a: 1}: b\n", 1, "has a list or mapping as a key; a key must be text (text with braces must be in quotes)"),
+        ("job: a\n---\njob: b\n", 2, "has more than one YAML document (---). A job file is one document"),
+        ("job: a\n\tmode: full\n", 2, "Indent YAML with spaces. Text that starts with"),
+        ("tables: *.orders\n", 1, "Text that starts with '*' or '&' must be in quotes"),
+        ("table: {schema}_{table}\n", 1, "Text with braces, brackets, a comma or ': ' must be in quotes"),
+        ("job: a\nwhere: a: b\n", 2, "Text with braces, brackets, a comma or ': ' must be in quotes"),
         ("job: [a\n", 2, "is not readable as YAML: while parsing a flow sequence"),
         ("job: a\nx: \x01\n", 2, "is not readable as YAML: special characters are not allowed"),
         ("- a\n", 1, "must be a mapping with keys like job, source, sink"),
@@ -121,6 +133,52 @@ def test_what_a_job_file_may_not_hold_is_refused_with_its_line(
     problem = problems_of(tmp_path, text)[0]
     assert problem.startswith(f"job.yaml:{line}: ")
     assert reason in problem
+
+
+def bomb(levels: int) -> str:
+    """A document with nine aliases of the level below on each level: 9 ** levels values from a few hundred bytes."""
+    lines = ["l0: &l0 x"]
+    lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, levels + 1)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.pitfall(125)
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (problem,) = problems_of(tmp_path, bomb(9))
+    assert problem.startswith("job.yaml:")
+    assert f"has more than {MAX_NODES} keys and values, counting what aliases (*) repeat" in problem
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.pitfall(125)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 100_000,
+        "a: " + "{b: " * 50_000,
+        "".join(f"{' ' * n}a:\n" for n in range(1000)),
+        "- " * 50_000 + "x",
+    ],
+)
+def test_deep_nesting_is_refused(tmp_path: Path, text: str) -> None:
+    (problem,) = problems_of(tmp_path, text)
+    assert f"is nested more than {MAX_NESTING} levels deep" in problem
+    (problem,) = problems_of(tmp_path, SMALL, "source.tables=" + "[" * 10_000)
+    assert problem == f"--set source.tables: the value is nested more than {MAX_NESTING} levels deep"
+
+
+@pytest.mark.pitfall(125)
+def test_a_deep_path_is_refused(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, SMALL, "a." * 10_000 + "b=1")
+    assert problem.startswith("--set a.a.a")
+    assert f"has more than {MAX_NESTING} keys" in problem
+    assert len(problem) < 400
+
+
+def test_the_largest_job_file_that_is_plausible_is_read(tmp_path: Path) -> None:
+    tables = ", ".join(f"shop.t{n}" for n in range(20_000))
+    assert len(load_text(tmp_path, SMALL.replace('"shop.*"', tables)).source.tables) == 20_000
 
 
 def test_an_alias_may_repeat_a_value(tmp_path: Path) -> None:

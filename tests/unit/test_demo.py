@@ -44,7 +44,7 @@ def write_command(path: Path, text: str) -> None:
 
 
 def is_alive(pid: str) -> bool:
-    """What nobody has waited for yet has ended all the same."""
+    """Whether the process runs. A process that ended and was not waited for counts as ended."""
     try:
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

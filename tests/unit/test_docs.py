@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load_job_file
+from tidemark.conf.load import load_job_file
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 JOB_FILE = re.compile(r"```yaml\n(# \w+\.yaml\n.*?)```", re.DOTALL)
 
 
 def anchor_of(heading: str) -> str:
-    """As GitHub makes them."""
+    """The anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

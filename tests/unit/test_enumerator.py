@@ -1,11 +1,12 @@
-"""Which epoch follows which: a scripted source, no database."""
+"""The sequence of epochs: a scripted source, no database."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from enumerator.enumerator import (
+from devtools.key_source import WithoutPages
+from tidemark.enumerator.enumerator import (
     MAX_GROWTH,
     MAX_SPLITS_PER_TASK,
     MIN_BATCH_BYTES,
@@ -18,19 +19,18 @@ from enumerator.enumerator import (
     first_state,
     plan_epoch,
 )
-from enumerator.log_extent import BinlogExtent, LogFile
-from enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
-from state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
-from state.job_state import JobState, Joined, Mode, SplitKey
-from state.key_statistics import IntegerKey, KeyStatistics
-from state.log_range import LogReport, PreparedXa
-from state.phase import NEXT, Phase, move
-from state.plan import EnumeratorState, LogWork, Plan, SnapshotWork, TableState, Walking
-from state.position import BinlogPosition
-from state.rank import integer_rank
-from state.split import Bound, KeyRange, Report
-from state.table import TableId, TableSchema
-from tests.support.key_source import WithoutPages
+from tidemark.enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
+from tidemark.state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
+from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.log_range import LogReport, PreparedXa
+from tidemark.state.phase import NEXT, Phase, move
+from tidemark.state.plan import EnumeratorState, LogWork, Plan, SnapshotWork, TableState, Walking
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, KeyRange, Report
+from tidemark.state.table import TableId, TableSchema
 
 START = BinlogPosition("b.000001", 1000, "a:1-10")
 FILES = (LogFile("b.000001", 5000), LogFile("b.000002", 9000))
@@ -42,7 +42,7 @@ def table(name: str) -> TableId:
 
 
 def bound(value: int) -> Bound:
-    return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+    return Bound((str(value),), encode_integer(value, unsigned=False).hex())
 
 
 @dataclass
@@ -200,7 +200,7 @@ def test_the_first_epoch_is_small_where_splits_are(split_rows: int, expected: in
 @pytest.mark.pitfall(14)
 def test_ranks_that_do_not_rise_as_the_server_says_stop_the_job() -> None:
     state = TableState(table("n500"), 1, ("id",), Walking(None, bound(499), 10))
-    with pytest.raises(SourceNotUsableError, match="orders the key id otherwise"):
+    with pytest.raises(SourceNotUsableError, match="orders the key id differently"):
         next_ranges(state, EvenTables(backwards=True), split_rows=10, count=5)
 
 
@@ -336,9 +336,9 @@ def test_a_log_that_lost_what_the_job_needs_stops_it_in_every_phase() -> None:
     for state in (first, after_snapshot(job("n25"))):
         with pytest.raises(LogPositionLostError, match="no longer has"):
             plan_next(state, files=FILES[1:])
-        with pytest.raises(LogPositionLostError, match="is not the one"):
+        with pytest.raises(LogPositionLostError, match="This is not the log that the job has read"):
             plan_next(state, files=(LogFile("b.000001", 999),))
-    with pytest.raises(LogPositionLostError, match="is not the one"):
+    with pytest.raises(LogPositionLostError, match="This is not the log that the job has read"):
         plan_next(after_snapshot(job("n25")), files=(LogFile("b.000001", 1999),))
 
 
@@ -346,7 +346,7 @@ def test_a_log_that_lost_what_the_job_needs_stops_it_in_every_phase() -> None:
 def test_an_outcome_that_is_not_the_awaited_one_is_an_error() -> None:
     plan, state = planned(first_state(job("n25"), SETTINGS))
     good = splits_read(plan)
-    with pytest.raises(CheckpointError, match="does not hold what epoch 1"):
+    with pytest.raises(CheckpointError, match="does not contain the reports of epoch 1"):
         plan_next(state)
     for bad in (
         replace(good, reports=good.reports[1:]),
@@ -367,13 +367,13 @@ def test_a_log_report_must_reach_its_stop() -> None:
 
 
 def in_stream(job_state: JobState) -> EnumeratorState:
-    """The log is read up to b.000001:2500."""
+    """A state in phase stream: the log is read up to b.000001:2500."""
     plan, state = planned(after_snapshot(job_state), goal=high(2500))
     return absorb(state, log_read(plan, high(2500)), SETTINGS)
 
 
 def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_up() -> None:
-    """The log is read to that place for the old tables alone; it stands there while the new ones are read."""
+    """The log is read to that position for the old tables alone, and no further while the new ones are read."""
     found_at = BinlogPosition("b.000001", 3500, "a:1-12")
     other = job("n5")
     joined = (Joined(found_at, other.schemas, other.split_keys),)
@@ -394,7 +394,7 @@ def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_
     assert plan.work.range.start == found_at
     plan, state = planned(state, log_read(plan), joined=joined)
     assert plan.phase is Phase.STREAM
-    with pytest.raises(CheckpointError, match="lost tables"):
+    with pytest.raises(CheckpointError, match="0 files of tables that joined the job, but 1 were there"):
         plan_next(state, log_read(plan))
 
 
@@ -419,5 +419,5 @@ def test_only_the_moves_of_the_table_are_possible() -> None:
             if to in NEXT[now]:
                 assert move(now, to) is to
             else:
-                with pytest.raises(ValueError, match="no way from"):
+                with pytest.raises(ValueError, match="can't follow phase"):
                     move(now, to)

@@ -2,19 +2,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from readers.gap_filter import GapFilter, merge_segments, write_segment
-from state.errors import CheckpointError
-from state.position import BinlogPosition
-from state.rank import integer_rank
-from state.split import Bound, KeyRange, Report, Split
-from state.table import TableId
 from tests.support.gap_filter import keep
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.state.errors import CheckpointError
+from tidemark.state.key_encoding import encode_integer
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, KeyRange, Report, Split
+from tidemark.state.table import TableId
 
 ORDERS, ITEMS = TableId("shop", "orders"), TableId("stock", "items")
 
 
 def bound(value: int) -> Bound:
-    return Bound((str(value),), integer_rank(value, unsigned=False).hex())
+    return Bound((str(value),), encode_integer(value, unsigned=False).hex())
 
 
 def split(split_id: int, start: int | None, end: int | None, table: TableId = ORDERS) -> Split:
@@ -36,9 +36,9 @@ def segment_of_two_splits() -> pa.Buffer:
 
 @pytest.mark.pitfall(10)
 def test_a_change_exactly_at_the_high_is_in_the_split() -> None:
-    gap_filter = GapFilter.from_segments([segment_of_two_splits()], [ORDERS], "routes")
-    ranks = np.array([integer_rank(v, unsigned=False) for v in (9, 9, 10, 10)])
-    numbers = np.array([int.from_bytes(rank, "big") for rank in ranks.tolist()], np.uint64)
+    gap_filter = GapFilter.from_segments([segment_of_two_splits()], [ORDERS], "finished")
+    encoded_keys = np.array([encode_integer(v, unsigned=False) for v in (9, 9, 10, 10)])
+    numbers = np.array([int.from_bytes(encoded_key, "big") for encoded_key in encoded_keys.tolist()], np.uint64)
     versions = np.array([version(100), version(101), version(200), version(201)], np.int64)
     assert keep(gap_filter, ORDERS, numbers, versions).tolist() == [False, True, False, True]
 
@@ -48,7 +48,7 @@ def test_files_are_ordered_by_their_number() -> None:
     gap_filter = GapFilter.from_segments(
         [write_segment([split(0, None, None)], [Report(0, ORDERS, 1, BinlogPosition("b.999999", 500), 0, 0)])],
         [ORDERS],
-        "routes",
+        "finished",
     )
     versions = np.array([version(4, "b.1000000"), version(499, "b.999999")], np.int64)
     assert keep(gap_filter, ORDERS, None, versions).tolist() == [True, False]
@@ -58,7 +58,7 @@ def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
     gap_filter = GapFilter.from_segments(
         [segment_of_two_splits(), write_segment([split(2, None, None, ITEMS)], [report(2, 50, ITEMS)])],
         [ORDERS, ITEMS],
-        "routes",
+        "finished",
     )
     assert keep(gap_filter, ITEMS, None, np.array([version(50), version(51)])).tolist() == [False, True]
     with pytest.raises(ValueError, match="need as many owners"):
@@ -68,10 +68,12 @@ def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
 def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
     cut = Bound(("'a'",), b"a\0\0".hex())
     splits = [Split(i, ORDERS, 1, ("k",), r) for i, r in enumerate([KeyRange(None, cut), KeyRange(cut, None)])]
-    gap_filter = GapFilter.from_segments([write_segment(splits, [report(0, 100), report(1, 200)])], [ORDERS], "routes")
+    gap_filter = GapFilter.from_segments(
+        [write_segment(splits, [report(0, 100), report(1, 200)])], [ORDERS], "finished"
+    )
     with pytest.raises(ValueError, match="not a single integer column"):
         keep(gap_filter, ORDERS, np.array([1], np.uint64), np.array([version(150)]))
-    with pytest.raises(ValueError, match="a rank is null"):
+    with pytest.raises(ValueError, match="an encoded key is null"):
         keep(gap_filter, ORDERS, pa.array([None], pa.binary()), np.array([version(150)]))
 
 
@@ -91,13 +93,13 @@ def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
 )
 def test_lost_or_doubled_reports_are_an_error(splits: list[Split], tables: list[TableId]) -> None:
     segment = write_segment(splits, [report(s.id, 100, s.table) for s in splits])
-    with pytest.raises(CheckpointError, match="routes"):
-        GapFilter.from_segments([segment], tables, "routes")
+    with pytest.raises(CheckpointError, match="finished"):
+        GapFilter.from_segments([segment], tables, "finished")
 
 
 def test_tables_that_the_log_has_passed_are_left_out_whatever_is_left_of_them() -> None:
     segment = write_segment([split(0, None, None), split(1, 10, None, ITEMS)], [report(0, 100), report(1, 50, ITEMS)])
-    assert set(GapFilter.from_segments([segment], [ORDERS], "routes").routes) == {ORDERS}
+    assert set(GapFilter.from_segments([segment], [ORDERS], "finished").finished_splits) == {ORDERS}
 
 
 def test_splits_and_reports_must_belong_together() -> None:
@@ -108,7 +110,7 @@ def test_splits_and_reports_must_belong_together() -> None:
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:
     good = bytes(segment_of_two_splits())
-    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").routes[ORDERS].greatest_high
+    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").finished_splits[ORDERS].max_high
     for at in range(0, len(good), 7):
         for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
             with pytest.raises(CheckpointError, match=r"r"):
@@ -117,5 +119,5 @@ def test_any_changed_or_missing_byte_is_noticed() -> None:
 
 def test_another_format_version_is_refused_as_such() -> None:
     good = bytes(segment_of_two_splits())
-    with pytest.raises(CheckpointError, match="version 2"):
-        merge_segments([good[:8] + b"\2" + good[9:]], "routes")
+    with pytest.raises(CheckpointError, match="version 3"):
+        merge_segments([good[:8] + b"\3" + good[9:]], "finished")

@@ -1,4 +1,4 @@
-"""What is kept for people: bounded, sums right, and never in a job's way."""
+"""The history kept for people: bounded, sums right, and never in a job's way."""
 
 import logging
 import random
@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from enumerator.enumerator import LogRead
-from jobs.checkpoint import Checkpoint
-from jobs.history import EpochRecorder, Kept, KeptEvents
-from state.codec import EPOCHS, EVENTS
-from state.errors import CheckpointError, SinkError
-from state.history import (
-    MOST_EVENTS,
-    MOST_SPLIT_STRETCHES,
-    MOST_STRETCHES,
-    MOST_TABLES,
+from tests.support.epochs import Notes
+from tidemark.enumerator.enumerator import LogRead
+from tidemark.jobs.monitoring.history import EpochRecorder, Kept, KeptEvents
+from tidemark.state.checkpoint.codec import EPOCHS, EVENTS
+from tidemark.state.checkpoint.history import (
+    MAX_EVENTS,
+    MAX_SPLIT_STRETCHES,
+    MAX_STRETCHES,
+    MAX_TABLES,
     RECENT_EPOCHS,
     EpochHistory,
     EpochStretch,
@@ -24,21 +23,22 @@ from state.history import (
     SplitHistory,
     TableSplits,
 )
-from state.log_range import LogRange, LogReport, LogTotals, TableChanges
-from state.phase import Phase
-from state.plan import EnumeratorState, LogWork, Plan, PlanRecord
-from state.position import BinlogPosition
-from state.split import Bound, KeyRange, Report, Split
-from state.store import LocalStore
-from state.table import TableId
-from tests.support.epochs import Notes
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.log_range import LogRange, LogReport, LogTotals, TableChanges
+from tidemark.state.phase import Phase
+from tidemark.state.plan import EnumeratorState, LogWork, Plan, PlanRecord
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import Bound, KeyRange, Report, Split
+from tidemark.state.table import TableId
 
 ORDERS = TableId("shop", "orders")
 HIGH = BinlogPosition("b.000001", 100)
 
 
 def log_epoch(number: int) -> PlanRecord:
-    """Each epoch before brought one insert and nine deletes."""
+    """The plan of a log epoch; each epoch before it brought one insert and nine deletes."""
     before = number - 1
     totals = LogTotals((TableChanges(ORDERS, before, 0, 9 * before),), 0, before, 0, 2_000_000)
     state = EnumeratorState(
@@ -57,7 +57,7 @@ def test_a_year_of_epochs_is_kept_in_few_stretches_whose_sums_are_right() -> Non
     for number in range(1, count + 1):
         history = history.plus(epoch(number, changes=number, lag_seconds=float(number % 777)))
     assert [one.first_epoch for one in history.recent] == list(range(count - RECENT_EPOCHS + 1, count + 1))
-    assert MOST_STRETCHES / 2 <= len(history.whole) <= MOST_STRETCHES
+    assert MAX_STRETCHES / 2 <= len(history.whole) <= MAX_STRETCHES
     assert sum(stretch.changes for stretch in history.whole) == count * (count + 1) // 2
     firsts = [stretch.first_epoch for stretch in history.whole]
     assert firsts == [1, *(stretch.last_epoch + 1 for stretch in history.whole[:-1])]
@@ -83,7 +83,7 @@ def test_many_splits_are_drawn_together_with_their_neighbours_only() -> None:
         read += splits_of(ORDERS, 1 + first, range(first, min(first + each, count)), 1)
         history, read = history.plus(number + 1, random.Random(number).sample(read, len(read)), 1), []
     (table,) = history.tables
-    assert len(table.stretches) <= MOST_SPLIT_STRETCHES
+    assert len(table.stretches) <= MAX_SPLIT_STRETCHES
     assert sum(stretch.splits for stretch in table.stretches) == count + 1
     assert sum(stretch.rows for stretch in table.stretches) == count * 10 + 3
     tail_stretch, *others = table.stretches
@@ -94,18 +94,18 @@ def test_many_splits_are_drawn_together_with_their_neighbours_only() -> None:
 
 def test_of_many_tables_the_first_are_kept_with_a_few_stretches_each() -> None:
     history = SplitHistory()
-    for i in range(MOST_TABLES + 50):
+    for i in range(MAX_TABLES + 50):
         history = history.plus(i + 1, splits_of(TableId("shop", f"t{i}"), i * 100, range(100), 1), 3000)
-    assert len(history.tables) == MOST_TABLES
+    assert len(history.tables) == MAX_TABLES
     assert all(isinstance(t, TableSplits) and 4 <= len(t.stretches) <= 8 for t in history.tables)
 
 
 def test_events_are_few_and_the_first_stays() -> None:
     history = EventHistory()
-    for i in range(MOST_EVENTS * 2):
+    for i in range(MAX_EVENTS * 2):
         history = history.plus(JobEvent(i, "warning", (("text", "x" * 10_000),)))
-    assert history.begun is not None
-    assert (history.begun.at_us, len(history.events), history.events[-1].at_us) == (0, MOST_EVENTS, 2 * MOST_EVENTS - 1)
+    assert history.first is not None
+    assert (history.first.at_us, len(history.events), history.events[-1].at_us) == (0, MAX_EVENTS, 2 * MAX_EVENTS - 1)
     assert len(EVENTS.encode(history)) < 120_000
 
 
@@ -131,14 +131,21 @@ def run_that_fails(events: KeptEvents, store: LocalStore) -> None:
         raise SinkError("The disk is full.", "Make room.")
 
 
-def test_a_damaged_history_is_begun_anew_and_holds_what_ended_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+NEWER = EVENTS.encode(EventHistory()).replace(b'"version":1,', b'"version":999,')
+
+
+@pytest.mark.pitfall(127)
+@pytest.mark.parametrize(("content", "reason"), [(b"nonsense", "damaged"), (NEWER, "has version 999")])
+def test_an_unreadable_history_starts_again_and_holds_what_ended_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, reason: str
 ) -> None:
     store = LocalStore(str(tmp_path))
-    store.create("history/events-0000000009", b"nonsense")
+    store.create("history/events-0000000009", content)
     with caplog.at_level(logging.WARNING), pytest.raises(SinkError):
         run_that_fails(KeptEvents(Notes(), store), store)
-    assert "damaged" in caplog.text
+    assert "the job's history starts again: " in caplog.text
+    assert reason in caplog.text
+    assert "Restore" not in caplog.text  # it would lose the job's progress
     found = Kept(store, EVENTS).load()
     assert found is not None
     assert [(one.name, one.facts) for one in found.events] == [

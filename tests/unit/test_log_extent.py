@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enumerator.log_extent import BinlogExtent, LogFile
-from state.errors import DamagedLogError, LogPositionLostError
-from state.position import BinlogPosition
+from tidemark.state.errors import DamagedLogError, LogPositionLostError
+from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.position import BinlogPosition
 
 FILES = [LogFile("b.999998", 1000), LogFile("b.999999", 200), LogFile("b.1000000", 600)]
 EXTENT = BinlogExtent(FILES)

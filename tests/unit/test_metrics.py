@@ -1,4 +1,4 @@
-"""What a scrape gives, without a job."""
+"""The output of a scrape, without a job."""
 
 import json
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jobs.metrics import MOST_TABLES, OTHER_TABLES, JobMetrics
-from jobs.progress import JobProgress, TableProgress
+from tidemark.jobs.monitoring.metrics import MAX_TABLES, OTHER_TABLES, JobMetrics
+from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
 
 ROOT = Path(__file__).parents[2]
 TABLE = TableProgress("shop.orders", 1, None, 10, 100, complete=False, inserts=1, updates=2, deletes=3)
@@ -55,10 +55,10 @@ def test_lag_grows_until_the_job_has_caught_up() -> None:
 
 
 def test_many_tables_have_bounded_series_and_none_is_left_out_of_the_sums() -> None:
-    tables = tuple(replace(TABLE, table=f"shop.t{i}", splits_total=2) for i in range(MOST_TABLES + 1_000))
+    tables = tuple(replace(TABLE, table=f"shop.t{i}", splits_total=2) for i in range(MAX_TABLES + 1_000))
     found = scraped(replace(PROGRESS, tables=tables))
     changes = {name: value for name, value in found.items() if name.startswith("tidemark_table_changes_total")}
-    assert len(changes) == 3 * (MOST_TABLES + 1)
+    assert len(changes) == 3 * (MAX_TABLES + 1)
     assert sum(changes.values()) == 6 * len(tables)
     assert found[f"tidemark_table_rows_total {OTHER_TABLES}"] == 10 * 1_000
     assert found[f"tidemark_table_splits {OTHER_TABLES}"] == 2 * 1_000

@@ -1,19 +1,27 @@
-"""What preflight says about settings and tables, without a server."""
+"""Preflight's findings on settings and tables, without a server."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from readers.findings import Finding, raise_refusals, refusal, warning
-from readers.mysql.catalog import schema_of
-from readers.mysql.preflight import Demands, check_names, check_server_ids
-from readers.mysql.server import LogStatus, ServerIdentity, ServerInfo
-from readers.mysql.server_checks import check_settings, grants_log
-from readers.mysql.table_checks import check_cascades, check_key, check_logged, check_storage, check_vectors
-from readers.mysql.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
-from state.errors import SourceNotUsableError
-from state.table import TableId
+from tidemark.readers.findings import Finding, raise_refusals, refusal, warning
+from tidemark.readers.mysql.schema.catalog import schema_of
+from tidemark.readers.mysql.schema.preflight import Demands, check_server_ids
+from tidemark.readers.mysql.schema.server_checks import check_settings, grants_log
+from tidemark.readers.mysql.schema.table_checks import (
+    check_cascades,
+    check_key,
+    check_logged,
+    check_storage,
+    check_vectors,
+)
+from tidemark.readers.mysql.schema.table_effects import grants_trigger
+from tidemark.readers.mysql.schema.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
+from tidemark.readers.mysql.server import LogStatus, ServerIdentity, ServerInfo
+from tidemark.readers.schema_checks import TableSettings, check_settings_of_tables
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.table import TableId
 
 T = TableId("shop", "orders")
 GOOD = ServerInfo(
@@ -156,11 +164,27 @@ def test_a_server_id_for_each_connection() -> None:
 
 
 def test_settings_for_tables_that_are_not_copied_are_refused() -> None:
-    demands = Demands(
-        "full", True, 1, 9, exclude_columns={TableId("shop", "Orders"): frozenset({"ssn"})}, keys={T: ("a",)}
-    )
-    (found,) = check_names({T: facts()}, demands)
+    settings = TableSettings(exclude_columns={TableId("shop", "Orders"): frozenset({"ssn"})}, keys={T: ("a",)})
+    (found,) = check_settings_of_tables({T}, settings)
     assert found.message.startswith("source.columns names shop.Orders")
+
+
+@pytest.mark.pitfall(111)
+@pytest.mark.parametrize(
+    ("grant", "shown"),
+    [
+        ("GRANT ALL PRIVILEGES ON *.* TO `root`@`localhost` WITH GRANT OPTION", True),
+        ("GRANT SELECT, TRIGGER ON *.* TO `cdc`@`%`", True),
+        ("GRANT TRIGGER ON `shop`.* TO `cdc`@`%`", True),
+        ("GRANT TRIGGER ON `shop`.`order_items` TO `cdc`@`%`", True),
+        ("GRANT TRIGGER ON `shop`.`orders` TO `cdc`@`%`", False),
+        ("GRANT TRIGGER ON `sh%`.* TO `cdc`@`%`", False),
+        ("GRANT SELECT ON *.* TO `cdc`@`%`", False),
+        ("GRANT `role` TO `cdc`@`%`", False),
+    ],
+)
+def test_grants_that_show_triggers(grant: str, shown: bool) -> None:
+    assert grants_trigger(grant, TableId("shop", "order_items")) == shown
 
 
 @pytest.mark.parametrize(
@@ -185,11 +209,11 @@ def test_refusals_are_raised_together_and_warnings_are_not() -> None:
     assert (one.value.message, one.value.remedy) == ("a is off.", "Set a.")
     with pytest.raises(SourceNotUsableError) as many:
         raise_refusals([refusal("a.", "Set x."), refusal("b.", "Set y."), refusal("c.", "Set x.")])
-    assert many.value.message == "3 things forbid the job: (1) a. (2) b. (3) c."
+    assert many.value.message == "The job can't start: 3 problems. (1) a. (2) b. (3) c."
     assert many.value.remedy == "(1, 3) Set x. (2) Set y."
 
 
 def test_a_long_list_of_refusals_is_cut() -> None:
     findings = [Finding("refuse", f"m{i}.", f"r{i}.") for i in range(30)]
-    with pytest.raises(SourceNotUsableError, match=r"30 things forbid the job.*And 10 more"):
+    with pytest.raises(SourceNotUsableError, match=r"can't start: 30 problems.*And 10 more"):
         raise_refusals(findings)

@@ -1,12 +1,12 @@
-"""What statements in the log mean for captured tables."""
+"""The meaning of logged statements for captured tables."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.mysql.ddl import classify
-from readers.mysql.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES, NotSqlError, TokenKind, tokens
-from state.table import TableId
+from tidemark.readers.mysql.binlog.ddl import classify
+from tidemark.readers.mysql.binlog.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES, NotSqlError, TokenKind, tokens
+from tidemark.state.table import TableId
 
 T = TableId("shop", "t")
 
@@ -126,6 +126,8 @@ CHANGES = [
     "ALTER TABLE t COMMENT='x' SOMETHING NEW",
     "ALTER IGNORE TABLE t DROP a",
     "ALTER TABLE IF EXISTS t DROP a",
+    "ALTER IGNORE TABLE t ADD UNIQUE (a)",
+    "ALTER ONLINE IGNORE TABLE t ADD CONSTRAINT c CHECK (a > 0)",
     "SET STATEMENT max_statement_time=1 FOR TRUNCATE t",
 ]
 
@@ -182,13 +184,74 @@ def test_statement_that_writes_rows(statement: str) -> None:
     assert classify(statement, "shop").writes
 
 
+@pytest.mark.pitfall(111)
+@pytest.mark.parametrize(
+    ("statement", "target"),
+    [
+        ("INSERT INTO mysql.h(id, value) VALUES (1, -2) ON DUPLICATE KEY UPDATE value = VALUES(value)", ("mysql", "h")),
+        ("INSERT LOW_PRIORITY IGNORE t VALUES (1), (UNIX_TIMESTAMP())", ("shop", "t")),
+        ("REPLACE INTO `other`.`t` SET a = 1", ("other", "t")),
+        ("UPDATE t SET a = 1 WHERE b IN (1, 2)", ("shop", "t")),
+        ("DELETE QUICK FROM t WHERE a = 1 LIMIT 1", ("shop", "t")),
+        ("DELETE FROM t", ("shop", "t")),
+        ("INSERT INTO t VALUES (f(1))", None),
+        ("INSERT INTO t VALUES (`f`(1))", None),
+        ("INSERT INTO t VALUES (shop.now())", None),
+        ("INSERT INTO t SELECT * FROM u", None),
+        ("INSERT INTO t TABLE u", None),
+        ("UPDATE t, u SET t.a = 1", None),
+        ("UPDATE t JOIN u SET t.a = 1", None),
+        ("DELETE t FROM t JOIN u", None),
+        ("DELETE FROM t USING t JOIN u", None),
+        ("DELETE FROM t, u USING t JOIN u", None),
+        ("UPDATE t SET a = (SELECT f())", None),
+        ("INSERT INTO t VALUES ('", None),
+        (f"INSERT INTO t VALUES {', '.join(['(1)'] * 2000)}", None),
+        ("WITH c AS (SELECT 1) DELETE FROM t", None),
+        ("CALL p()", None),
+    ],
+)
+def test_the_only_table_that_a_statement_writes(statement: str, target: tuple[str, str] | None) -> None:
+    meaning = classify(statement, "shop")
+    assert meaning.writes
+    assert meaning.target == (None if target is None else TableId(*target))
+
+
+@pytest.mark.pitfall(103)
+@pytest.mark.parametrize(
+    ("statement", "cascades"),
+    [
+        ("ALTER TABLE t ADD CONSTRAINT fk FOREIGN KEY (a) REFERENCES u (a) ON DELETE CASCADE", True),
+        (
+            "ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES u (a) ON DELETE RESTRICT ON UPDATE SET NULL, ADD INDEX (b)",
+            True,
+        ),
+        ("ALTER TABLE t ADD INDEX (b), ADD CONSTRAINT FOREIGN KEY (a) REFERENCES u (a) ON UPDATE SET DEFAULT", True),
+        ("ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES u (a) ON DELETE NO ACTION ON UPDATE RESTRICT", False),
+        ("ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES u (`cascade`)", False),
+        ("ALTER TABLE t ADD INDEX (a) COMMENT 'CASCADE'", False),
+    ],
+)
+def test_added_foreign_keys_that_change_rows(statement: str, cascades: bool) -> None:
+    meaning = classify(statement, "shop")
+    assert meaning.cascades == (frozenset([T]) if cascades else frozenset())
+    assert not meaning.changed
+
+
 @pytest.mark.parametrize("statement", UNKNOWN)
 def test_statement_that_is_not_understood(statement: str) -> None:
     assert classify(statement, "shop").unknown
 
 
 @pytest.mark.parametrize(
-    "statement", ["ALTER TABLE t DROP INDEX i", "ALTER TABLE t DROP CONSTRAINT IF EXISTS c", "DROP INDEX i ON shop.t"]
+    "statement",
+    [
+        "ALTER TABLE t DROP INDEX i",
+        "ALTER TABLE t DROP CONSTRAINT IF EXISTS c",
+        "DROP INDEX i ON shop.t",
+        "CREATE OR REPLACE UNIQUE INDEX i ON t (a)",
+        "CREATE OR REPLACE INDEX i USING HASH ON t (a)",
+    ],
 )
 def test_dropped_index_may_have_been_the_key(statement: str) -> None:
     meaning = classify(statement, "shop")

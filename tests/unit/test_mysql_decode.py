@@ -1,4 +1,4 @@
-"""Plans, and what the decoders refuse."""
+"""Decode plans, and the values and columns that the decoders refuse."""
 
 import contextlib
 import pickle
@@ -12,25 +12,25 @@ import numpy as np
 import pymysql
 import pytest
 
-from readers.mysql.arrow import decode_error, to_arrow
-from readers.mysql.column_codes import Fault, fault_of
-from readers.mysql.columns import ColumnPlan
-from readers.mysql.decode import Planes, decode_image
-from readers.mysql.field_types import FieldType, image_type, split_metadata
-from readers.mysql.result_columns import parse_result_column
-from readers.mysql.row_packets import RowPackets
-from readers.mysql.text_arrays import inet6_text
-from readers.mysql.types import canonical_type
-from state.errors import (
+from tests.support import decode_oracle as oracle
+from tests.support import result_oracle
+from tidemark.readers.mysql.decoding.arrow import decode_error, to_arrow
+from tidemark.readers.mysql.decoding.column_codes import ErrorCode, error_code_of
+from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.decoding.decode import ColumnBuffers, decode_image
+from tidemark.readers.mysql.decoding.field_types import FieldType, image_type, split_metadata
+from tidemark.readers.mysql.decoding.text_arrays import inet6_text
+from tidemark.readers.mysql.schema.types import canonical_type
+from tidemark.readers.mysql.snapshot.result_columns import parse_result_column
+from tidemark.readers.mysql.snapshot.row_packets import RowPackets
+from tidemark.state.errors import (
     DamagedLogError,
     SchemaChangedError,
     SourceNotUsableError,
     UnknownLogEventError,
     UnsupportedTypeError,
 )
-from state.table import Column, TableId, TableSchema
-from tests.support import decode_oracle as oracle
-from tests.support import result_oracle
+from tidemark.state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shop", "things")
 
@@ -55,14 +55,14 @@ def schema_of(*columns: tuple[str, str | None], captured: tuple[bool, ...] | Non
 
 
 def log_plan(logged: TableSchema, known: TableSchema | None = None) -> ColumnPlan:
-    """By the TABLE_MAP that `logged` has, of the schema that is `known`."""
+    """A plan from the TABLE_MAP of `logged` and the schema that is `known`."""
     kinds, metadata, labels = oracle.table_map(logged)
     return ColumnPlan.for_log(known or logged, kinds, split_metadata(kinds, metadata), labels=labels)
 
 
-def decode(plan: ColumnPlan, image: bytes, present: bytes = b"\xff") -> tuple[int, Planes, Any]:
+def decode(plan: ColumnPlan, image: bytes, present: bytes = b"\xff") -> tuple[int, ColumnBuffers, Any]:
     buf = np.frombuffer(bytearray(present + image), np.uint8)
-    planes = Planes.empty(plan.column_count, 1)
+    buffers = ColumnBuffers.empty(plan.column_count, 1)
     answer = decode_image(
         buf,
         len(present),
@@ -71,12 +71,12 @@ def decode(plan: ColumnPlan, image: bytes, present: bytes = b"\xff") -> tuple[in
         plan.column_count,
         plan.code,
         plan.meta,
-        planes.lo,
-        planes.hi,
-        planes.valid,
+        buffers.lo,
+        buffers.hi,
+        buffers.valid,
         0,
     )
-    return answer, planes, buf
+    return answer, buffers, buf
 
 
 # Plans
@@ -150,20 +150,20 @@ def test_columns_that_are_not_captured_are_read_over() -> None:
     known = TableSchema(TABLE, 1, tuple(replace(c, captured=i in {0, 3}) for i, c in enumerate(logged.columns)), ())
     plan = log_plan(logged, known)
     assert [output.name for output in plan.outputs] == ["c0", "c3"]
-    answer, planes, buf = decode(plan, oracle.write_image(logged, [7, "abc", "-1.5", -3]))
+    answer, buffers, buf = decode(plan, oracle.write_image(logged, [7, "abc", "-1.5", -3]))
     assert answer == len(buf)
-    assert [array.to_pylist() for array in to_arrow(plan, buf, planes, 1, zero_dates_null=True)] == [[7], [-3]]
+    assert [array.to_pylist() for array in to_arrow(plan, buf, buffers, 1, zero_dates_null=True)] == [[7], [-3]]
 
 
 def test_a_type_that_is_not_canonical_is_refused() -> None:
     schema = schema_of(("int unsigned", None))
     other = TableSchema(TABLE, 1, (replace(schema.columns[0], arrow_type="int32"),), ())
-    with pytest.raises(UnsupportedTypeError, match=r"c0 is int unsigned and travels as int64, not as int32"):
+    with pytest.raises(UnsupportedTypeError, match=r"c0 is int unsigned with Arrow type int64, not int32"):
         ColumnPlan.for_result(other)
 
 
 def test_unknown_types_and_torn_metadata_have_no_numbers() -> None:
-    with pytest.raises(ValueError, match="20 is not known"):
+    with pytest.raises(ValueError, match="unknown column type 20"):
         split_metadata(bytes((20,)), b"")
     with pytest.raises(ValueError, match="1 bytes of metadata, 2 expected"):
         split_metadata(bytes((15,)), b"\1")
@@ -191,7 +191,7 @@ def test_an_image_without_all_columns_is_refused(columns: int) -> None:
     for absent in range(columns):
         present = ((1 << columns) - 1 - (1 << absent)).to_bytes(size, "little")
         answer, _, _ = decode(plan, image, present)
-        assert fault_of(answer) == (Fault.PARTIAL_IMAGE, 0)
+        assert error_code_of(answer) == (ErrorCode.PARTIAL_IMAGE, 0)
         with pytest.raises(UnknownLogEventError, match="binlog_row_image=FULL"):
             raise decode_error(plan, answer, "binlog.000001:4")
 
@@ -200,22 +200,22 @@ def test_a_fault_names_its_column() -> None:
     schema = schema_of(("int", None), ("varchar(300)", "ascii"))
     plan = log_plan(schema)
     answer, _, _ = decode(plan, oracle.write_image(schema, [1, "abc"])[:-1])
-    assert fault_of(answer) == (Fault.DAMAGED, 1)
+    assert error_code_of(answer) == (ErrorCode.DAMAGED, 1)
     assert isinstance(decode_error(plan, answer, "binlog.000001:4"), DamagedLogError)
     assert "binlog.000001:4: shop.things.c1" in str(decode_error(plan, answer, "binlog.000001:4"))
 
 
 def test_nulls_leave_nothing_behind() -> None:
-    """Equal batches are equal bytes, whatever stood in the planes."""
+    """Equal batches are equal bytes, whatever the column buffers held before."""
     schema = schema_of(("int", None), ("decimal(38,0)", None), ("datetime", None), ("text", "utf8mb4"))
     plan = log_plan(schema)
     image = oracle.write_image(schema, [None] * 4)
     buf = np.frombuffer(bytearray(b"\xff" + image), np.uint8)
-    planes = Planes.empty(4, 2)
-    for plane in (planes.lo, planes.hi, planes.valid):
-        plane[:] = 1
-    decode_image(buf, 1, len(buf), 0, 4, plan.code, plan.meta, planes.lo, planes.hi, planes.valid, 1)
-    for array in to_arrow(plan, buf, planes, np.array([1]), zero_dates_null=True):
+    buffers = ColumnBuffers.empty(4, 2)
+    for array in (buffers.lo, buffers.hi, buffers.valid):
+        array[:] = 1
+    decode_image(buf, 1, len(buf), 0, 4, plan.code, plan.meta, buffers.lo, buffers.hi, buffers.valid, 1)
+    for array in to_arrow(plan, buf, buffers, np.array([1]), zero_dates_null=True):
         assert array.null_count == 1
         assert not any(any(buffer.to_pybytes()[:16]) for buffer in array.buffers()[1:] if buffer is not None)
 
@@ -232,16 +232,16 @@ def test_plans_cross_processes() -> None:
 def test_binary_columns_get_their_zero_bytes_back(value: bytes) -> None:
     """The log has BINARY(4) without trailing zero bytes."""
     plan = log_plan(schema_of(("binary(4)", None)))
-    answer, planes, buf = decode(plan, b"\0" + bytes((len(value),)) + value)
+    answer, buffers, buf = decode(plan, b"\0" + bytes((len(value),)) + value)
     assert answer == len(buf)
-    assert to_arrow(plan, buf, planes, 1, zero_dates_null=True)[0].to_pylist() == [value.ljust(4, b"\0")]
+    assert to_arrow(plan, buf, buffers, 1, zero_dates_null=True)[0].to_pylist() == [value.ljust(4, b"\0")]
 
 
 @pytest.mark.pitfall(16)
 def test_unsigned_64_bits_do_not_become_negative() -> None:
     plan = log_plan(schema_of(("bigint unsigned", None), ("bit(64)", None)))
-    _, planes, buf = decode(plan, b"\0" + b"\xff" * 16)
-    assert [a.to_pylist() for a in to_arrow(plan, buf, planes, 1, zero_dates_null=True)] == [[(1 << 64) - 1]] * 2
+    _, buffers, buf = decode(plan, b"\0" + b"\xff" * 16)
+    assert [a.to_pylist() for a in to_arrow(plan, buf, buffers, 1, zero_dates_null=True)] == [[(1 << 64) - 1]] * 2
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_inet6_prints_as_mariadb_does(value: str, text: str) -> None:
 
 
 class Peer:
-    """A connection as RowPackets needs it; what is sent comes from a thread."""
+    """A connection as RowPackets needs it. A thread sends the bytes."""
 
     def __init__(self, stream: bytes, *, sequence: int = 5) -> None:
         self.far, self._sock = socket.socketpair()
@@ -304,7 +304,7 @@ def rows_of(stream: bytes, *, buffer_bytes: int = 1) -> tuple[list[Any], bytes]:
     with Peer(stream) as peer:
         packets = RowPackets(peer, plan, buffer_bytes=buffer_bytes)  # type: ignore[arg-type]  # a stand-in
         for count in packets.batches():
-            arrays = to_arrow(plan, packets.buf, packets.planes, count, zero_dates_null=True)
+            arrays = to_arrow(plan, packets.buf, packets.buffers, count, zero_dates_null=True)
             rows += zip(*(array.to_pylist() for array in arrays), strict=True)
         return rows, packets.last
 
@@ -370,11 +370,11 @@ def test_column_definitions_that_can_not_be_read_are_refused() -> None:
 
 
 def test_a_batch_beyond_32_bit_offsets_is_refused() -> None:
-    """Sizes alone decide; nothing of that size is made."""
+    """Sizes alone decide; nothing of that size is allocated."""
     schema = schema_of(("longblob", None))
     plan = ColumnPlan.for_result(schema)
-    planes = SimpleNamespace(
+    buffers = SimpleNamespace(
         lo=np.zeros((1, 3), np.int64), hi=np.full((1, 3), 1 << 30), valid=np.ones((1, 3), np.uint8)
     )
     with pytest.raises(SourceNotUsableError, match="more than 2 GiB in one batch"):
-        to_arrow(plan, np.zeros(1, np.uint8), planes, 3, zero_dates_null=True)  # type: ignore[arg-type]  # a stand-in
+        to_arrow(plan, np.zeros(1, np.uint8), buffers, 3, zero_dates_null=True)  # type: ignore[arg-type]  # a stand-in

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from readers.mysql.jsonb import json_text
+from tidemark.readers.mysql.decoding.jsonb import json_text
 
 DOCUMENTS = json.loads(Path(__file__).with_name("mysql_json_documents.json").read_text())
 
@@ -17,7 +17,7 @@ def test_logged_documents_print_as_the_server_shows_them(document: dict[str, str
 
 
 def test_an_empty_value_is_null() -> None:
-    """What ALTER TABLE and INSERT IGNORE leave in a NOT NULL column."""
+    """ALTER TABLE and INSERT IGNORE leave an empty value in a NOT NULL column."""
     assert json_text(b"") == "null"
 
 
@@ -26,7 +26,7 @@ def test_an_empty_value_is_null() -> None:
     [
         ("04 03", "literal 3"),
         ("0d 00", "type 13"),
-        ("0b 000000000000f07f", "no number"),
+        ("0b 000000000000f07f", "not a number"),
         ("0c 05 6162", "cut short"),
         ("0c ffffffffff01 61", "more than five bytes"),
         ("00 0100 0400", "more entries than room"),

@@ -2,10 +2,17 @@
 
 import pytest
 
-from readers.mysql.catalog import schema_of, split_key
-from readers.mysql.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts, foreign_keys_in
-from state.errors import JobFileError, UnsupportedTypeError
-from state.table import TableId
+from tidemark.readers.mysql.schema.catalog import schema_of, split_key
+from tidemark.readers.mysql.schema.table_facts import (
+    ColumnFacts,
+    ForeignKey,
+    Index,
+    IndexColumn,
+    TableFacts,
+    foreign_keys_in,
+)
+from tidemark.state.errors import JobFileError, UnsupportedTypeError
+from tidemark.state.table import TableId
 
 T = TableId("shop", "events")
 

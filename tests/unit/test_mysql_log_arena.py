@@ -1,8 +1,8 @@
-from readers.mysql.log_arena import Arena
+from tidemark.readers.mysql.binlog.arena import Arena
 
 
 def test_growing_to_less_than_there_is_keeps_everything() -> None:
-    """As for a large payload after one that was larger."""
+    """Happens for a large payload after one that was larger."""
     arena = Arena(receive_bytes=100, unpack_bytes=10)
     arena.grow_unpacked(500)
     arena.forget_unpacked()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.mysql import log_events as ev
-from readers.mysql.log_table_map import table_map
-from state.errors import DamagedLogError, UnknownLogEventError
-from state.gtid import GtidSet
 from tests.support import log_bytes as lb
+from tidemark.readers.mysql.binlog import events as ev
+from tidemark.readers.mysql.binlog.table_map import table_map
+from tidemark.state.errors import DamagedLogError, UnknownLogEventError
+from tidemark.state.gtid import GtidSet
 
 UUID = "d7aa9011-e594-11f1-a3e9-02fc00000001"
 
@@ -53,7 +53,7 @@ def test_format_description_of_mysql_9() -> None:
     assert (found.server_version, found.created_seconds, found.checksum_bytes) == ("9.7.4-2", 0, 4)
     with pytest.raises(DamagedLogError, match="TABLE_MAP"):
         ev.format_description(bytes.fromhex(head + lengths.replace("041a08", "041a06") + "01cc05f6fc"))
-    with pytest.raises(DamagedLogError, match="checksums of kind 2"):
+    with pytest.raises(DamagedLogError, match="checksums of type 2"):
         ev.format_description(bytes.fromhex(head + lengths + "02cc05f6fc"))
 
 
@@ -89,7 +89,7 @@ def test_mariadb_gtid_list() -> None:
 
 def test_compressed_part_of_mariadb() -> None:
     assert ev.compressed_part(b"abc" + bytes([0x82, 1, 0]) + b"z", 3) == ev.CompressedPart(6, 256)
-    with pytest.raises(DamagedLogError, match="unknown way"):
+    with pytest.raises(DamagedLogError, match="unknown compression"):
         ev.compressed_part(bytes([0x92, 1, 0]), 0)
 
 

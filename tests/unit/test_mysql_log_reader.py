@@ -1,4 +1,5 @@
-"""What the log reader makes of each kind of event, condition and refusal; the server is a thread that sends made-up logs.
+"""The log reader's treatment of each kind of event, condition and refusal; the server is a thread that sends invented
+logs.
 
 Random logs: tests/property/test_mysql_log_model.py. Real servers: tests/integration/test_mysql_log_*.py.
 """
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from readers.mysql import log_reading
-from readers.mysql.log_events import EventType
-from readers.mysql.log_reader import LogReader
-from readers.mysql.log_state import ReadOptions
-from state.change_batch import ChangeType
-from state.errors import (
+from tests.support import log_bytes as lb
+from tidemark.readers.mysql.binlog import reading as log_reading
+from tidemark.readers.mysql.binlog.events import EventType
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,
     SchemaChangedError,
@@ -26,11 +28,11 @@ from state.errors import (
     TidemarkError,
     UnknownLogEventError,
 )
-from state.gtid import GtidSet
-from state.log_range import LogRange, PreparedXa
-from state.position import BinlogPosition
-from state.table import Column, TableId, TableSchema
-from tests.support import log_bytes as lb
+from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange, PreparedXa
+from tidemark.state.position import BinlogPosition
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import Column, TableId, TableSchema
 
 Parts = tuple[int, bytes]
 OTHER = TableId("shop", "other")
@@ -62,7 +64,7 @@ def read(
     """The rows (id, v, kind, seq, transaction, version) of the whole log."""
     server = files if isinstance(files, lb.LogServer) else lb.LogServer(files)
     wanted = {lb.TABLE: lb.schema()} if schemas is None else schemas
-    reader = LogReader(server, wanted, options or ReadOptions(receive_bytes=1 << 20, plane_bytes=1 << 20))
+    reader = LogReader(server, wanted, options or ReadOptions(receive_bytes=1 << 20, column_buffer_bytes=1 << 20))
     first, last = server.files[0], server.files[-1]
     part = LogRange(BinlogPosition(first.name, 4, gtids), BinlogPosition(last.name, last.end), prepared)
     with lb.serving(server):
@@ -174,7 +176,7 @@ def test_transaction_larger_than_the_buffers_is_read_twice_and_complete() -> Non
     values = [(i, "x" * (i % 50)) for i in range(5000)]
     parts = [part for i in range(0, 5000, 100) for part in (lb.table_map(9), lb.write(9, *values[i : i + 100]))]
     file = log_of(*ONE, lb.gtid(2), BEGIN, *parts, XID, lb.gtid(3), BEGIN, *INSERTED, XID)
-    options = ReadOptions(receive_bytes=20_000, plane_bytes=20_000)
+    options = ReadOptions(receive_bytes=20_000, column_buffer_bytes=20_000)
     server = lb.LogServer([file])
     rows, reader = read(server, options=options, gtids="")
     assert [row[:2] for row in rows] == [(1, "a"), *values, (1, "a")]
@@ -297,9 +299,8 @@ def test_unknown_event_stops_with_its_place(kind: int) -> None:
 
 
 @pytest.mark.pitfall(52)
-def test_incident_and_encryption_stop() -> None:
+def test_incident_stops() -> None:
     refused(DamagedLogError, "INCIDENT", (EventType.INCIDENT, b"\1\0\0"))
-    refused(UnknownLogEventError, "encrypted", (EventType.MARIADB_START_ENCRYPTION, bytes(17)))
 
 
 @pytest.mark.pitfall(31)
@@ -364,6 +365,63 @@ def test_rows_written_by_a_statement_are_refused() -> None:
     assert read([log_of(lb.gtid(1), BEGIN, lb.query(statement), XID)], schemas={})[0] == []
 
 
+HEARTBEAT = (
+    "INSERT INTO mysql.rds_heartbeat2(id, value) values (1,1640995200000) ON DUPLICATE KEY UPDATE value = 1640995200000"
+)
+
+
+@pytest.mark.pitfall(111)
+def test_statement_that_writes_only_a_system_table_passes() -> None:
+    """RDS for MariaDB writes one every few minutes. MariaDB does not log which databases a statement changes."""
+    parts = [lb.mariadb_gtid(1), lb.query(HEARTBEAT), XID, lb.mariadb_gtid(2), *INSERTED, XID]
+    assert len(read(lb.LogServer([log_of(*parts)], flavour="mariadb"))[0]) == 1
+    for statement in (
+        "INSERT INTO mysql.x VALUES (shop.f())",
+        "UPDATE mysql.x, shop.t SET t.v = 1",
+        "DELETE FROM shop.t",
+    ):
+        refused(UnknownLogEventError, "as a statement", lb.gtid(1), BEGIN, lb.query(statement, "mysql"), XID)
+
+
+@pytest.mark.pitfall(111)
+def test_statement_that_writes_an_unrelated_table_passes_if_that_changes_no_other() -> None:
+    parts = [lb.gtid(1), BEGIN, lb.query("REPLACE INTO other SET v = 'x'"), XID, lb.gtid(2), *ONE[1:]]
+    assert len(read(lb.LogServer([log_of(*parts)], isolated=frozenset({OTHER})))[0]) == 1
+    error = refused(UnknownLogEventError, "REPLACE as a statement", *parts)
+    assert "GRANT TRIGGER ON shop.other" in error.remedy
+    captured = [lb.gtid(1), BEGIN, lb.query("DELETE FROM t"), XID]
+    with pytest.raises(UnknownLogEventError, match="DELETE as a statement"):
+        read(lb.LogServer([log_of(*captured)], isolated=frozenset({OTHER, lb.TABLE})))
+
+
+@pytest.mark.pitfall(105)
+def test_names_in_a_statement_of_a_client_without_a_character_set() -> None:
+    cafe = TableId("shop", "café")
+    schemas = {cafe: lb.schema(cafe)}
+    binary = b"\x04\x3f\0\0\0\0\0"  # SET NAMES binary: collation 63
+    parts = [lb.gtid(1), lb.query("DROP TABLE café", status=binary)]
+    refused(SchemaChangedError, "DROP TABLE", *parts, schemas=schemas)
+    latin = [lb.gtid(1), lb.query("DROP TABLE caf\xe9".encode("latin-1"), status=binary)]
+    refused(UnknownLogEventError, "can't tell", *latin, schemas=schemas)
+    literal = [lb.gtid(1), lb.query(b"CREATE TABLE x (v BLOB DEFAULT '\xe9')", status=binary)]
+    assert read([log_of(*literal)], schemas=schemas)[0] == []
+
+
+@pytest.mark.pitfall(112)
+@pytest.mark.parametrize("checksum", [True, False])
+def test_encrypted_log_is_read_as_the_source_decrypts_it(checksum: bool) -> None:
+    parts = [lb.mariadb_gtid(1), *INSERTED, XID, lb.mariadb_gtid(2), *INSERTED, XID]
+    file = log_of(*parts, encrypted=True, checksum=checksum)
+    assert len(read(lb.LogServer([file], flavour="mariadb"))[0]) == 2
+    second = [place for place, content in file.events if content[4] == EventType.MARIADB_GTID][1]
+    server = lb.LogServer([file], flavour="mariadb")
+    reader = LogReader(server, {lb.TABLE: lb.schema()})
+    part = LogRange(BinlogPosition(file.name, second), BinlogPosition(file.name, file.end))
+    with lb.serving(server):
+        assert len(list(rows_of(reader, part))) == 1
+    assert reader.report.end.pos == file.end
+
+
 @pytest.mark.pitfall(41)
 @pytest.mark.pitfall(42)
 def test_ddl_on_a_captured_table_stops() -> None:
@@ -408,11 +466,39 @@ def test_names_in_ddl_follow_the_servers_rule_of_case() -> None:
         read(lb.LogServer([log_of(*parts)], lower_case_names=True))
 
 
-def test_dropped_index_stops_only_where_it_may_have_been_the_key() -> None:
-    parts = [*ONE, lb.gtid(2), lb.query("ALTER TABLE t DROP INDEX i"), lb.gtid(3), *ONE[1:]]
-    assert len(read([log_of(*parts)])[0]) == 2
+LOST_KEYS = ["ALTER TABLE t DROP INDEX i", "CREATE OR REPLACE UNIQUE INDEX i USING BTREE ON t (v)"]
+
+
+@pytest.mark.pitfall(106)
+@pytest.mark.parametrize("statement", LOST_KEYS)
+def test_dropped_index_stops_only_where_it_may_have_been_the_key(statement: str) -> None:
+    parts = [*ONE, lb.gtid(2), lb.query(statement), lb.gtid(3), *ONE[1:]]
+    keyed = lb.LogServer([log_of(*parts)], primary_keys={lb.TABLE: ("id",)})
+    assert len(read(keyed)[0]) == 2
     by_text = TableSchema(lb.TABLE, 1, lb.schema().columns, ("v",))
+    for server in (lb.LogServer([log_of(*parts)]), keyed):
+        with pytest.raises(SchemaChangedError, match="may no longer be unique"):
+            read(server, schemas={lb.TABLE: by_text})
+    keyless = TableSchema(lb.TABLE, 1, lb.schema().columns, ())
+    assert len(read([log_of(*parts)], schemas={lb.TABLE: keyless})[0]) == 2
+
+
+@pytest.mark.pitfall(106)
+@pytest.mark.parametrize("statement", LOST_KEYS)
+def test_dropped_key_stops_in_its_own_epoch_also_without_later_rows(statement: str) -> None:
+    by_text = TableSchema(lb.TABLE, 1, lb.schema().columns, ("v",))
+    parts = [*ONE, lb.gtid(2), lb.query(statement)]
     refused(SchemaChangedError, "may no longer be unique", *parts, schemas={lb.TABLE: by_text})
+
+
+@pytest.mark.pitfall(103)
+def test_cascading_foreign_key_that_is_added_stops_where_the_server_does_not_log_cascades() -> None:
+    parts = [lb.gtid(1), lb.query("ALTER TABLE t ADD FOREIGN KEY (v) REFERENCES u (v) ON DELETE CASCADE")]
+    assert read([log_of(*parts)])[0] == []
+    with pytest.raises(SchemaChangedError, match="adds a foreign key"):
+        read(lb.LogServer([log_of(*parts)], logs_cascades=False))
+    harmless = [lb.gtid(1), lb.query("ALTER TABLE t ADD FOREIGN KEY (v) REFERENCES u (v) ON DELETE RESTRICT")]
+    assert read(lb.LogServer([log_of(*harmless)], logs_cascades=False))[0] == []
 
 
 def test_statement_that_is_not_understood_stops() -> None:
@@ -494,15 +580,15 @@ def test_wrong_checksum_stops() -> None:
             read([file])
 
 
-def test_event_that_ends_elsewhere_than_it_says() -> None:
+def test_event_whose_end_position_is_wrong() -> None:
     file = log_of(lb.gtid(1), BEGIN, *INSERTED)
     file.add_raw(lb.event(*XID, end_pos=file.end + 99))
-    with pytest.raises(DamagedLogError, match="ends elsewhere"):
+    with pytest.raises(DamagedLogError, match="end position is wrong"):
         read([file])
 
 
 def test_only_the_last_event_of_a_transaction_must_say_where_it_ends() -> None:
-    """MariaDB since 11.4 (binlog_legacy_event_pos=OFF)."""
+    """MariaDB since 11.4 leaves the end positions of others out (binlog_legacy_event_pos=OFF)."""
     silent = log_of(lb.gtid(1), BEGIN)
     for part in (*INSERTED, lb.query("SAVEPOINT a"), *INSERTED):
         silent.add_raw(lb.event(*part))
@@ -513,7 +599,7 @@ def test_only_the_last_event_of_a_transaction_must_say_where_it_ends() -> None:
     assert reader.report.end.pos == silent.end
     file = log_of(*ONE)
     file.add_raw(lb.event(*lb.gtid(2)))
-    with pytest.raises(DamagedLogError, match="ends elsewhere"):
+    with pytest.raises(DamagedLogError, match="end position is wrong"):
         read([file])
 
 
@@ -634,12 +720,12 @@ def test_start_beyond_4_gib_is_reached_from_the_files_begin(monkeypatch: pytest.
 @pytest.mark.pitfall(45)
 @pytest.mark.pitfall(46)
 def test_gtids_that_were_read_before_or_are_missing_stop() -> None:
-    with pytest.raises(LogPositionLostError, match="read before"):
+    with pytest.raises(LogPositionLostError, match="a second time"):
         read([log_of(lb.gtid(5), *ONE[1:])], gtids=f"{lb.SERVER}:1-7")
     file = log_of(lb.previous_gtids(3), lb.gtid(4), *ONE[1:])
     assert read([file], gtids=f"{lb.SERVER}:1-3")[1].report.end.gtids == f"{lb.SERVER}:1-4"
     for gtids in (f"{lb.SERVER}:1-2", f"{lb.SERVER}:1-3,{uuid.uuid4()}:1"):
-        with pytest.raises(LogPositionLostError, match="begins after"):
+        with pytest.raises(LogPositionLostError, match="comes after"):
             read([file], gtids=gtids)
 
 
@@ -651,14 +737,14 @@ def test_position_that_is_no_longer_there() -> None:
     for place in (BinlogPosition("log.000000", 4), BinlogPosition(file.name, file.end + 50)):
         with pytest.raises(LogPositionLostError) as caught:
             list(reader.read(LogRange(place, BinlogPosition("log.000009", 4))))
-        assert "Start the job anew" in caught.value.remedy
+        assert START_OVER_NOW in caught.value.remedy
 
 
 def test_log_that_ends_before_the_range() -> None:
     file = log_of(*ONE)
     server = lb.LogServer([file])
     reader = LogReader(server, {})
-    with pytest.raises(LogPositionLostError, match="ends before"):
+    with pytest.raises(LogPositionLostError, match="ends earlier"):
         list(reader.read(LogRange(BinlogPosition(file.name, 4), BinlogPosition(file.name, file.end + 100))))
     assert len(server.dumps) == log_reading.ATTEMPTS
 
@@ -734,7 +820,7 @@ def test_report_is_there_only_after_the_end() -> None:
 
 
 def compressed(part: Parts, fixed: int) -> Parts:
-    """As log_bin_compress has it: the first `fixed` bytes of the body stay."""
+    """An event as log_bin_compress writes it: the first `fixed` bytes of the body stay."""
     kind, body = part
     kinds = {2: 165, 23: 166, 24: 167, 25: 168, 30: 169, 31: 170, 32: 171}
     rest = body[fixed:]
@@ -753,7 +839,11 @@ def test_compressed_events_of_mariadb() -> None:
         (EventType.MARIADB_ANNOTATE_ROWS, b"INSERT"), lb.table_map(9), compressed(lb.write(9, *(p[0] for p in pairs)), 12),
         compressed(lb.update(9, *pairs), 13), compressed(lb.rows(25, 9, [lb.image((1, "x"))]), 10), XID,
     ]  # fmt: skip
-    for options in (ReadOptions(), ReadOptions(unpack_bytes=700), ReadOptions(receive_bytes=9000, plane_bytes=34 * 20)):
+    for options in (
+        ReadOptions(),
+        ReadOptions(unpack_bytes=700),
+        ReadOptions(receive_bytes=9000, column_buffer_bytes=34 * 20),
+    ):
         rows = mariadb(*parts, options=options)
         assert [row[2] for row in rows] == [0] * 40 + [2] * 40 + [3]
         assert {row[4] for row in rows} == {"0-1-2"}

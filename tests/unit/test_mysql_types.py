@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.mysql.types import canonical_type, check_logged_form, parse_source_type
-from state.errors import UnsupportedTypeError
-from state.table import TableId, arrow_type_of
+from tidemark.readers.mysql.schema.types import canonical_type, check_logged_form, parse_source_type
+from tidemark.state.errors import UnsupportedTypeError
+from tidemark.state.table import TableId, arrow_type_of
 
 T = TableId("shop", "orders")
 
@@ -72,8 +72,8 @@ def test_text_and_labels_are_strings(source_type: str) -> None:
 @pytest.mark.parametrize(
     ("source_type", "charset", "reason"),
     [
-        ("xmltype", None, "not known"),
-        ("int(3", None, "not known"),
+        ("xmltype", None, "unknown"),
+        ("int(3", None, "unknown"),
         ("year(2)", None, "two digits"),
         ("decimal(65,2) unsigned zerofill", None, "zeros"),
         ("enum('x',x'ff')", None, "character set binary"),
@@ -125,7 +125,7 @@ def test_a_label_that_only_hex_can_show_stays_as_it_is_written() -> None:
 
 
 def written(label: str) -> str:
-    """As both servers write a label."""
+    """A label as both servers write it."""
     for plain, escaped in (("\\", "\\\\"), ("\0", "\\0"), ("\n", "\\n"), ("\r", "\\r"), ("'", "''")):
         label = label.replace(plain, escaped)
     return f"'{label}'"

@@ -12,4 +12,4 @@ def test_planning_memory_does_not_grow_with_the_number_of_splits(gap: int) -> No
     assert large.largest_plan_bytes <= small.largest_plan_bytes * 1.1
     assert large.peak_python_bytes < small.peak_python_bytes + (1 << 20)
     assert large.peak_python_bytes < 8 << 20
-    assert large.routes_bytes < 40 * large.split_count
+    assert large.finished_splits_bytes < 40 * large.split_count

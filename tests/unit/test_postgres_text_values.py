@@ -1,4 +1,4 @@
-"""Texts that have no place in a column's type, and those that Arrow's own parsers do not know."""
+"""Texts that a column's type can't hold, and those that Arrow's own parsers do not know."""
 
 from datetime import date, datetime
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readers.postgres.text_values import text_array
-from state.errors import DamagedLogError, SourceNotUsableError
-from state.table import Column, TableId
+from tidemark.readers.postgres.pgoutput.text_values import text_array
+from tidemark.state.errors import DamagedLogError, SourceNotUsableError
+from tidemark.state.table import Column, TableId
 
 T = TableId("s", "t")
 
@@ -40,13 +40,13 @@ def test_moments_beside_one_before_christ(moments: list[datetime | None]) -> Non
 @pytest.mark.parametrize(
     ("arrow_type", "text", "message"),
     [
-        ("decimal(10,2)", "NaN", "no place in a decimal"),
-        ("decimal(10,2)", "-Infinity", "no place in a decimal"),
-        ("date32", "infinity", "no place in a date"),
-        ("date32", "-infinity", "no place in a date"),
-        ("timestamp", "infinity", "no place in a date"),
-        ("timestamptz", "-infinity", "no place in a date"),
-        ("timestamp", "294276-12-31 23:59:59", "beyond what 64-bit microseconds"),
+        ("decimal(10,2)", "NaN", "a decimal can't hold"),
+        ("decimal(10,2)", "-Infinity", "a decimal can't hold"),
+        ("date32", "infinity", "which a date or timestamp of the copy can't hold"),
+        ("date32", "-infinity", "which a date or timestamp of the copy can't hold"),
+        ("timestamp", "infinity", "which a date or timestamp of the copy can't hold"),
+        ("timestamptz", "-infinity", "which a date or timestamp of the copy can't hold"),
+        ("timestamp", "294276-12-31 23:59:59", "which does not fit 64-bit microseconds"),
     ],
 )
 def test_values_without_a_place_stop_with_the_column(arrow_type: str, text: str, message: str) -> None:

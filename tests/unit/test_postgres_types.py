@@ -1,10 +1,10 @@
-"""Which Arrow type a PostgreSQL column travels in, and how it is selected."""
+"""The Arrow type that a PostgreSQL column travels in, and the expression that selects it."""
 
 import pytest
 
-from readers.postgres.types import BaseType, canonical_type, select_expression
-from state.errors import UnsupportedTypeError
-from state.table import Column, TableId, arrow_type_of
+from tidemark.readers.postgres.schema.types import BaseType, canonical_type, select_expression
+from tidemark.state.errors import UnsupportedTypeError
+from tidemark.state.table import Column, TableId, arrow_type_of
 
 T = TableId("shop", "orders")
 

@@ -1,4 +1,4 @@
-"""Masks and transforms over Arrow batches: what comes of rows, of changes, and of tables that they do not fit."""
+"""Masks and transforms over Arrow batches: their effect on rows, on changes, and on tables that they do not fit."""
 
 import datetime
 import hashlib
@@ -10,20 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from conf.engine import open_engine
-from conf.redaction import Secret
-from readers.findings import SettingError
-from readers.log_batch import truncation
-from readers.projecting import MAX_BATCH_BYTES, Projector
-from readers.projection import ProjectionSettings, compile_projection
-from readers.split_read import SplitRead
-from state.change_batch import batch_schema, is_truncation
-from state.errors import JobFileError, SourceNotUsableError
-from state.position import BinlogPosition
-from state.projection import TableProjection
-from state.split import Report
-from state.table import TableId, TableSchema
 from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, UNCHANGED, UPDATE, column, rows
+from tidemark.conf.duckdb_engine import open_engine
+from tidemark.conf.redaction import Secret
+from tidemark.readers.findings import SettingError
+from tidemark.readers.log.log_batch import truncation
+from tidemark.readers.projection.projection import ProjectionSettings, compile_projection
+from tidemark.readers.projection.projector import MAX_BATCH_BYTES, Projector
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.change_batch import batch_schema, is_truncation
+from tidemark.state.errors import JobFileError, SourceNotUsableError
+from tidemark.state.position import BinlogPosition
+from tidemark.state.projection import TableProjection
+from tidemark.state.split import Report
+from tidemark.state.table import TableId, TableSchema
 
 KEY = Secret("a key of some length, indeed more than one block of SHA-256 holds")
 AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 500000)
@@ -241,7 +241,7 @@ def test_what_does_not_fit_a_table(engine: Any, settings: ProjectionSettings, wh
 
 def test_columns_that_differ_by_case_alone(engine: Any) -> None:
     schema = TableSchema(EVERY.table, 1, (*EVERY.columns, column("N", "bigint", "int64")), ("id",))
-    with pytest.raises(SettingError, match="n, N differ by case alone"):
+    with pytest.raises(SettingError, match="n, N differ only in case"):
         compile_projection(engine, schema, ProjectionSettings({"t": "null"}))
 
 

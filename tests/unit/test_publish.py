@@ -1,4 +1,4 @@
-"""Publishing a split: once, whole, and whoever comes second gets what the first one wrote."""
+"""Publishing a split: once, whole, and the second attempt gets what the first one wrote."""
 
 import json
 import multiprocessing
@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from readers import gathered_rows, published_file
-from readers import publish as publishing
-from readers.gathered_rows import GatheredRows
-from readers.publish import publish, published_name, read_published, read_report
-from readers.published_file import PublishedFormat
-from readers.split_read import SplitRead
-from state.change_batch import batch_schema
-from state.errors import CheckpointError, SourceNotUsableError
-from state.position import BinlogPosition
-from state.split import KeyRange, Report, Split
-from state.store import LocalStore
-from state.table import Column, TableId, TableSchema
+from tidemark.readers.snapshot import gathered_rows, published_file
+from tidemark.readers.snapshot import publish as publishing
+from tidemark.readers.snapshot.gathered_rows import GatheredRows
+from tidemark.readers.snapshot.publish import publish, published_name, read_published, read_report
+from tidemark.readers.snapshot.published_file import PublishedFormat
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.change_batch import batch_schema
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import CheckpointError, SourceNotUsableError
+from tidemark.state.position import BinlogPosition
+from tidemark.state.split import KeyRange, Report, Split
+from tidemark.state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shop", "orders")
 SCHEMA = TableSchema(TABLE, 1, (Column("id", "int", "int32", False), Column("s", "text", "string", True)), ("id",))
@@ -203,14 +203,14 @@ def test_a_file_that_is_cut_off_is_refused(length: int, store: LocalStore, form:
 
 
 def test_a_file_of_another_version_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = published_file._REPORT.encode
+    encode = published_file.PUBLISHED_SPLIT.encode
 
     def of_tomorrow(report: Report) -> bytes:
         header, _, body = encode(report).partition(b"\n")
         return json.dumps({**json.loads(header), "version": 999}).encode() + b"\n" + body
 
     rows = some_rows(2)
-    monkeypatch.setattr(published_file._REPORT, "encode", of_tomorrow)
+    monkeypatch.setattr(published_file.PUBLISHED_SPLIT, "encode", of_tomorrow)
     publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA)
     with pytest.raises(CheckpointError, match="version 999"):
         read_published(store, 1, SPLIT)

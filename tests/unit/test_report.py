@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from conf.redaction import forget_secrets
-from jobs.report.facts import LogScale, ReportFacts, TableFacts
-from jobs.report.page import MOST_TABLES, duration, render, size
-from jobs.report.records import key_text, split_records
-from jobs.report.write import write_report
-from state.errors import CheckpointError, JobFileError
-from state.history import EpochHistory, EventHistory, JobEvent, SplitHistory
-from state.position import WalPosition
 from tests.support.report_facts import HOSTILE, START, as_of, busy_facts, job_file, unfinished
+from tidemark.conf.redaction import forget_secrets
+from tidemark.jobs.report.facts import LogScale, ReportFacts, TableFacts
+from tidemark.jobs.report.page import MAX_TABLES, duration, render, size
+from tidemark.jobs.report.records import key_text, split_records
+from tidemark.jobs.report.write import write_report
+from tidemark.state.checkpoint.history import EpochHistory, EventHistory, JobEvent, SplitHistory
+from tidemark.state.errors import CheckpointError, JobFileError
+from tidemark.state.position import WalPosition
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def specs_of(page: str) -> dict[str, object]:
 
 
 def text_of(page: str) -> str:
-    """What stands before the scripts."""
+    """The page's text before the scripts."""
     return unescape(re.sub(r"<[^>]*>", " ", page.partition("</style>")[2].partition("<script")[0]))
 
 
@@ -98,7 +98,7 @@ def test_a_page_of_many_splits_tables_and_epochs_stays_small_and_says_so() -> No
     assert len(page) < 2_000_000
     assert "neighbouring splits are drawn as one column" in page
     assert "epochs are drawn as one" in page
-    assert f"{2_000 - MOST_TABLES:,} more tables" in page
+    assert f"{2_000 - MAX_TABLES:,} more tables" in page
     assert "shop.t777" in text_of(page), "tables that are not copied yet come first"
     timelines = specs_of(page)["timelines"]
     assert isinstance(timelines, dict)
@@ -146,8 +146,8 @@ def test_without_a_checkpoint_there_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "jobs.report.page")
+    monkeypatch.delitem(sys.modules, "tidemark.jobs.report.page")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    with pytest.raises(JobFileError, match=r"\(vl_convert\).*pip install 'tidemark\[report\]'") as caught:
+    with pytest.raises(JobFileError, match=r"\(vl_convert\).*pip install 'tidemark-cdc\[report\]'") as caught:
         write_report(job_file(), tmp_path / "report.html")
     assert caught.value.exit_code == 2

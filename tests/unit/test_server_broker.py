@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scripts.server import Server
-from scripts.server_packages import ServerUnavailableError
+from devtools.server import Server
+from devtools.server_packages import ServerUnavailableError
 from tests.support import server_broker
 from tests.support.server_broker import ServerBroker, ServerWanted, ask_broker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.server_packages import (
+from devtools.server_packages import (
     MavenPackage,
     ServerUnavailableError,
     built_once,
@@ -15,7 +15,7 @@ from scripts.server_packages import (
     find_package,
     unpack,
 )
-from scripts.servers import start_server
+from devtools.servers import start_server
 
 
 def test_an_unknown_version_is_refused_with_those_there_are() -> None:

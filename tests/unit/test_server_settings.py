@@ -1,11 +1,11 @@
-"""What settings become on a server's command line, and the words that the command refuses."""
+"""Server settings as words of a command line, and the words that the command refuses."""
 
 from typing import Any
 
 import pytest
 
-from scripts.server_commands import arguments, merged_options
-from scripts.servers import main, same_setting
+from devtools.server_commands import arguments, merged_options
+from devtools.servers import main, same_setting
 
 
 def test_settings_become_the_words_of_the_server_s_command_line() -> None:

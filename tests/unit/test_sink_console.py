@@ -4,9 +4,6 @@ import io
 
 import pytest
 
-from sinks.console import ConsoleSink
-from sinks.sink import JobIdentity, PartResult
-from state.errors import SinkError
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -19,6 +16,9 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
+from tidemark.sinks.console import ConsoleSink
+from tidemark.sinks.sink import JobIdentity, PartResult
+from tidemark.state.errors import SinkError
 
 JOB = JobIdentity("uuid", "job")
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from sinks.mirror.mysql_rows import check_json_numbers
+from tidemark.sinks.mirror.mysql.rows import check_json_numbers
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""What a transform may be: one SELECT whose every column is a function of one row."""
+"""The rule for a transform: one SELECT whose every column is a function of one row."""
 
 import subprocess
 import sys
 
 import pytest
 
-from conf.transform import LONGEST_TRANSFORM, Output, parse_transform
+from tidemark.conf.transform import MAX_TRANSFORM_LENGTH, Output, parse_transform
 
 COLUMNS = ("id", "Name", "amount", "body")
 
@@ -50,7 +50,7 @@ def test_functions_of_a_row(expression: str) -> None:
     ("sql", "why"),
     [
         ("", "must be one SELECT"),
-        ("selec id", "no SQL that DuckDB understands"),
+        ("selec id", "is not SQL that DuckDB understands"),
         ("DROP TABLE x", "must be one SELECT"),
         ("SELECT id FROM input; SELECT id FROM input", "nothing after it"),
         ("SELECT id FROM input UNION ALL SELECT id FROM input", "without UNION"),
@@ -77,11 +77,11 @@ def test_functions_of_a_row(expression: str) -> None:
         ("SELECT (SELECT 1) AS x FROM input", "a subquery"),
         ("SELECT exists(FROM other) AS x FROM input", "a subquery"),
         ("SELECT row_number() OVER () AS x FROM input", "a window function"),
-        ("SELECT sum(amount) AS x FROM input", "sum, which is no function of one row"),
-        ("SELECT count(*) AS x FROM input", "no function of one row"),
-        ("SELECT unnest([1]) AS x FROM input", "no function of one row"),
-        ("SELECT read_text('/etc/passwd') AS x FROM input", "no function of one row"),
-        ("SELECT nothing_such(1) AS x FROM input", "no function of one row"),
+        ("SELECT sum(amount) AS x FROM input", "sum, which is not a function of one row"),
+        ("SELECT count(*) AS x FROM input", "not a function of one row"),
+        ("SELECT unnest([1]) AS x FROM input", "not a function of one row"),
+        ("SELECT read_text('/etc/passwd') AS x FROM input", "not a function of one row"),
+        ("SELECT nothing_such(1) AS x FROM input", "not a function of one row"),
         ("SELECT other.f(1) AS x FROM input", "functions of other"),
         ("SELECT now() AS x FROM input", "may differ"),
         ("SELECT random() AS x FROM input", "may differ"),
@@ -99,9 +99,9 @@ def test_functions_of_a_row(expression: str) -> None:
         ("SELECT * RENAME (id AS x) FROM input", "name the columns"),
         ("SELECT id, amount + 1 FROM input", "AS name"),
         ("SELECT o.id FROM input", "names o"),
-        ("SELECT a.b.id FROM input", "no column of input"),
+        ("SELECT a.b.id FROM input", "not a column of input"),
         ("SELECT 1e400 AS x FROM input", "can't be checked"),
-        (f"SELECT '{'x' * LONGEST_TRANSFORM}' AS x FROM input", "longer than"),
+        (f"SELECT '{'x' * MAX_TRANSFORM_LENGTH}' AS x FROM input", "longer than"),
     ],
 )
 def test_what_is_refused(sql: str, why: str) -> None:
@@ -126,5 +126,6 @@ def test_what_does_not_fit_the_table(sql: str, why: str) -> None:
 
 
 def test_a_job_without_masks_and_transforms_needs_no_duckdb() -> None:
-    program = "import sys, jobs.run, jobs.cli, jobs.direct, jobs.source; sys.exit('duckdb' in sys.modules)"
+    modules = "tidemark.jobs.run, tidemark.jobs.cli, tidemark.jobs.spark.stream_source, tidemark.jobs.spark.source"
+    program = f"import sys, {modules}; sys.exit('duckdb' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

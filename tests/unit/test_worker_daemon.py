@@ -6,7 +6,7 @@ import sys
 
 LOAD = """
 import importlib
-from jobs.worker_daemon import _PRELOADED, _other_threads
+from tidemark.jobs.spark.worker_daemon import _PRELOADED, _other_threads
 for name in _PRELOADED:
     importlib.import_module(name)
 """

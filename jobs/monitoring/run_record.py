@@ -1,0 +1,169 @@
+"""The newest run of a job, as the checkpoint records it for `status` and `report`: running, ended or dead.
+
+    history/run-0000000042   RunRecord, by the driver: replaced every HEARTBEAT_SECONDS and at the run's end
+
+A run that was killed leaves a record without an end, whose heartbeat grows old. Losing the record never hurts the job.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from tidemark.jobs.ending import UNEXPECTED, Ending, ending_of
+from tidemark.jobs.monitoring.history import Kept, loaded, warn_not_kept
+from tidemark.jobs.monitoring.times import iso_time, time_text
+from tidemark.state.checkpoint.codec import RUN
+from tidemark.state.checkpoint.history import RunRecord
+from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint
+from tidemark.state.errors import TidemarkError
+
+HEARTBEAT_SECONDS = 10.0
+DEAD_AFTER_SECONDS = 60.0
+"""A run whose last heartbeat is older than this is dead."""
+
+RunState = Literal["running", "ended", "dead"]
+
+
+def last_run(checkpoint: Checkpoint) -> RunRecord | None:
+    """None if nothing is recorded. Logs a warning if the record is damaged."""
+    return loaded(Kept(checkpoint.store, RUN))
+
+
+def state_of(run: RunRecord, now_us: int) -> RunState:
+    if run.exit_code is not None:
+        return "ended"
+    if now_us - run.seen_us > DEAD_AFTER_SECONDS * 1e6 or _process_is_gone(run):
+        return "dead"
+    return "running"
+
+
+def short_text_of(run: RunRecord, now_us: int) -> str:
+    """`STOPPED 2026-11-22 09:15:24, exit 3`."""
+    seen = time_text(run.seen_us)
+    match state_of(run, now_us):
+        case "running":
+            return f"running since {time_text(run.started_us)}"
+        case "dead":
+            return f"DEAD, last seen {seen}"
+        case "ended":
+            return f"{'ended' if run.exit_code == 0 else 'STOPPED'} {seen}, exit {run.exit_code}"
+
+
+def text_of(run: RunRecord, now_us: int) -> str:
+    """One line for people, with cause and remedy."""
+    short, where = short_text_of(run, now_us), f"on {run.host}, process {run.process_id}"
+    match state_of(run, now_us):
+        case "running":
+            return f"{short} {where}"
+        case "dead":
+            return f"{short} {where}. Remedy: start the job again."
+        case "ended":
+            return short if run.exit_code == 0 else f"{short}: {run.cause} Remedy: {run.remedy}"
+
+
+def facts_of(run: RunRecord, now_us: int) -> dict[str, Any]:
+    """For `status --json`."""
+    return {
+        "state": state_of(run, now_us),
+        "host": run.host,
+        "process_id": run.process_id,
+        "started_at": iso_time(run.started_us),
+        "seen_at": iso_time(run.seen_us),
+        "exit_code": run.exit_code,
+        "cause": run.cause or None,
+        "remedy": run.remedy or None,
+    }
+
+
+def _process_is_gone(run: RunRecord) -> bool:
+    """True if the run's process would be visible here, and is not there."""
+    if not run.process_namespace or (run.host, run.process_namespace) != _here():
+        return False
+    try:
+        os.kill(run.process_id, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+class RunRecorder:
+    """Records the run of this process. Errors of the storage are logged once, not raised."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._store = checkpoint.store
+        self._kept = Kept(checkpoint.store, RUN)
+        host, namespace = _here()
+        now_us = _now_us()
+        self._record = RunRecord(host, namespace, os.getpid(), now_us, now_us)
+        self._over = threading.Event()
+        self._heart: threading.Thread | None = None
+        self._warned = False
+        self.ending = Ending(0, "", "")
+        """The ending to record if nothing is raised."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, the job's lease is held. Records at the end how the run ended."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            self._end(_without_values(error))
+            raise
+        self._end(self.ending)
+
+    def begin(self) -> None:
+        """Records that the job runs, and keeps the record fresh. The job's state is durable."""
+        self._save()
+        self._heart = threading.Thread(target=self._beat, name="tidemark heartbeat", daemon=True)
+        self._heart.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(HEARTBEAT_SECONDS):
+            self._save()
+
+    def _end(self, ending: Ending) -> None:
+        self._over.set()
+        if self._heart is not None:
+            self._heart.join()
+        self._record = replace(self._record, exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy)
+        with contextlib.suppress(OSError):
+            if self._store.read(JOB_FILE) is None:
+                return  # a first start that was refused leaves nothing behind
+        self._save()
+
+    def _save(self) -> None:
+        self._record = replace(self._record, seen_us=_now_us())
+        try:
+            self._kept.save(self._record)
+        except (OSError, TidemarkError) as error:
+            if not self._warned:
+                warn_not_kept(error)
+            self._warned = True
+
+
+def _without_values(error: BaseException) -> Ending:
+    """The texts of unexpected errors may contain values of rows, which the history must not have."""
+    ending = ending_of(error)
+    if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError):
+        return replace(ending, cause=f"unexpected: {type(error).__name__}.")
+    return ending
+
+
+def _here() -> tuple[str, str]:
+    """Host name and process namespace."""
+    try:
+        return socket.gethostname(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

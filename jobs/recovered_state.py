@@ -1,0 +1,71 @@
+"""A job's state, recovered from its checkpoint alone."""
+
+from tidemark.conf.model import JobFile
+from tidemark.enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode, join
+from tidemark.readers.snapshot.publish import is_published, read_report
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError
+from tidemark.state.job_state import JobState
+from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
+
+
+def required_state(checkpoint: Checkpoint, job: JobFile) -> JobState:
+    """The job's stored state. Raises CheckpointError if the job was never started."""
+    state = checkpoint.job_state()
+    if state is None:
+        raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
+    return state
+
+
+def settings_of(job: JobFile) -> Settings:
+    return Settings(
+        parallelism=job.snapshot.parallelism,
+        split_rows=job.snapshot.split_rows,
+        max_batch_bytes=job.log.max_batch_bytes,
+        max_batch_seconds=job.log.max_batch_seconds,
+    )
+
+
+def read_outcome(checkpoint: Checkpoint, record: PlanRecord, *, seconds: float | None = None) -> Outcome:
+    """The outcome of a committed epoch. Raises CheckpointError if a part of it is gone."""
+    epoch = record.plan.epoch
+    match record.plan.work:
+        case LogWork():
+            return LogRead(epoch, checkpoint.log_report(epoch), seconds)
+        case SnapshotWork(tasks):
+            splits = [split for task in tasks for split in task]
+            return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split) for split in splits), seconds)
+
+
+def was_read(checkpoint: Checkpoint, record: PlanRecord) -> bool:
+    """True if all reports of the epoch exist."""
+    epoch = record.plan.epoch
+    match record.plan.work:
+        case LogWork():
+            return checkpoint.has_log_report(epoch)
+        case SnapshotWork(tasks):
+            return all(is_published(checkpoint.store, epoch, split) for task in tasks for split in task)
+
+
+def recover_state(
+    checkpoint: Checkpoint, job: JobFile, state: JobState, *, committed: int | None = None
+) -> EnumeratorState:
+    """The state after the last planned epoch, with its outcome if the epoch is committed. `committed` None: if the epoch
+    was read. Another process may be running the job. Raises CheckpointError."""
+    settings = settings_of(job)
+    while True:
+        epoch = max(checkpoint.plan_epochs(), default=0)
+        if epoch == 0:
+            return join(in_mode(first_state(state, settings), job.mode), state.joined)
+        try:
+            record = checkpoint.plan(epoch)
+            planned = in_mode(record.state, job.mode)
+            done = was_read(checkpoint, record) if committed is None else epoch <= committed
+            if not done:
+                return planned
+            return join(absorb(planned, read_outcome(checkpoint, record), settings), state.joined)
+        except CheckpointError:
+            if (
+                max(checkpoint.plan_epochs(), default=0) == epoch
+            ):  # else the running job has removed the epoch's reports
+                raise

@@ -1,0 +1,70 @@
+"""The registry of sinks: which module writes the kind of target that a job file's `sink.type` names, and what it needs."""
+
+from typing_extensions import assert_never
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.sink import ConsoleSink as ConsoleSettings
+from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.conf.sink import FilesSink as FilesSettings
+from tidemark.conf.sink import MirrorSink as MirrorSettings
+from tidemark.conf.sink import Sink as SinkSettings
+from tidemark.sinks.delta.settings import delta_identity, delta_needs
+from tidemark.sinks.files.settings import files_identity, files_needs
+from tidemark.sinks.mirror.settings import mirror_identity, mirror_needs
+from tidemark.sinks.sink import EpochSink, PartSink, SinkNeeds
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.sink_identity import SinkIdentity, SinkSetting
+
+
+def sink_needs(settings: SinkSettings) -> SinkNeeds:
+    """Loads no library of any sink."""
+    match settings:
+        case MirrorSettings():
+            return mirror_needs(settings)
+        case FilesSettings():
+            return files_needs(settings)
+        case DeltaSettings():
+            return delta_needs(settings)
+        case ConsoleSettings():
+            return SinkNeeds("console")
+        case _:
+            assert_never(settings)
+
+
+def sink_identity(settings: SinkSettings) -> SinkIdentity:
+    """Loads no library of any sink."""
+    match settings:
+        case MirrorSettings():
+            return mirror_identity(settings)
+        case FilesSettings():
+            return files_identity(settings)
+        case DeltaSettings():
+            return delta_identity(settings)
+        case ConsoleSettings():
+            return SinkIdentity((SinkSetting("sink.type", "console"),), None)
+        case _:
+            assert_never(settings)
+
+
+def make_sink(job: JobFile) -> PartSink | EpochSink:
+    """Loads the libraries of this job's kind of sink, and not those of the others."""
+    match job.sink:
+        case MirrorSettings() as settings:
+            from tidemark.sinks.mirror.sink import MirrorSink
+
+            return MirrorSink.of(settings, job.source.url.kind)
+        case FilesSettings(path=path, format=file_format):
+            from tidemark.sinks.files.sink import FilesSink
+
+            return FilesSink.of(path, file_format, Checkpoint.at(job.checkpoint).store)
+        case DeltaSettings() as settings:
+            from tidemark.jobs.spark.session import open_session
+            from tidemark.sinks.delta.sink import DeltaSink
+
+            return DeltaSink.of(settings, Checkpoint.at(job.checkpoint).store, lambda: open_session(job))
+        case ConsoleSettings():
+            from tidemark.sinks.console import ConsoleSink
+
+            return ConsoleSink()
+        case _:
+            assert_never(job.sink)

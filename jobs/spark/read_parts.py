@@ -1,0 +1,240 @@
+"""The executors' side of the data source: from an epoch's plan to change batches.
+
+The part of a split is its published file, which the first task attempt created. The part of the log is read from the log by
+each task attempt: the plan fixes the range, and every read of it gives the same changes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.redaction import redact_exception
+from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.readers.log.finished_splits import load_gap_filter
+from tidemark.readers.log.gap import Gap
+from tidemark.readers.log.gap_filter import GapFilter
+from tidemark.readers.log.key_rereads import KeyRereads
+from tidemark.readers.projection.settings import projector
+from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
+from tidemark.readers.snapshot.published_file import PublishedFormat
+from tidemark.readers.source import KeyReading, RereadsKeys, SourceServer
+from tidemark.state.change_batch import (
+    LOG_PART,
+    ChangeBatch,
+    ChangeType,
+    PartEnd,
+    PartItem,
+    PublishedFile,
+    split_part,
+)
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.failpoints import failpoint
+from tidemark.state.log_range import LogRange, TableChanges
+from tidemark.state.phase import Phase
+from tidemark.state.plan import LogWork, SnapshotWork
+from tidemark.state.position import Position, WalPosition
+from tidemark.state.projection import TableProjection
+from tidemark.state.split import ReleaseChunk, Split, StageChunk
+from tidemark.state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsTask:
+    """The splits that one Spark task reads, one after the other, on one connection."""
+
+    splits: tuple[Split, ...]
+    anchor: Position
+
+
+@dataclass(frozen=True, slots=True)
+class LogTask:
+    """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs."""
+
+    range: LogRange
+    split_columns: dict[TableId, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """Everything that an executor needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
+    its plan."""
+
+    epoch: int
+    job: JobFile
+    job_uuid: str
+    server: SourceServer
+    schemas: tuple[TableSchema, ...]
+    projections: tuple[TableProjection, ...]
+    work: SplitsTask | LogTask
+    published_format: PublishedFormat
+
+
+def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
+    """The Spark tasks of a planned epoch."""
+    record = context.checkpoint.plan(epoch)
+    plan, schemas = record.plan, context.state.schemas_after(record.state.joined)
+    match plan.work:
+        case SnapshotWork(tasks, anchor):
+            return [_task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor)) for splits in tasks]
+        case LogWork(log_range):
+            filtered = record.state.tables if plan.phase is Phase.CATCH_UP else ()
+            columns = {table.table: table.columns for table in filtered if not table.passed}
+            return [_task(context, epoch, schemas, LogTask(log_range, columns))]
+
+
+def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
+    tables = {schema.table for schema in schemas}
+    return PartTask(
+        epoch=epoch,
+        job=context.job,
+        job_uuid=context.state.job_uuid,
+        server=context.server,
+        schemas=schemas,
+        projections=tuple(p for p in context.state.projections if p.output.table in tables),
+        work=work,
+        published_format=sink_needs(context.job.sink).published_format,
+    )
+
+
+def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tuple[TableSchema, ...]:
+    tables = {split.table for split in splits}
+    return tuple(schema for schema in schemas if schema.table in tables)
+
+
+def read_part(task: PartTask) -> Iterator[PartItem]:
+    """The task's parts, each closed by its PartEnd. Raises TidemarkError, without secrets in its text."""
+    try:
+        Checkpoint.at(task.job.checkpoint).require_job(task.job_uuid)
+        match task.work:
+            case SplitsTask():
+                yield from _read_splits(task, task.work)
+            case LogTask():
+                yield from _read_log(task, task.work)
+    except Exception as error:
+        redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
+        raise
+
+
+def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
+    schemas = {schema.table: schema for schema in task.schemas}
+    project = projector(task.job, task.schemas, task.projections)
+    store = Checkpoint.at(task.job.checkpoint).store
+    with task.server.split_reading(task.schemas, task.job_uuid) as reader:
+        for split in work.splits:
+            published = read_published(store, task.epoch, split, task.published_format)
+            if published is None and isinstance(split.pages, ReleaseChunk):
+                raise lost_file(published_name(task.epoch, split))
+            if published is None:
+                read = reader.read(split, schemas[split.table], work.anchor)
+                published = publish(store, task.epoch, split, *project.split(read), task.published_format)
+            part = _Part(task, split_part(split.id))
+            if isinstance(split.pages, StageChunk):
+                yield part.end()
+                continue
+            if task.published_format == "parquet":
+                yield from part.add_file(split.table, published)
+            for rows in published.batches:
+                yield from part.add(split.table, rows)
+            yield part.end()
+
+
+class _Part:
+    """Numbers a part's batches and counts its rows."""
+
+    def __init__(self, task: PartTask, name: str) -> None:
+        self._epoch = task.epoch
+        self._name = name
+        self._versions = {schema.table: schema.version for schema in task.schemas}
+        self._seq = 0
+        self.row_count = 0
+
+    def add(self, table: TableId, rows: pa.RecordBatch) -> Iterator[ChangeBatch]:
+        if rows.num_rows:
+            yield ChangeBatch(self._epoch, self._name, self._seq, table, self._versions[table], rows)
+            self._seq += 1
+            self.row_count += rows.num_rows
+
+    def add_file(self, table: TableId, published: PublishedSplit) -> Iterator[PublishedFile]:
+        row_count = published.report.row_count
+        if row_count:
+            version = self._versions[table]
+            yield PublishedFile(self._epoch, self._name, self._seq, table, version, row_count, published.name)
+            self._seq += 1
+            self.row_count += row_count
+
+    def end(self) -> PartEnd:
+        return PartEnd(self._epoch, self._name, self._seq, self.row_count)
+
+
+def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
+    checkpoint = Checkpoint.at(task.job.checkpoint)
+    reader = task.server.log_reading(task.schemas)
+    schemas = {schema.table: schema for schema in task.schemas}
+    project = projector(task.job, task.schemas, task.projections)
+    part = _Part(task, LOG_PART)
+    read_count, counts = 0, _Counts()
+    toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
+    with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
+        key_rereads = None
+        if reading is not None:
+            known = checkpoint.key_rereads_before(task.epoch)
+            key_rereads = KeyRereads(checkpoint.store, task.epoch, reading, project, known)
+        gap_filter = load_gap_filter(checkpoint.store, work.split_columns) if work.split_columns else GapFilter.empty()
+        gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project)
+        for batch in reader.read(work.range):
+            read_count += batch.rows.num_rows
+            for rows in gap.emitted(schemas[batch.table], batch.rows):
+                counts.add(batch.table, rows)
+                yield from part.add(batch.table, rows)
+    rereads = () if key_rereads is None else key_rereads.found
+    if rereads:
+        failpoint("log.before_rereads")
+        checkpoint.create_key_rereads(task.epoch, rereads)
+    failpoint("log.before_report")
+    emitted, filtered = part.row_count, read_count - part.row_count
+    last_high = max((WalPosition(reading.high.lsn) for reading in rereads), key=lambda high: high.lsn, default=None)
+    report = replace(
+        reader.report,
+        emitted_changes=emitted,
+        filtered_changes=filtered,
+        changes=counts.by_table(),
+        last_high=last_high,
+    )
+    checkpoint.create_log_report(task.epoch, report)
+    yield part.end()
+
+
+def _key_reading(server: SourceServer, toastable: Sequence[TableSchema]) -> AbstractContextManager[KeyReading | None]:
+    """None if the log has whole rows of all these tables."""
+    if toastable and isinstance(server, RereadsKeys):
+        return server.key_reading(toastable)
+    return nullcontext()
+
+
+class _Counts:
+    """Counts emitted changes by table and kind."""
+
+    def __init__(self) -> None:
+        self._counts: dict[TableId, npt.NDArray[np.int64]] = {}
+
+    def add(self, table: TableId, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            kinds = np.bincount(rows.column("_change_type").to_numpy(), minlength=len(ChangeType))
+            self._counts[table] = self._counts[table] + kinds if table in self._counts else kinds
+
+    def by_table(self) -> tuple[TableChanges, ...]:
+        return tuple(
+            TableChanges(
+                table,
+                int(kinds[ChangeType.INSERT]),
+                int(kinds[ChangeType.UPDATE_POSTIMAGE]),
+                int(kinds[ChangeType.DELETE]),
+            )
+            for table, kinds in sorted(self._counts.items())
+        )

@@ -1,0 +1,180 @@
+"""The Spark session that a job runs in."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import url2pathname
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import SparkContext, SparkFiles
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+import tidemark
+from tidemark.conf.model import JobFile
+from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.spark.class_data_sharing import archive_options
+from tidemark.state.errors import SinkError
+
+_LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
+_TASK_ATTEMPTS = 4
+WORKER_DAEMON = "tidemark.jobs.spark.worker_daemon"
+_HOME = Path(tidemark.__file__).resolve().parent.parent
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    # Rows pass the JVM as whole batches, so the second compiler costs more time than it saves. The second option is needed
+    # because the first compiler's code has only 48 MB by default, which Delta fills.
+    _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+}
+"""Settings of a session that we start. The job file's settings win."""
+_PACKAGES_REMEDY = (
+    "Give Spark those packages' jars by spark.jars, or a repository that it reaches by spark.jars.repositories."
+)
+
+
+def debugging() -> bool:
+    """True if TIDEMARK_DEBUG is set: stack traces are shown, ours and Spark's."""
+    return bool(os.environ.get("TIDEMARK_DEBUG"))
+
+
+def open_session(job: JobFile) -> SparkSession:
+    """Returns the running session under spark-submit, else a new one with the job file's settings.
+
+    Settings given to spark-submit win over the job file's. In local mode tasks are retried as on a cluster.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName(f"tidemark {job.job}")
+    if not submitted:
+        builder = builder.master(_with_retries(job.spark.master))
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+    defaults = (
+        {} if submitted else DEFAULTS | {_JAVA_OPTIONS: f"{DEFAULTS[_JAVA_OPTIONS]} {archive_options()}".rstrip()}
+    )
+    forking = not submitted and job.spark.master.startswith("local")
+    if forking:  # only then does the daemon find our code: by the environment of the JVM that we start
+        defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
+    settings = defaults | job.spark.conf_with_secrets()
+    needs = sink_needs(job.sink).spark
+    if needs is not None:
+        settings |= needs.settings(settings, submitted=submitted)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        with _home_in_environment() if forking else contextlib.nullcontext():
+            session = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED" and "spark.jars.packages" in settings:
+            packages = settings["spark.jars.packages"]
+            remedy = _PACKAGES_REMEDY if needs is None else needs.missing_packages_remedy
+            raise SinkError(f"Spark did not start; perhaps {packages} can't be downloaded.", remedy) from error
+        raise
+    session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
+    for name in (
+        "SQLQueryContextLogger",
+        "DataFrameQueryContextLogger",
+    ):  # stack traces of errors that we raise, on stderr
+        PySparkLogger.getLogger(name).disabled = not debugging()
+    # A change batch is one row of several MiB: the JVM must pass rows on one by one, not 10,000 at a time.
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
+    session.conf.set("spark.sql.streaming.stopTimeout", "60s")
+    _let_workers_import_us(session.sparkContext)
+    _leave_sigterm_to_us(session.sparkContext, submitted=submitted)
+    return session
+
+
+def _with_retries(master: str) -> str:
+    """Replaces local[N], which never retries a task, by local[N,F], which does."""
+    match = _LOCAL_WITHOUT_RETRIES.fullmatch(master)
+    return f"local[{match['threads'] or 1},{_TASK_ATTEMPTS}]" if match else master
+
+
+@contextlib.contextmanager
+def _home_in_environment() -> Iterator[None]:
+    """Processes that are started inside find our code."""
+    before = os.environ.get("PYTHONPATH")
+    if _HOME.is_dir():
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HOME), before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _let_workers_import_us(context: SparkContext) -> None:
+    """Tells the planner of the stream source where our code is: in Spark 4.2 it does not see --py-files."""
+    paths = [str(path) for path in Path(SparkFiles.getRootDirectory()).glob("*.zip")]
+    if _HOME.is_dir():
+        paths.insert(0, str(_HOME))
+    known = context.environment.get("PYTHONPATH", "")
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, known]))
+
+
+class _HandedOn:
+    """A signal handler in the JVM that passes the signal on to this process."""
+
+    def handle(self, received: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        implements = ("sun.misc.SignalHandler",)
+
+
+def _leave_sigterm_to_us(context: SparkContext, *, submitted: bool) -> None:
+    """Keeps the JVM from ending on SIGTERM before the epoch does.
+
+    Schedulers and systemd signal the whole process group. A JVM that we started, and the planner that it starts, ignore the
+    signal. The JVM of spark-submit gets the signal instead of us and passes it on.
+    """
+    jvm: Any = context._jvm
+    handler = jvm.sun.misc.SignalHandler.SIG_IGN
+    if submitted:
+        ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
+        handler = _HandedOn()
+    jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), handler)
+
+
+def start_workers(session: SparkSession) -> None:
+    """Starts the workers' daemon and runs a first task while the query is being set up. Only if the daemon is ours."""
+    if session.sparkContext.getConf().get("spark.python.daemon.module") == WORKER_DAEMON:
+        threading.Thread(target=_start_workers, args=(session,), daemon=True).start()
+
+
+def _start_workers(session: SparkSession) -> None:
+    """Ignores errors: if there is a problem, the tasks of an epoch meet it, too, and report it."""
+    with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+        run_a_task(session)
+
+
+def run_a_task(session: SparkSession) -> int:
+    """Runs a task of one row in a Python worker. Returns the number of rows."""
+    return len(session.range(1, numPartitions=1).mapInArrow(_unchanged, "id long").collect())
+
+
+def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return iter(batches)
+
+
+def local_path(url: str) -> str:
+    """Converts a `file:` URL or a plain path to a path."""
+    return url2pathname(url.removeprefix("file:")) if url.startswith("file:") else url
+
+
+def stop_quietly(session: SparkSession) -> None:
+    """Stops the session; the JVM may already be gone."""
+    with contextlib.suppress(ConnectionError):
+        session.stop()

@@ -1,0 +1,60 @@
+"""The finished splits of a job in the checkpoint: one file for each epoch, merged when they become many.
+
+A merged file replaces the single files that it covers. After a crash those may still exist.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments
+from tidemark.readers.log.gap_filter import write_segment as segment_of
+from tidemark.state.checkpoint.layout import FINISHED_FOLDER, epochs_of_finished_file, finished_file
+from tidemark.state.checkpoint.store import CheckpointStore
+from tidemark.state.errors import CheckpointError
+from tidemark.state.remedies import ONE_DRIVER
+from tidemark.state.split import Report, Split
+from tidemark.state.table import TableId
+
+_MERGE_AT = 256
+
+
+def write_segment(store: CheckpointStore, epoch: int, splits: Sequence[Split], reports: Iterable[Report]) -> None:
+    """Makes a committed epoch's splits durable for the gap filter. Only the planner calls it, possibly twice per epoch."""
+    store.create(finished_file(epoch, epoch), segment_of(splits, reports))
+    single = [name for name in segment_names(store) if not _is_merged(name)]
+    if len(single) >= _MERGE_AT:
+        merged = merge_segments([_read(store, name) for name in single], FINISHED_FOLDER)
+        first, last = epochs_of_finished_file(single[0])[0], epochs_of_finished_file(single[-1])[1]
+        store.create(finished_file(first, last), merged)
+    live = set(segment_names(store))
+    for name in store.list(FINISHED_FOLDER):
+        if name not in live:
+            store.delete(name)
+
+
+def segment_names(store: CheckpointStore) -> list[str]:
+    """Returns the files in use: merged ones, and single ones that no merged file covers."""
+    names = store.list(FINISHED_FOLDER)
+    covered = [epochs_of_finished_file(name) for name in names if _is_merged(name)]
+    return [
+        name
+        for name in names
+        if _is_merged(name) or not any(first <= epochs_of_finished_file(name)[0] <= last for first, last in covered)
+    ]
+
+
+def load_gap_filter(store: CheckpointStore, tables: Iterable[TableId]) -> GapFilter:
+    """Raises CheckpointError unless the segments hold `tables`, and each table's splits cover its whole key range."""
+    names = segment_names(store)
+    return GapFilter.from_segments([_read(store, name) for name in names], tables, FINISHED_FOLDER)
+
+
+def _is_merged(name: str) -> bool:
+    first, last = epochs_of_finished_file(name)
+    return first != last
+
+
+def _read(store: CheckpointStore, name: str) -> bytes:
+    data = store.read(name)
+    if data is None:
+        raise CheckpointError(f"The checkpoint file {name} was removed while it was read.", ONE_DRIVER)
+    return bytes(data)

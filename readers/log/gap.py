@@ -1,0 +1,83 @@
+"""The changes of a log range that neither finished splits nor key re-reads contain, as sinks get them."""
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.readers.log.gap_filter import FinishedSplits, GapFilter, Int64s, Mask
+from tidemark.readers.log.key_rereads import KeyRereads
+from tidemark.readers.projection.projector import Projector
+from tidemark.readers.source import KeyRouting, RoutesByTransaction
+from tidemark.state.change_batch import is_truncation
+from tidemark.state.errors import UnknownLogEventError
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId, TableSchema
+
+
+class Gap:
+    """Filters an epoch's changes. `columns`: the split columns of the tables in `gap_filter`. `key_rereads`: None if the log
+    never leaves values out of changes."""
+
+    def __init__(
+        self,
+        gap_filter: GapFilter,
+        columns: dict[TableId, tuple[str, ...]],
+        routing: KeyRouting,
+        key_rereads: KeyRereads | None,
+        project: Projector,
+    ) -> None:
+        self._filter, self._columns, self._routing = gap_filter, columns, routing
+        self._key_rereads, self._project = key_rereads, project
+
+    def emitted(self, schema: TableSchema, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Returns those of the table's changes that must be emitted, projected."""
+        table = schema.table
+        if not rows.num_rows or table not in self._columns:
+            return [self._project.changes(table, rows)]
+        if is_truncation(rows):
+            return [self._project.changes(table, self._truncation(table, rows))]
+        kept = self._kept(schema, rows)
+        if self._key_rereads is not None and schema.toastable:
+            xids = self._transactions(rows)
+            assert xids is not None
+            every = np.ones(rows.num_rows, np.bool_) if kept is None else kept
+            return self._key_rereads.emitted(schema, rows, every, xids)
+        return [self._project.changes(table, rows if kept is None else rows.filter(pa.array(kept)))]
+
+    def _kept(self, schema: TableSchema, rows: pa.RecordBatch) -> Mask | None:
+        """Which changes the splits do not contain; None for all."""
+        versions = rows.column("_commit_version").to_numpy()
+        finished_splits = self._filter.of_table(schema.table, versions[0])  # versions never fall
+        if finished_splits is None:
+            return None
+        owners = None
+        if not finished_splits.is_uniform:
+            owners = self._routing.owners(schema, self._columns[schema.table], rows, finished_splits)
+        return finished_splits.keep(owners, versions, self._transactions(rows))
+
+    def _transactions(self, rows: pa.RecordBatch) -> Int64s | None:
+        """The transaction id of each row, if high watermarks are sets of transactions."""
+        return self._routing.transactions(rows) if isinstance(self._routing, RoutesByTransaction) else None
+
+    def _truncation(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Emits a TRUNCATE or drops it. It can't do either if some splits or key re-reads were taken before the TRUNCATE and
+        some after it: raises UnknownLogEventError."""
+        version = rows.column("_commit_version")[0].as_py()
+        xids = self._transactions(rows)
+        finished_splits = self._filter.of_table(table, version)
+        kept = [] if finished_splits is None else _kept_by_split(finished_splits, version, xids)
+        if self._key_rereads is not None and xids is not None:
+            kept += [not covered for covered in self._key_rereads.covering(table, version, int(xids[0]))]
+        if all(kept) or not any(kept):
+            return rows.slice(0, len(rows) if all(kept) else 0)
+        raise UnknownLogEventError(
+            f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}) while its rows were being copied: some "
+            "of its splits were read before it, some after it.",
+            f"{START_OVER_NOW} Do not run TRUNCATE while rows are copied.",
+        )
+
+
+def _kept_by_split(finished_splits: FinishedSplits, version: int, xids: Int64s | None) -> list[bool]:
+    splits = np.arange(len(finished_splits.highs))
+    repeated = None if xids is None else np.repeat(xids, len(splits))
+    kept: list[bool] = finished_splits.keep(splits, np.repeat(np.int64(version), len(splits)), repeated).tolist()
+    return kept

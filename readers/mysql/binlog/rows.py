@@ -1,0 +1,119 @@
+"""From decoded rows to Arrow: the column buffers that the compiled loop fills, and the batches made of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs
+from tidemark.readers.mysql.binlog.arrays import (
+    TX_FIELDS,
+    TX_GTID_NUMBER,
+    TX_SOURCE_INDEX,
+    TX_TIMESTAMP,
+    TX_VERSION,
+    Rows,
+)
+from tidemark.readers.mysql.binlog.tables import Slot
+from tidemark.readers.mysql.decoding.arrow import to_arrow
+from tidemark.readers.mysql.decoding.decode import ColumnBuffers
+from tidemark.state.change_batch import batch_schema
+from tidemark.state.gtid import GtidSet, Source
+from tidemark.state.kernel import Bytes, Int64s
+
+COLUMN_BUFFER_BYTES = 48 << 20
+MAX_ROWS = 1 << 17
+LEAST_ROWS = 16
+TRANSACTIONS = 1 << 17
+_POSITION_BITS = 40
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+
+
+def empty_rows(width: int, *, column_buffer_bytes: int = COLUMN_BUFFER_BYTES, transactions: int = TRANSACTIONS) -> Rows:
+    """Allocates buffers for rows of at most `width` columns."""
+    capacity = max(LEAST_ROWS, min(MAX_ROWS, column_buffer_bytes // (17 * width)))
+    buffers = ColumnBuffers.empty(width, capacity)
+    before = ColumnBuffers.empty(width, 1)
+    return Rows(
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.uint8),
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        buffers.lo,
+        buffers.hi,
+        buffers.valid,
+        np.zeros((transactions, TX_FIELDS), np.int64),
+        before.lo,
+        before.hi,
+        before.valid,
+        np.zeros((1, 2), np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """For transaction ids: each source's text before the number, and the file names by file number."""
+
+    sources: Sequence[str]
+    files: Mapping[int, str]
+
+
+def batches(
+    rows: Rows, count: int, buf: Bytes, slots: Sequence[Slot], names: Names, *, zero_dates_null: bool
+) -> list[LogBatch]:
+    """The first `count` rows, one batch per slot, in the order of the slots."""
+    made = []
+    buffers = ColumnBuffers(rows.lo, rows.hi, rows.valid)
+    present = rows.slot[:count]
+    for number in np.unique(present).tolist():
+        slot = slots[number]
+        chosen = np.flatnonzero(present == number)
+        wanted = count if len(chosen) == count else chosen
+        arrays = to_arrow(slot.plan, buf, buffers, wanted, zero_dates_null=zero_dates_null)
+        arrays += _meta(rows, chosen, names)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(slot.schema))
+        made.append(LogBatch(slot.schema.table, slot.schema.version, batch))
+    return made
+
+
+def _meta(rows: Rows, chosen: Int64s, names: Names) -> list[pa.Array]:
+    tx = rows.tx[chosen]
+    indices, starts = runs(tx)
+    ids = transaction_ids(rows.transactions[tx[starts]], names)
+    transactions = rows.transactions[tx]
+    return meta_arrays(
+        rows.kind[chosen],
+        transactions[:, TX_VERSION],
+        transactions[:, TX_TIMESTAMP],
+        rows.seq[chosen],
+        pa.DictionaryArray.from_arrays(pa.array(indices), ids),
+    )
+
+
+def transaction_ids(transactions: Int64s, names: Names) -> pa.Array:
+    """The transactions' GTIDs; for a transaction without one, `file:pos` of its end."""
+    source = transactions[:, TX_SOURCE_INDEX]
+    version = transactions[:, TX_VERSION]
+    prefixes = list(names.sources)
+    which = source.copy()
+    numbers = np.where(source >= 0, transactions[:, TX_GTID_NUMBER], version & _POSITION_MASK)
+    for file_number in np.unique(version[source < 0] >> _POSITION_BITS):
+        which[(source < 0) & (version >> _POSITION_BITS == file_number)] = len(prefixes)
+        prefixes.append(f"{names.files[int(file_number)]}:")
+    texts = pc.cast(pa.array(numbers), pa.string())
+    return pc.binary_join_element_wise(pa.array(prefixes, pa.string()).take(pa.array(which)), texts, "")
+
+
+def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
+    """The GTIDs of the transactions that have one."""
+    intervals = {}
+    for number, source in enumerate(sources):
+        mine = np.sort(transactions[transactions[:, TX_SOURCE_INDEX] == number, TX_GTID_NUMBER])
+        if len(mine):
+            breaks = np.flatnonzero(np.diff(mine) != 1) + 1
+            starts = mine[np.concatenate(([0], breaks))]
+            ends = mine[np.concatenate((breaks, [len(mine)])) - 1] + 1
+            intervals[source] = tuple(zip(starts.tolist(), ends.tolist(), strict=True))
+    return GtidSet(intervals)

@@ -1,0 +1,97 @@
+"""One column's buffers and the wanted rows: the input of every conversion to Arrow."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidemark.readers.gather import MAX_OFFSET, copy, measure
+from tidemark.readers.mysql.decoding.columns import Output
+from tidemark.state.errors import DamagedLogError, SourceNotUsableError
+from tidemark.state.kernel import Bytes, Int32s, Int64s
+from tidemark.state.table import TableId
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """`lo`, `hi`, `valid`: this column of the `ColumnBuffers`. `rows`: indices into them."""
+
+    table: TableId
+    output: Output
+    buf: Bytes
+    lo: Int64s
+    hi: Int64s
+    valid: Bytes
+    rows: Int64s
+    zero_dates_null: bool
+
+    def present(self) -> Bytes:
+        return self.valid[self.rows]
+
+    def array(
+        self, *buffers: npt.NDArray[np.generic], present: Bytes | None = None, children: list[pa.Array] | None = None
+    ) -> pa.Array:
+        """An array of the output's type from its Arrow buffers. `present`: 1 = not null; by default from `valid`."""
+        if present is None:
+            present = self.present()
+        nulls = len(present) - int(np.count_nonzero(present))
+        mask = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+        parts = [mask, *(pa.py_buffer(buffer) for buffer in buffers)]
+        return pa.Array.from_buffers(self.output.type, len(present), parts, nulls, children=children)
+
+    def gathered(self) -> tuple[Int32s, Bytes]:
+        """Offsets and bytes of values of variable length."""
+        offsets = np.empty(len(self.rows) + 1, np.int32)
+        total = measure(self.hi, self.rows, offsets)
+        if total < 0:
+            raise self.too_large()
+        data = np.empty(total, np.uint8)
+        copy(self.buf, self.lo, self.rows, offsets, data)
+        return offsets, data
+
+    def fixed_offsets(self, size: int) -> Int32s:
+        """Offsets of values that all have `size` bytes; a null has none."""
+        sizes = self.present().astype(np.int64) * size
+        if int(sizes.sum()) > MAX_OFFSET:
+            raise self.too_large()
+        offsets = np.zeros(len(sizes) + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        return offsets
+
+    def texts(self, convert: Callable[[bytes], str]) -> pa.Array:
+        """Converts values one by one in Python. `convert` raises UnicodeDecodeError for invalid text, else ValueError."""
+        texts: list[str | None] = []
+        starts, sizes = self.lo[self.rows].tolist(), self.hi[self.rows].tolist()
+        for start, size, present in zip(starts, sizes, self.present().tolist(), strict=True):
+            try:
+                texts.append(convert(self.buf[start : start + size].tobytes()) if present else None)
+            except UnicodeDecodeError as exc:
+                raise self.undecodable(exc.reason) from exc
+            except ValueError as exc:
+                raise self.damaged() from exc
+        return pa.array(texts, self.output.type)
+
+    def unusable(self, what: str, remedy: str) -> SourceNotUsableError:
+        return SourceNotUsableError(f"{self.table}.{self.output.name} {what}.", remedy)
+
+    def undecodable(self, reason: str) -> SourceNotUsableError:
+        return self.unusable(
+            f"has bytes that are not valid {self.output.charset}: {reason}",
+            "Correct these rows, or exclude the column: source.columns.",
+        )
+
+    def too_large(self) -> SourceNotUsableError:
+        return self.unusable("has more than 2 GiB in one batch", "Lower log.max_batch_bytes, or exclude the column.")
+
+    def damaged(self) -> DamagedLogError:
+        return damaged_column(f"{self.table}.{self.output.name}")
+
+
+def damaged_column(where: str) -> DamagedLogError:
+    return DamagedLogError(
+        f"{where}: the bytes are invalid for the column's type.",
+        "Run the job again. If it stops at the same position, compare the table's columns with the job's, and check the "
+        "source's log (mysqlbinlog --verify-binlog-checksum).",
+    )

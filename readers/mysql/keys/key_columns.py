@@ -1,0 +1,191 @@
+"""Split-key columns: which columns a table can be split by, and how their values are selected and written as SQL.
+
+A column can be a split key if the server's order and equality of its values are known exactly. Excluded are:
+- ENUM, SET: both servers compare them in SQL by their text or number, never by a range of the index (seen: type ALL);
+- FLOAT, DOUBLE: a literal of their printed text is a different number;
+- MariaDB's UUID: comparison and index use different orders (the index: by version, with fields swapped);
+- TEXT, BLOB: their indexes hold prefixes only;
+- the collations of INEXACT_COLLATIONS, and character sets in which two byte strings are the same text.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tidemark.readers.mysql.connect import quote_identifier
+from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
+from tidemark.readers.mysql.keys.key_text import encoder
+from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.split import Bound, KeyRange
+from tidemark.state.table import Column, TableId, TableSchema
+
+INEXACT_COLLATIONS = re.compile(r"big5_chinese_.*|.*_czech_cs|gb18030_chinese_ci|tis620_thai_.*|.*_nopad_ai_cs")
+"""Collations whose WEIGHT_STRING does not order like the server itself. Found by trying all collations of MySQL 9.7, MariaDB
+10.11 and 11.4 with strings of letters, accents, spaces, control and ignorable characters."""
+
+
+class KeyKind(Enum):
+    INTEGER = auto()  # and BIT
+    YEAR = auto()
+    DECIMAL = auto()
+    DATE = auto()
+    TEMPORAL = auto()  # DATETIME, TIMESTAMP
+    TIME = auto()
+    TEXT = auto()
+    BYTES = auto()
+    INET4 = auto()
+    INET6 = auto()
+
+
+_KINDS = {
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "bit"), KeyKind.INTEGER),
+    "year": KeyKind.YEAR,
+    "decimal": KeyKind.DECIMAL,
+    "date": KeyKind.DATE,
+    "datetime": KeyKind.TEMPORAL,
+    "timestamp": KeyKind.TEMPORAL,
+    "time": KeyKind.TIME,
+    "char": KeyKind.TEXT,
+    "varchar": KeyKind.TEXT,
+    "binary": KeyKind.BYTES,
+    "varbinary": KeyKind.BYTES,
+    "inet4": KeyKind.INET4,
+    "inet6": KeyKind.INET6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """`precision`, `scale`: for DECIMAL, else 0. `charset`, `collation`: for TEXT, else ""."""
+
+    name: str
+    kind: KeyKind
+    unsigned: bool = False
+    precision: int = 0
+    scale: int = 0
+    charset: str = ""
+    collation: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """True for a DECIMAL whose Arrow type is string."""
+        return self.precision > MAX_ARROW_PRECISION
+
+    @property
+    def sql(self) -> str:
+        """The expression to select for `literal`: an int or ASCII text under any session settings."""
+        name = quote_identifier(self.name)
+        match self.kind:
+            case KeyKind.INTEGER:
+                return f"CAST({name} AS {'UNSIGNED' if self.unsigned else 'SIGNED'})"
+            case KeyKind.YEAR:
+                return f"CAST({name} AS UNSIGNED)"
+            case KeyKind.TEXT | KeyKind.BYTES:
+                return f"HEX({name})"
+            case _:
+                return f"CAST({name} AS CHAR)"
+
+    def literal(self, selected: int | str) -> str:
+        """The value as an SQL literal that the server compares with the column exactly and by the index."""
+        match self.kind:
+            case KeyKind.INTEGER | KeyKind.DECIMAL:
+                return str(selected)
+            case KeyKind.YEAR:
+                return f"'{selected:04d}'"  # a number below 100 would be read as a year of two digits
+            case KeyKind.TEXT:
+                return text_literal(self.charset, str(selected))
+            case KeyKind.BYTES:
+                return f"x'{selected}'"
+            case _:
+                return f"'{selected}'"
+
+
+def text_literal(charset: str, hexadecimal: str) -> str:
+    """A literal of these bytes. In a comparison with a column the column's collation is used."""
+    return f"_{charset} x'{hexadecimal}'"
+
+
+def key_column(column: Column) -> KeyColumn | None:
+    """The key column of a table's column; None if the table can't be split by it."""
+    parsed = parse_source_type(column.source_type)
+    kind = _KINDS.get(parsed.base)
+    if kind is None:
+        return None
+    if kind is not KeyKind.TEXT:
+        unsigned = parsed.unsigned or parsed.base == "bit"
+        precision, scale = (*parsed.numbers, 0)[:2] if kind is KeyKind.DECIMAL else (0, 0)
+        return KeyColumn(column.name, kind, unsigned, precision, scale)
+    charset, collation = column.charset, column.collation
+    if charset is None or collation is None or charset not in MAX_CHARACTER_BYTES:
+        return None
+    if INEXACT_COLLATIONS.fullmatch(collation) or encoder(charset) is None:
+        return None
+    return KeyColumn(column.name, kind, charset=charset, collation=collation)
+
+
+def can_split_by(column: Column) -> bool:
+    """True if a table can be split by the column."""
+    return column.captured and key_column(column) is not None
+
+
+def key_columns(schema: TableSchema, columns: Sequence[str]) -> tuple[KeyColumn, ...]:
+    """The key columns of `columns`. Raises SourceNotUsableError if the table can't be split by one of them."""
+    found = []
+    for name in columns:
+        known = key_column(schema.column(name))
+        if known is None:
+            column = schema.column(name)
+            raise SourceNotUsableError(
+                f"{schema.table} can't be split by {name} ({column.source_type}, {column.collation}).",
+                f"The column became a split key with a different type. {START_OVER_NOW}",
+            )
+        found.append(known)
+    return tuple(found)
+
+
+def range_condition(columns: Sequence[str], key_range: KeyRange) -> str:
+    """The SQL condition for the rows of [start, end), by the server's own comparison; TRUE for an unbounded range.
+
+    It uses nested ORs, for which both servers read index ranges. For (a, b) >= (x, y) they read the whole index.
+    """
+    parts = []
+    if key_range.start is not None:
+        parts.append(from_condition(columns, key_range.start))
+    if key_range.end is not None:
+        parts.append(_compared(columns, key_range.end.literals, "<", "<"))
+    return " AND ".join(parts) or "TRUE"
+
+
+def from_condition(columns: Sequence[str], bound: Bound) -> str:
+    """The condition for keys at or after `bound`."""
+    return _compared(columns, bound.literals, ">", ">=")
+
+
+def after_condition(columns: Sequence[str], bound: Bound) -> str:
+    """The condition for keys after `bound`."""
+    return _compared(columns, bound.literals, ">", ">")
+
+
+def _compared(columns: Sequence[str], literals: Sequence[str], outer: str, last: str) -> str:
+    if len(columns) != len(literals):
+        raise ValueError(f"a bound of {len(literals)} values for {len(columns)} columns")
+    name, literal = quote_identifier(columns[0]), literals[0]
+    if len(columns) == 1:
+        return f"{name} {last} {literal}"
+    inner = _compared(columns[1:], literals[1:], outer, last)
+    return f"({name} {outer} {literal} OR ({name} = {literal} AND {inner}))"
+
+
+def column_list(columns: Iterable[str], suffix: str = "") -> str:
+    return ", ".join(quote_identifier(name) + suffix for name in columns)
+
+
+def null_key(table: TableId, name: str) -> SourceNotUsableError:
+    """The error for a null in a decoded key column: a zero date, which the server allows in a NOT NULL column."""
+    return SourceNotUsableError(
+        f"{table} has a zero date (0000-00-00) in its key column {name}, which a copy can't hold.",
+        "Correct the row, name another key in source.keys, or leave the table out.",
+    )

@@ -1,0 +1,162 @@
+"""Split keys of MySQL and MariaDB tables: their range, the split boundaries, and the encoded keys of changed rows.
+
+The server orders, compares and prints all key values. key_columns.py says which columns a table can be split by. Nothing
+here holds a transaction or a lock: every statement is independent, and is repeated if the connection is lost.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from tidemark.readers.mysql.connect import flavour_of, quote_table
+from tidemark.readers.mysql.keys.collation_keys import CollationKeys
+from tidemark.readers.mysql.keys.key_columns import (
+    KeyColumn,
+    KeyKind,
+    after_condition,
+    column_list,
+    key_columns,
+    null_key,
+    range_condition,
+)
+from tidemark.readers.mysql.keys.key_encoding import EncodedKeys, encode_text, encoded_keys
+from tidemark.readers.mysql.schema.catalog import table_statistics
+from tidemark.readers.mysql.session import Row, SqlSession
+from tidemark.state.key_encoding import encode_composite
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.split import Bound, KeyRange, SharedSnapshot
+from tidemark.state.table import TableId, TableSchema
+
+
+class MySqlKeys:
+    """The enumerator's KeySource, and the encoded keys of changed rows. `schemas`: those of the job's tables."""
+
+    def __init__(self, session: SqlSession, schemas: Mapping[TableId, TableSchema]) -> None:
+        self._session = session
+        self._schemas = schemas
+        self._cached_collation_keys: CollationKeys | None = None
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """None: rows of MySQL have no addresses that could be selected."""
+        return None
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        """Not supported: no table has pages."""
+        raise ValueError(f"{table} has no pages")
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        """See state/key_source.py."""
+        return False
+
+    def release_snapshot(self, table: TableId) -> None:
+        """See state/key_source.py."""
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        """See state/key_source.py."""
+        keys = key_columns(self._schemas[table], columns)
+        descending = self._first(table, keys, order=column_list(columns, " DESC"))
+        statistics = self._session.ask(lambda connection: table_statistics(connection, table))
+        integers = None
+        if descending is not None and self._is_unique_integer(table, keys):
+            least = self._first(table, keys, order=column_list(columns))
+            if least is not None:
+                first, last = int(least.literals[0]), int(descending.literals[0])
+                integers = IntegerKey(first, max(first, last), keys[0].unsigned)
+        return KeyStatistics(descending, integers, statistics.row_estimate, statistics.average_row_bytes)
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        """See state/key_source.py. One round trip per bound, which reads `rows` entries of the index only."""
+        if rows < 1:
+            raise ValueError(f"{rows} rows between two bounds")
+        keys = key_columns(self._schemas[table], columns)
+        bounds: list[Bound] = []
+        while len(bounds) < count:
+            bound = self._next_bound(table, keys, KeyRange(bounds[-1] if bounds else after, until), rows)
+            if bound is None:
+                break
+            bounds.append(bound)
+        return bounds
+
+    def encoded_keys(self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch) -> EncodedKeys:
+        """The encoded key of each row, comparable with the encoded keys of bounds. `rows` has the table's captured columns.
+        Queries the server only for strings.
+
+        Raises SourceNotUsableError for a key that a copy can't hold.
+        """
+        keys = key_columns(schema, columns)
+        values = [rows.column(name) for name in columns]
+        for name, array in zip(columns, values, strict=True):
+            if array.null_count:
+                raise null_key(schema.table, name)
+        return encoded_keys(keys, values, self._on_server)
+
+    @property
+    def _collation_keys(self) -> CollationKeys:
+        if self._cached_collation_keys is None:
+            levels_apart = flavour_of(self._session.connection) == "mariadb"
+            self._cached_collation_keys = CollationKeys(self._session.query, levels_apart=levels_apart)
+        return self._cached_collation_keys
+
+    def _on_server(self, column: KeyColumn, values: Sequence[str]) -> list[bytes]:
+        return self._collation_keys.encoded_keys(column, values)
+
+    def _next_bound(self, table: TableId, keys: Sequence[KeyColumn], within: KeyRange, rows: int) -> Bound | None:
+        columns = [key.name for key in keys]
+        order = column_list(columns)
+        found = self._select(table, keys, range_condition(columns, within), f"{order} LIMIT 2 OFFSET {rows - 1}")
+        if len(found) < 2:
+            return None
+        last, following = found
+        if last.encoded_key != following.encoded_key:
+            return following
+        beyond = after_condition(columns, following)
+        if within.end is not None:
+            beyond += f" AND {range_condition(columns, KeyRange(None, within.end))}"
+        other = self._select(table, keys, beyond, f"{order} LIMIT 1")
+        return other[0] if other else None
+
+    def _first(self, table: TableId, keys: Sequence[KeyColumn], *, order: str) -> Bound | None:
+        found = self._select(table, keys, "TRUE", f"{order} LIMIT 1")
+        return found[0] if found else None
+
+    def _select(self, table: TableId, keys: Sequence[KeyColumn], condition: str, order: str) -> list[Bound]:
+        selected = [sql for key in keys for sql in self._selected(key)]
+        rows = self._session.query(
+            f"SELECT {', '.join(selected)} FROM {quote_table(table)} WHERE {condition} ORDER BY {order}"
+        )
+        return [self._bound(table, keys, row) for row in rows]
+
+    def _selected(self, key: KeyColumn) -> list[str]:
+        if key.kind is not KeyKind.TEXT:
+            return [key.sql]
+        return [key.sql, *self._collation_keys.collation(key).sql(column_list([key.name]))]
+
+    def _bound(self, table: TableId, keys: Sequence[KeyColumn], row: Row) -> Bound:
+        literals, parts, at = [], [], 0
+        for key in keys:
+            literals.append(key.literal(row[at]))
+            at += 1
+            if key.kind is KeyKind.TEXT:
+                collation = self._collation_keys.collation(key)
+                parts.append(collation.encoded_key(row[at : at + len(collation.levels)]))
+                at += len(collation.levels)
+                continue
+            try:
+                parts.append(encode_text(key, row[at - 1]))
+            except ValueError:
+                raise null_key(table, key.name) from None
+        return Bound(tuple(literals), encode_composite(parts).hex())
+
+    def _is_unique_integer(self, table: TableId, keys: Sequence[KeyColumn]) -> bool:
+        return keys[0].kind is KeyKind.INTEGER and (keys[0].name,) == self._schemas[table].key == tuple(
+            k.name for k in keys
+        )

@@ -1,0 +1,95 @@
+"""Finds everything that would make a job wrong or stop it later, before it starts, with a remedy for each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemark.readers.findings import Finding, refusal
+from tidemark.readers.mysql.connect import Connection
+from tidemark.readers.mysql.schema.server_checks import (
+    check_account,
+    check_prepared_transactions,
+    check_settings,
+    find_log_status,
+)
+from tidemark.readers.mysql.schema.table_checks import (
+    check_cascades,
+    check_columns,
+    check_key,
+    check_logged,
+    check_select,
+    check_storage,
+    check_vectors,
+)
+from tidemark.readers.mysql.schema.table_facts import TableFacts
+from tidemark.readers.mysql.server import ServerInfo
+from tidemark.readers.schema_checks import Preflight, TableSettings, check_settings_of_tables
+from tidemark.state.table import TableId, TableSchema
+
+Mode = Literal["full", "incremental", "full+incremental"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """The job's demands on its source. `server_id_count`: the size of source.server_ids."""
+
+    mode: Mode
+    needs_key: bool
+    parallelism: int
+    server_id_count: int
+    tables: TableSettings = field(default_factory=TableSettings)
+
+    @property
+    def snapshots(self) -> bool:
+        return self.mode != "incremental"
+
+
+def preflight(
+    connection: Connection, server: ServerInfo, tables: Mapping[TableId, TableFacts], demands: Demands
+) -> Preflight:
+    """Runs all checks and returns the findings; `findings.raise_refusals` raises them.
+
+    `connection`: with the job's own account and no open transaction.
+    """
+    status, findings = find_log_status(connection, server)
+    findings = [
+        *check_settings(server),
+        *check_account(connection, server, snapshots=demands.snapshots),
+        *findings,
+        *check_server_ids(demands),
+        *check_settings_of_tables(tables, demands.tables),
+        *check_prepared_transactions(connection),
+    ]
+    schemas: dict[TableId, TableSchema] = {}
+    for table, facts in tables.items():
+        unreadable = check_select(connection, facts)
+        findings += unreadable
+        findings += check_storage(facts, snapshots=demands.snapshots)
+        findings += check_cascades(facts, server)
+        if status is not None:
+            findings += check_logged(facts, status)
+        if unreadable:
+            continue
+        excluded = demands.tables.exclude_columns.get(table, frozenset())
+        findings += check_vectors(facts, server, exclude_columns=excluded)
+        schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
+        findings += problems
+        if schema is not None:
+            schemas[table] = schema
+            findings += check_key(facts, schema) if demands.needs_key else []
+    return Preflight(schemas, tuple(findings))
+
+
+def check_server_ids(demands: Demands) -> list[Finding]:
+    """Checks that there are enough server ids. Each split being read and the log reader need one. A retry takes another one
+    while the old connection still exists."""
+    needed = (demands.parallelism if demands.snapshots else 1) + 1
+    if demands.server_id_count >= needed:
+        return []
+    return [
+        refusal(
+            f"source.server_ids has {demands.server_id_count} ids; the job needs at least {needed}: one for each split "
+            "that is read at the same time (snapshot.parallelism), and one for the log.",
+            "Give a wider range. Twice as many leave room for retries.",
+        )
+    ]

@@ -1,0 +1,142 @@
+"""Preflight checks of tables: changes missing in the log, unsupported types, missing keys."""
+
+from collections.abc import Collection
+
+import pymysql
+
+from tidemark.readers.findings import Finding, refusal, warning
+from tidemark.readers.mysql.connect import Connection, error_code, error_text, quote_table
+from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, names_of, schema_of, type_problems
+from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFacts
+from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
+from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
+from tidemark.state.table import TableSchema
+
+TRANSACTIONAL_ENGINES = frozenset({"INNODB"})
+_CHANGES_CHILDREN = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+
+
+def check_columns(
+    facts: TableFacts, *, exclude_columns: Collection[str], key_override: tuple[str, ...] | None
+) -> tuple[TableSchema | None, list[Finding]]:
+    """The table's schema, or None with the reasons."""
+    return schema_or_findings(
+        facts.table,
+        type_problems(facts, exclude_columns),
+        lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override),
+    )
+
+
+def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]) -> list[Finding]:
+    """Refuses VECTOR on MariaDB. It exists since 11.7 under MySQL's name, but is logged as bytes."""
+    if server.flavour != "mariadb":
+        return []
+    return [
+        refusal(
+            f"Column {column.name} of {facts.table}, {column.source_type}, is not supported on MariaDB.",
+            f"Leave the column out: source.columns: {{{facts.table}: {{exclude: [{column.name}]}}}}.",
+            table=facts.table,
+            column=column.name,
+        )
+        for column in facts.columns
+        if column.source_type.lower().startswith("vector") and column.name not in exclude_columns
+    ]
+
+
+def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """Checks the key for sinks that find rows by it."""
+    return check_mirror_key(schema, [names_of(index) for index in candidate_keys(facts)], is_exact_key)
+
+
+def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
+    """Checks engine and kind of a table. An engine without transactions has no state that belongs to a log position."""
+    found = []
+    if facts.kind == SYSTEM_VERSIONED:
+        found.append(
+            refusal(
+                f"{facts.table} is system-versioned: its log mixes current rows with history rows, and has deletes as updates.",
+                "Leave the table out: source.exclude_tables.",
+                table=facts.table,
+            )
+        )
+    if facts.engine.upper() not in TRANSACTIONAL_ENGINES:
+        if snapshots:
+            found.append(
+                refusal(
+                    f"{facts.table} has engine {facts.engine or 'unknown'}, which has no consistent snapshot.",
+                    "ALTER TABLE … ENGINE=InnoDB, or leave it out: source.exclude_tables.",
+                    table=facts.table,
+                )
+            )
+        else:
+            found.append(
+                warning(
+                    f"{facts.table} has engine {facts.engine or 'unknown'}: after a statement fails, the changes it made "
+                    "so far stay in the table and in the log.",
+                    "ALTER TABLE … ENGINE=InnoDB.",
+                    table=facts.table,
+                )
+            )
+    return found
+
+
+def check_cascades(facts: TableFacts, server: ServerInfo) -> list[Finding]:
+    """Refuses foreign keys with CASCADE or SET NULL if InnoDB changes the child rows itself: such changes are not logged.
+    Seen on MariaDB 10.11 and 11.4. MySQL 9.7 logs them unless innodb_native_foreign_keys is ON; older MySQL never does.
+    """
+    if server.logs_cascades:
+        return []
+    names = [k.name for k in facts.foreign_keys if {k.on_delete, k.on_update} & _CHANGES_CHILDREN]
+    if not names:
+        return []
+    newer = " MySQL since 9.6 logs such changes (innodb_native_foreign_keys=OFF)." if server.flavour == "mysql" else ""
+    return [
+        refusal(
+            f"{facts.table} is changed by foreign keys with CASCADE or SET NULL ({', '.join(names)}): {server.name} "
+            "does not log these changes.",
+            f"Make them RESTRICT or NO ACTION and let the application do the change, or leave the table out.{newer}",
+            table=facts.table,
+        )
+    ]
+
+
+def check_logged(facts: TableFacts, status: LogStatus) -> list[Finding]:
+    database = facts.table.database
+    if database in status.ignored_databases:
+        setting = "binlog_ignore_db names it"
+    elif status.only_databases and database not in status.only_databases:
+        setting = "binlog_do_db names others only"
+    else:
+        return []
+    return [
+        refusal(
+            f"Changes of {facts.table} are not logged: {setting}.",
+            "Restart the server without binlog_do_db and binlog_ignore_db, or leave the table out.",
+            table=facts.table,
+        )
+    ]
+
+
+def check_select(connection: Connection, facts: TableFacts) -> list[Finding]:
+    """Checks SELECT on the whole table. With a grant on some columns the catalog hides the others, but the log has them."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {quote_table(facts.table)} LIMIT 0")
+    except pymysql.MySQLError as error:
+        if error_code(error) not in ACCESS_DENIED:
+            return [
+                refusal(
+                    f"{facts.table} can't be read: {error_text(error)}.",
+                    "Repair the table, or leave it out.",
+                    table=facts.table,
+                )
+            ]
+        return [
+            refusal(
+                f"The account may not read every column of {facts.table}: {error_text(error)}.",
+                f"GRANT SELECT ON {quote_table(facts.table)} TO <account>; columns that must not be copied are named "
+                "in source.columns.",
+                table=facts.table,
+            )
+        ]
+    return []

@@ -1,0 +1,235 @@
+"""MySQL and MariaDB as a source of jobs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from tidemark.conf.model import JobFile
+from tidemark.readers.found_source import FoundTables, checked
+from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
+from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
+from tidemark.readers.mysql.binlog.positions import LogPositions, binary_logs, log_end
+from tidemark.readers.mysql.binlog.reader import LogReader
+from tidemark.readers.mysql.binlog.reading_state import ReadOptions
+from tidemark.readers.mysql.connect import Connection, connect
+from tidemark.readers.mysql.keys.key_columns import can_split_by
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.lease import MySqlLock
+from tidemark.readers.mysql.schema.catalog import find_tables, split_key, table_statistics
+from tidemark.readers.mysql.schema.preflight import Demands, preflight
+from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.server import (
+    ServerIdentity,
+    ServerInfo,
+    WatermarkMethod,
+    read_server,
+    require_identity,
+    watermark_method,
+)
+from tidemark.readers.mysql.session import SqlSession
+from tidemark.readers.mysql.snapshot.split_reader import SnapshotSource, SplitReader
+from tidemark.readers.projection.settings import findings_with, masked_tables
+from tidemark.readers.schema_checks import TableSettings
+from tidemark.readers.statistics import TableStatistics
+from tidemark.readers.table_settings import split_conditions
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.gtid import GtidSet
+from tidemark.state.job_state import JobState
+from tidemark.state.key_source import KeySource
+from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.position import BinlogPosition, Position, binlog_position
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlServer:
+    """`tidemark.readers.source.SourceServer`."""
+
+    job: JobFile
+    info: ServerInfo
+    method: WatermarkMethod
+
+    def planner_access(self, state: JobState) -> "MySqlAccess":
+        return MySqlAccess(self, state.schemas)
+
+    def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> SplitReader:
+        job, source = self.job, self.job.source
+        return SplitReader(
+            SnapshotSource(
+                endpoint=source.url,
+                tls=source.tls,
+                server=self.info,
+                method=self.method,
+                server_ids=tuple(job.server_ids),
+                job_uuid=job_uuid,
+                zero_dates_null=source.zero_dates == "null",
+                where=split_conditions(job, schemas),
+                masked=masked_tables(job),
+            )
+        )
+
+    def log_reading(self, schemas: Sequence[TableSchema]) -> LogReader:
+        source, reconnect = self.job.source, self.job.log.reconnect
+        log = ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids))
+        options = ReadOptions(
+            zero_dates_null=source.zero_dates == "null",
+            reconnect_attempts=reconnect.attempts,
+            max_delay_seconds=reconnect.max_delay_seconds,
+        )
+        return LogReader(log, {schema.table: schema for schema in schemas}, options)
+
+    @contextmanager
+    def key_routing(self, schemas: Sequence[TableSchema]) -> Iterator["MySqlRouting"]:
+        with closing(SqlSession(self.connect)) as session:
+            yield MySqlRouting(MySqlKeys(session, {schema.table: schema for schema in schemas}))
+
+    def connect(self) -> Connection:
+        """Connects. Raises LogPositionLostError if it is not the server that the job's positions belong to."""
+        connection = connect(self.job.source.url, self.job.source.tls)
+        return checked(connection, lambda opened: require_identity(opened, self.info.identity))
+
+
+class MySqlAccess:
+    """`tidemark.readers.source.PlannerAccess`. Connects at the first query."""
+
+    def __init__(self, server: MySqlServer, schemas: Sequence[TableSchema]) -> None:
+        self._server = server.info
+        self._session = SqlSession(server.connect)
+        self.keys: KeySource = MySqlKeys(self._session, {schema.table: schema for schema in schemas})
+
+    def log_end(self) -> BinlogPosition:
+        return self._session.ask(lambda connection: log_end(connection, self._server))
+
+    def log_extent(self) -> BinlogExtent:
+        """The files up to the log's end. The end is read first, because the log may grow and rotate in between."""
+        return BinlogExtent(self._session.ask(lambda connection: _log_files(connection, self._server)))
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlRouting:
+    """`tidemark.readers.source.KeyRouting`. Queries the source only for string keys."""
+
+    keys: MySqlKeys
+
+    def owners(
+        self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch, finished_splits: FinishedSplits
+    ) -> Int64s:
+        return finished_splits.owners(self.keys.encoded_keys(schema, columns, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMySql(FoundTables):
+    """`tidemark.readers.source.FoundSource`."""
+
+    connection: Connection
+    info: ServerInfo
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    def watermarks(self) -> WatermarkMethod:
+        return watermark_method(self.connection, self.info)
+
+    def statistics(self, table: TableId) -> TableStatistics:
+        return table_statistics(self.connection, table)
+
+    def identity(self) -> str:
+        return self.info.identity.uuid
+
+    def first_start(self) -> BinlogPosition:
+        if self.job.mode == "incremental":
+            return self._with_file_start(self._positions().resolve(self.job.log_start))
+        return self.joining_start(())
+
+    def joining_start(self, tables: Sequence[TableId]) -> BinlogPosition:
+        return self._with_file_start(self._positions().find_anchor())
+
+    def _positions(self) -> LogPositions:
+        return LogPositions(self._log(), self.connection, self.info)
+
+    def _with_file_start(self, position: BinlogPosition) -> BinlogPosition:
+        """The position with the creation time of its file."""
+        return replace(position, begun=file_begun(self._log(), position.file))
+
+    def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
+        require_identity(self.connection, ServerIdentity(self.info.flavour, state.server_identity))
+        for position in map(binlog_position, positions):
+            self._require_transactions(position)
+            BinlogExtent(_log_files(self.connection, self.info)).require(position)
+            if position.begun is not None and (found := file_begun(self._log(), position.file)) != position.begun:
+                raise different_log(position.file, position.begun, found)
+
+    def _log(self) -> ServerLog:
+        source = self.job.source
+        return ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids))
+
+    def _require_transactions(self, position: BinlogPosition) -> None:
+        """Raises LogPositionLostError if the server lacks GTIDs of the position. A server keeps its identity when its log is
+        reset or its data is restored, but its GTIDs differ."""
+        if self.info.gtid_mode != "ON" or position.gtids is None:
+            return
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT @@GLOBAL.gtid_executed")
+            row = cursor.fetchone()
+        executed = GtidSet.parse("" if row is None else str(row[0]))
+        if not executed.contains_all(position.gtid_set()):
+            raise LogPositionLostError(
+                f"The source no longer has all transactions that the job has read up to {position}: its log was reset, "
+                "or the server was restored from an older copy.",
+                START_OVER_NOW,
+            )
+
+    def server(self, state: JobState) -> MySqlServer:
+        return MySqlServer(self.job, self.info, self.watermarks())
+
+
+@contextmanager
+def find_mysql(job: JobFile, *, needs_key: bool) -> Iterator[FoundMySql]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
+    source = job.source
+    assert source.url.kind != "postgresql"
+    with closing(connect(source.url, source.tls)) as connection:
+        server = read_server(connection, source.url.kind)
+        facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
+        result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
+        yield FoundMySql(
+            job=job,
+            schemas=tuple(result.schemas.values()),
+            split_columns={table: split_key(facts[table], s, can_split_by) for table, s in result.schemas.items()},
+            findings=findings_with(job, result.findings, result.schemas.values()),
+            connection=connection,
+            info=server,
+        )
+
+
+def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
+    """See `tidemark.jobs.sources.acquire_lease`."""
+    return Lease.acquire(MySqlLock(job.source.url, job.source.tls, lock_name(job.job, job.checkpoint)), wait=wait)
+
+
+def _demands(job: JobFile, *, needs_key: bool) -> Demands:
+    return Demands(
+        mode=job.mode,
+        needs_key=needs_key,
+        parallelism=job.snapshot.parallelism,
+        server_id_count=len(job.server_ids),
+        tables=TableSettings.of(job),
+    )
+
+
+def _log_files(connection: Connection, server: ServerInfo) -> tuple[LogFile, ...]:
+    end = log_end(connection, server)
+    files: list[LogFile] = []
+    for name, size_bytes in binary_logs(connection):
+        if name == end.file:
+            return (*files, LogFile(name, end.pos))
+        files.append(LogFile(name, size_bytes))
+    raise SourceNotUsableError(
+        f"The source's log ends in {end.file}, but the source does not list that file.",
+        "Check the source's binlog index file.",
+    )

@@ -1,0 +1,130 @@
+"""The job's tables: their names, storage files and partitions, and how these differ from earlier ones.
+
+Only catalogs are read, in one query and without locks on the partitions. pg_partition_tree() is not used: it locks each
+partition, and waits for a session that rewrites one.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.schema.identity import is_gone, is_unlogged, was_renamed
+from tidemark.state.partitions import Partition, Partitions, WatchedTable
+from tidemark.state.table import TableId
+
+# A column's row in pg_attribute is written again when the column changes. The log lacks generated columns. A unique index is
+# what identifies a row.
+_TABLES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relpersistence = 'p',
+       CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END,
+       md5(concat(
+           (SELECT string_agg(concat_ws(' ', a.attnum, a.xmin), ',' ORDER BY a.attnum) FROM pg_attribute AS a
+            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''), ';',
+           (SELECT string_agg(k.text, ',' ORDER BY k.text COLLATE "C") FROM pg_index AS i CROSS JOIN LATERAL (
+                SELECT concat_ws(' ', i.indkey, i.indisprimary, i.indisvalid, i.indimmediate, i.indpred IS NULL)) AS k(text)
+            WHERE i.indrelid = c.oid AND i.indisunique)))
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::oid[])"""
+_ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+_TREE = """
+WITH RECURSIVE tree(root, oid, parent, attached) AS (
+    SELECT i.inhparent, i.inhrelid, i.inhparent, i.xmin FROM pg_inherits AS i
+    WHERE i.inhparent = ANY (%(roots)s::oid[]) AND NOT i.inhdetachpending
+    UNION ALL
+    SELECT t.root, i.inhrelid, i.inhparent, i.xmin
+    FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+)
+SELECT t.root::bigint, c.oid::bigint, t.parent::bigint, n.nspname || '.' || c.relname, t.attached::text::bigint,
+       CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END
+FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ORDER BY 1, 2"""
+
+
+def first_look(connection: Connection, oids: Mapping[TableId, int]) -> Partitions:
+    """Returns the tables as they are now, given their OIDs. Raises SchemaChangedError as `look` does."""
+    return look(connection, Partitions(0, tuple(WatchedTable(table, oid) for table, oid in oids.items())))
+
+
+def look(connection: Connection, known: Partitions) -> Partitions:
+    """Returns the tables of `known` as they are now. Raises SchemaChangedError for a table that is gone, has another name, or
+    is unlogged."""
+    found: defaultdict[int, list[Partition]] = defaultdict(list)
+    oids = [table.oid for table in known.tables]
+    with connection.cursor() as cursor:
+        cursor.execute(_ENDED)  # read before the catalogs: the catalogs' snapshot sees every transaction below it
+        ((ended_xid,),) = cursor.fetchall()
+        cursor.execute(_TABLES, (oids,))
+        now = {int(row[0]): row[1:] for row in cursor.fetchall()}
+        cursor.execute(_TREE, {"roots": oids})
+        for root, oid, *rest in cursor.fetchall():
+            found[root].append(Partition(oid, *rest))
+    tables = []
+    for table in known.tables:
+        if table.oid not in now:
+            raise is_gone(table.table)
+        schema, name, is_logged, filenode, columns = now[table.oid]
+        if TableId(schema, name) != table.table:
+            raise was_renamed(table.table, TableId(schema, name))
+        if not is_logged:
+            raise is_unlogged(table.table)
+        tables.append(WatchedTable(table.table, table.oid, tuple(found[table.oid]), filenode, columns))
+    return Partitions(ended_xid, tuple(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A leaf, and the relations on its path to the root (the leaf included, lowest first) whose attachment is new."""
+
+    leaf: Partition
+    edges: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The differences between the leaves, which are the relations with rows. `rewritten`: leaves with another storage file
+    than before, or, if attached, than when they were created. A leaf that was detached and attached again is both removed
+    and attached."""
+
+    attached: tuple[Attached, ...] = ()
+    removed: tuple[Partition, ...] = ()
+    rewritten: tuple[Partition, ...] = ()
+
+
+def differences(before: WatchedTable, now: WatchedTable) -> Differences:
+    if before == now:
+        return Differences()
+    old, new = _paths(before), _paths(now)
+    kept = {oid for oid, path in new.items() if oid in old and _edges(old[oid]) == _edges(path)}
+    old_edges = {_edge(partition) for partition in before.partitions}
+    attached = [
+        Attached(path[0], tuple(p for p in path if _edge(p) not in old_edges))
+        for oid, path in new.items()
+        if oid not in kept
+    ]
+    removed = [path[0] for oid, path in old.items() if oid not in kept]
+    first_filenodes = {oid: old[oid][0].filenode if oid in old else oid for oid in new}
+    rewritten = [path[0] for oid, path in new.items() if path[0].filenode != first_filenodes[oid]]
+    return Differences(tuple(attached), tuple(removed), tuple(rewritten))
+
+
+def _paths(table: WatchedTable) -> Mapping[int, tuple[Partition, ...]]:
+    """Returns each leaf's path up to the table, by the leaf's OID."""
+    by_oid = {partition.oid: partition for partition in table.partitions}
+    paths = {}
+    for leaf in table.partitions:
+        if leaf.filenode is None:
+            continue
+        path = [leaf]
+        while (above := by_oid.get(path[-1].parent_oid)) is not None:
+            path.append(above)
+        paths[leaf.oid] = tuple(path)
+    return paths
+
+
+def _edge(partition: Partition) -> tuple[int, int, int]:
+    return partition.oid, partition.parent_oid, partition.attached_xid
+
+
+def _edges(path: tuple[Partition, ...]) -> list[tuple[int, int, int]]:
+    return [_edge(partition) for partition in path]

@@ -1,0 +1,170 @@
+"""Finds the tables that a job copies, and makes their schemas."""
+
+from collections.abc import Collection, Sequence
+
+from tidemark.conf.tables import TableGlob
+from tidemark.readers.findings import own_table_refused
+from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.schema.table_facts import TableFacts, UniqueIndex
+from tidemark.readers.postgres.schema.types import canonical_type, is_toastable
+from tidemark.readers.schema_checks import (
+    require_copied_key,
+    require_excluded_columns,
+    require_fitting_override,
+    spelling_hint,
+    without_excluded,
+)
+from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.table import Column, TableId, TableSchema, is_own_table
+
+_CANDIDATES = """
+SELECT n.nspname, c.relname, c.relkind, c.oid,
+       ARRAY(SELECT p.relid::oid FROM pg_partition_ancestors(c.oid) AS p(relid) WHERE p.relid <> c.oid)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname NOT LIKE 'pg\\_%'"""
+_OTHER_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+def find_tables(
+    connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[TableId]:
+    """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted; entries are `schema.table`.
+
+    A partitioned table includes its partitions. Wildcards match no partition; one that is named is a table of its own,
+    unless a partitioned table above it is selected too. Raises SourceNotUsableError where an entry of `include` names
+    anything else (a view, a foreign table) or matches nothing, or where nothing is left.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_CANDIDATES)
+        rows = cursor.fetchall()
+    kinds = {TableId(schema, name): kind for schema, name, kind, _, _ in rows}
+    table_of = {oid: TableId(schema, name) for schema, name, _, oid, _ in rows}
+    above = {table_of[oid]: {table_of[a] for a in ancestors} for _, _, _, oid, ancestors in rows if ancestors}
+    selected: set[TableId] = set()
+    for glob in include:
+        found = {
+            table
+            for table, kind in kinds.items()
+            if kind not in _OTHER_KINDS
+            and not is_own_table(table.name)
+            and glob.matches(table.database, table.name)
+            and (table not in above or glob.only_table is not None)
+        }
+        if not found:
+            raise _nothing_found(glob, kinds)
+        selected |= found
+    kept = without_excluded(selected, exclude)
+    return [table for table in kept if not above.get(table, set()).intersection(kept)]
+
+
+def schema_of(
+    facts: TableFacts,
+    *,
+    exclude_columns: Collection[str] = (),
+    key_override: Sequence[str] | None = None,
+    version: int = 1,
+) -> TableSchema:
+    """All columns in the server's order, and the key. Generated columns are not captured: the log lacks them.
+
+    The key is the primary key, else the columns of the unique index that `key_override` names, in the index's order,
+    else (). Raises UnsupportedTypeError for the first captured column that can't be carried, JobFileError for excluded
+    or key columns that are wrong.
+    """
+    problems = type_problems(facts, exclude_columns)
+    if problems:
+        raise problems[0][1]
+    names = [column.name for column in facts.columns]
+    require_excluded_columns(facts.table, names, exclude_columns)
+    key = _key(facts, key_override)
+    require_copied_key(facts.table, key, exclude_columns)
+    for name in key:
+        if facts.column(name).generated:
+            raise JobFileError(
+                f"Column {name} in the key of {facts.table} is generated, and the log lacks generated columns.",
+                "Name another unique key in source.keys, or leave the table out.",
+            )
+    columns = []
+    for column in facts.columns:
+        captured = column.name not in exclude_columns and not column.generated
+        arrow_type = canonical_type(facts.table, column.name, column.source_type, column.base) if captured else ""
+        columns.append(
+            Column(
+                name=column.name,
+                source_type=column.source_type,
+                arrow_type=arrow_type,
+                nullable=column.nullable,
+                captured=captured,
+                collation=column.collation,
+                generated=column.generated,
+                toastable=is_toastable(arrow_type),
+                number=column.number,
+            )
+        )
+    if not any(column.captured for column in columns):
+        raise JobFileError(f"{facts.table} has no column that could be copied.", "Exclude the table instead.")
+    return TableSchema(facts.table, version, tuple(columns), key, facts.oid)
+
+
+def type_problems(facts: TableFacts, exclude_columns: Collection[str] = ()) -> list[tuple[str, UnsupportedTypeError]]:
+    """(column, why) for every column that can't be carried."""
+    problems = []
+    for column in facts.columns:
+        if column.name in exclude_columns or column.generated:
+            continue
+        try:
+            canonical_type(facts.table, column.name, column.source_type, column.base)
+        except UnsupportedTypeError as error:
+            problems.append((column.name, error))
+    return problems
+
+
+def split_key(schema: TableSchema) -> tuple[str, ...]:
+    """The columns to split the table by: its key, for every type with a unique index has an order; () without one."""
+    return schema.key
+
+
+def _nothing_found(glob: TableGlob, kinds: dict[TableId, str]) -> SourceNotUsableError:
+    named = glob.only_table
+    if named is not None:
+        if is_own_table(named.name):
+            return own_table_refused(TableId(named.database, named.name))
+        kind = kinds.get(TableId(named.database, named.name))
+        if kind in _OTHER_KINDS:
+            return SourceNotUsableError(
+                f"{named} in source.tables is no table but {_OTHER_KINDS[kind]}, which has no rows in the log.",
+                "Name the tables behind it instead.",
+            )
+    return SourceNotUsableError(
+        f"source.tables: {glob.text} matches no table of the database.",
+        f"{spelling_hint(glob, kinds)}Tables are named schema.table, names are case-sensitive, and the database is the one "
+        "in source.url. "
+        "Wildcards match no partitions: name the partitioned table.",
+    )
+
+
+def _key(facts: TableFacts, key_override: Sequence[str] | None) -> tuple[str, ...]:
+    primary = None if facts.primary_key is None else _columns(facts.primary_key)
+    require_fitting_override(facts.table, [column.name for column in facts.columns], primary, key_override)
+    if primary is not None:
+        return primary
+    if key_override is None:
+        return ()
+    named = [index for index in facts.keys if set(index.columns) == set(key_override)]
+    if named:
+        return _columns(min(named, key=lambda index: not index.of_identity))
+    fitting = "; ".join(f"({_listed(index)})" for index in facts.keys)
+    raise JobFileError(
+        f"source.keys names ({', '.join(key_override)}) for {facts.table}, which has no unique index of exactly these "
+        "columns that is valid, not partial, not DEFERRABLE and on NOT NULL columns only.",
+        f"These would do: {fitting}."
+        if fitting
+        else "The table has no such index: create one, or leave the table out.",
+    )
+
+
+def _columns(index: UniqueIndex) -> tuple[str, ...]:
+    return tuple(name for name in index.columns if name is not None)
+
+
+def _listed(index: UniqueIndex) -> str:
+    return ", ".join(_columns(index))

@@ -1,0 +1,68 @@
+"""Preflight: finds everything that would make a job wrong or stop it later, each with its remedy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.schema.server_checks import (
+    check_creation,
+    check_money,
+    check_role,
+    check_settings,
+    publication_exists,
+)
+from tidemark.readers.postgres.schema.table_checks import (
+    check_columns,
+    check_identity,
+    check_key,
+    check_rows,
+    check_select,
+    check_transform,
+)
+from tidemark.readers.postgres.schema.table_facts import TableFacts
+from tidemark.readers.postgres.server import ServerInfo
+from tidemark.readers.postgres.slot.publication import check_publication
+from tidemark.readers.schema_checks import Preflight, TableSettings, check_settings_of_tables
+from tidemark.state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """The job's requirements of its source. `needs_key`: every table must have a key."""
+
+    needs_key: bool
+    slot: str
+    publication: str
+    tables: TableSettings = field(default_factory=TableSettings)
+
+
+def preflight(
+    connection: Connection, server: ServerInfo, tables: Mapping[TableId, TableFacts], demands: Demands
+) -> Preflight:
+    """Runs all checks. Problems are returned, not raised: see `findings.raise_refusals`.
+
+    `connection` is the job's own role, with no transaction open.
+    """
+    findings = [
+        *check_settings(connection, server, demands.slot),
+        *check_role(connection),
+        *check_settings_of_tables(tables, demands.tables),
+    ]
+    schemas: dict[TableId, TableSchema] = {}
+    for table, facts in tables.items():
+        excluded = demands.tables.exclude_columns.get(table, frozenset())
+        schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
+        findings += [*check_rows(facts), *problems]
+        if schema is not None:
+            schemas[table] = schema
+            findings += check_select(facts, schema)
+            findings += check_identity(facts, schema)
+            findings += check_transform(facts, schema, demands.tables.transforms.get(table, frozenset()))
+            findings += check_key(facts, schema) if demands.needs_key else []
+    findings += check_money(connection, schemas.values())
+    if publication_exists(connection, demands.publication):
+        owned = [table for table, facts in tables.items() if facts.owned]
+        findings += check_publication(connection, demands.publication, tables, addable=owned)
+    else:
+        findings += check_creation(connection, demands.publication, tables)
+    return Preflight(schemas, tuple(findings))

@@ -1,0 +1,167 @@
+"""Preflight of the server: its settings, the role's attributes, open prepared transactions."""
+
+from collections.abc import Iterable, Mapping
+
+from tidemark.readers.findings import Finding, refusal, warning
+from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_table
+from tidemark.readers.postgres.schema.table_facts import TableFacts
+from tidemark.readers.postgres.server import ServerInfo
+from tidemark.readers.postgres.slot.slot import slot_exists
+from tidemark.state.table import TableId, TableSchema
+
+_ROLE = """
+SELECT rolname, rolsuper OR rolreplication OR EXISTS (
+           SELECT FROM pg_roles m WHERE m.rolname = 'rds_replication' AND pg_has_role(m.oid, 'USAGE'))
+FROM pg_roles WHERE rolname = current_user"""
+_ONE_IN_MONEY = "SELECT encode(cash_send('1'::money), 'hex')"
+_ONE_HUNDRED = "0000000000000064"
+
+
+def check_settings(connection: Connection, server: ServerInfo, slot: str) -> list[Finding]:
+    """Checks the settings that creating and keeping a slot needs."""
+    found = []
+    if server.in_recovery:
+        found.append(
+            refusal(
+                f"The server is a standby ({server.name}). A standby can't say which log position a snapshot belongs to, and "
+                "its slots wait for the primary.",
+                "Name the primary in source.url.",
+            )
+        )
+    if server.wal_level != "logical":
+        found.append(
+            refusal(
+                f"wal_level is {server.wal_level}: the log does not hold rows.",
+                "ALTER SYSTEM SET wal_level = logical, and restart the server.",
+            )
+        )
+    elif server.replication_slots >= server.max_replication_slots and not slot_exists(connection, slot):
+        found.append(
+            refusal(
+                f"All {server.max_replication_slots} replication slots of the server are taken "
+                "(max_replication_slots); the job needs one.",
+                "Drop slots that nobody uses (SELECT * FROM pg_replication_slots), or raise max_replication_slots and "
+                "restart the server.",
+            )
+        )
+    return [*found, *_worth_knowing(connection, server)]
+
+
+def check_role(connection: Connection) -> list[Finding]:
+    with connection.cursor() as cursor:
+        cursor.execute(_ROLE)
+        row = cursor.fetchone()
+    assert row is not None
+    role, may_replicate = row
+    if may_replicate:
+        return []
+    return [
+        refusal(
+            f"The role {role} may not use replication slots.",
+            f"ALTER ROLE {role} REPLICATION (on Amazon RDS: GRANT rds_replication TO {role}).",
+        )
+    ]
+
+
+def check_money(connection: Connection, schemas: Iterable[TableSchema]) -> list[Finding]:
+    """Checks lc_monetary if a table has money: it sets the number of decimals, which the value itself does not have."""
+    columns = [
+        (schema.table, column.name)
+        for schema in schemas
+        for column in schema.captured
+        if column.source_type in {"money", "money[]"}
+    ]
+    if not columns or _money_has_cents(connection):
+        return []
+    return [
+        refusal(
+            f"Column {column} of {table} is money, and under the server's lc_monetary an amount does not have two "
+            "decimals.",
+            f"Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}. Or change it to numeric.",
+            table=table,
+            column=column,
+        )
+        for table, column in columns
+    ]
+
+
+def publication_exists(connection: Connection, name: str) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,))
+        return cursor.fetchone() is not None
+
+
+def check_creation(connection: Connection, name: str, tables: Mapping[TableId, TableFacts]) -> list[Finding]:
+    """Checks that the role may create the missing publication."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT has_database_privilege(current_database(), 'CREATE'), current_user")
+        row = cursor.fetchone()
+    assert row is not None
+    may_create, role = row
+    others = [str(table) for table, facts in tables.items() if not facts.owned]
+    if may_create and not others:
+        return []
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    why = f"does not own {others[0]}{more}" if may_create else "may not create one in this database"
+    return [
+        refusal(
+            f"There is no publication {name}, and the role {role} {why}.",
+            "Let the owner of the tables create it, and name it in source.publication: "
+            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(quote_table, tables))} "
+            "WITH (publish_via_partition_root = true).",
+        )
+    ]
+
+
+def _worth_knowing(connection: Connection, server: ServerInfo) -> list[Finding]:
+    found = []
+    if server.encoding == "SQL_ASCII":
+        found.append(
+            warning(
+                "The database has encoding SQL_ASCII: the server does not know the encoding of its texts. A job stops at the "
+                "first text that is not UTF-8.",
+                "Copy the data into a database with encoding UTF8.",
+            )
+        )
+    if server.max_slot_wal_keep_size_mb >= 0:
+        found.append(
+            warning(
+                f"The server invalidates a slot that holds more than {server.max_slot_wal_keep_size_mb} MB of log "
+                "(max_slot_wal_keep_size): a job that pauses for longer can't go on.",
+                "Set it to what the log grows by during the longest pause, or to -1.",
+            )
+        )
+    if server.idle_replication_slot_timeout_seconds > 0:
+        found.append(
+            warning(
+                f"The server invalidates a slot that nobody has read for {server.idle_replication_slot_timeout_seconds} "
+                "seconds (idle_replication_slot_timeout).",
+                "Set it to more than the longest pause of the job, or to 0.",
+            )
+        )
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()")
+        row = cursor.fetchone()
+    if row is not None and row[0]:
+        found.append(
+            warning(
+                f"{row[0]} transaction(s) are prepared but not committed: a job's first start waits for them.",
+                "Commit or roll them back (SELECT * FROM pg_prepared_xacts).",
+            )
+        )
+    return found
+
+
+def _money_has_cents(connection: Connection) -> bool:
+    """True if money has two decimals under the default lc_monetary, not that of connect.SESSION."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            cursor.execute(
+                "SELECT set_config('lc_monetary', (SELECT reset_val FROM pg_settings WHERE name = 'lc_monetary'), true)"
+            )
+            cursor.execute(_ONE_IN_MONEY)
+            row = cursor.fetchone()
+        finally:
+            cursor.execute("ROLLBACK")
+    return row is not None and row[0] == _ONE_HUNDRED

@@ -1,0 +1,197 @@
+"""Preflight of tables: rows that the log or the role lacks, unsupported types, missing keys and replica identities."""
+
+from collections.abc import Collection
+
+from tidemark.conf.tables import TableName
+from tidemark.readers.findings import Finding, refusal, warning
+from tidemark.readers.postgres.connect import quote_identifier, quote_table
+from tidemark.readers.postgres.schema.catalog import schema_of, type_problems
+from tidemark.readers.postgres.schema.table_facts import TableFacts
+from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
+from tidemark.state.table import TableSchema
+
+
+def check_columns(
+    facts: TableFacts, *, exclude_columns: Collection[str], key_override: tuple[str, ...] | None
+) -> tuple[TableSchema | None, list[Finding]]:
+    """The table's schema, or why it has none; and which columns the log lacks."""
+    schema, problems = schema_or_findings(
+        facts.table,
+        type_problems(facts, exclude_columns),
+        lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override),
+    )
+    if schema is None:
+        return None, problems
+    generated = [c.name for c in facts.columns if c.generated and c.name not in exclude_columns]
+    if not generated:
+        return schema, []
+    return schema, [
+        warning(
+            f"Generated columns of {facts.table} are not copied, because the log lacks them: {', '.join(generated)}.",
+            "None is needed. To silence the warning, exclude them in source.columns.",
+            table=facts.table,
+        )
+    ]
+
+
+def check_rows(facts: TableFacts) -> list[Finding]:
+    """Checks for rows that a SELECT or the log would leave out."""
+    table, found = facts.table, []
+    unlogged = [p.table for p in facts.partitions if p.unlogged]
+    foreign = [p.table for p in facts.partitions if p.foreign]
+    if facts.unlogged or unlogged:
+        what = f"Partitions of {table} are" if unlogged else f"{table} is"
+        names = f" ({', '.join(map(str, unlogged))})" if unlogged else ""
+        found.append(
+            refusal(
+                f"{what} unlogged{names}: changes are not in the log.",
+                "ALTER TABLE … SET LOGGED, or leave it out: source.exclude_tables.",
+                table=table,
+            )
+        )
+    if foreign:
+        found.append(
+            refusal(
+                f"Partitions of {table} are foreign tables ({', '.join(map(str, foreign))}): their changes are not in "
+                "the log.",
+                "Detach them, or leave the table out: source.exclude_tables.",
+                table=table,
+            )
+        )
+    if facts.rows_hidden:
+        found.append(
+            refusal(
+                f"Row-level security of {table} hides rows from the role, while the log has all of them.",
+                "ALTER ROLE … BYPASSRLS for the role of source.url.",
+                table=table,
+            )
+        )
+    if facts.has_children:
+        found.append(
+            warning(
+                f"Other tables inherit from {table}: only its own rows are copied with it.",
+                "Name those tables in source.tables too.",
+                table=table,
+            )
+        )
+    return found
+
+
+def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """Checks the privilege SELECT on the table, or on every captured column."""
+    table = facts.table
+    if not facts.schema_usable:
+        return [
+            refusal(
+                f"The role may not use schema {table.database}.",
+                f"GRANT USAGE ON SCHEMA {quote_identifier(table.database)} TO the role of source.url.",
+                table=table,
+            )
+        ]
+    unreadable = [column.name for column in schema.captured if not facts.column(column.name).readable]
+    if not unreadable:
+        return []
+    return [
+        refusal(
+            f"The role may not read {', '.join(unreadable)} of {table}.",
+            f"GRANT SELECT ON {quote_table(table)} TO the role of source.url; columns that must not be copied are named "
+            "in source.columns.",
+            table=table,
+        )
+    ]
+
+
+def check_identity(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """Checks that the log identifies updated and deleted rows."""
+    if facts.kind == "partitioned":
+        return _partitioned_identity(facts)
+    table, covered = facts.table, facts.identity_columns
+    if covered is None:
+        why = (
+            "is NOTHING"
+            if facts.identity == "nothing"
+            else "has no index"
+            if facts.identity == "index"
+            else "is its primary key, which it does not have (or only a DEFERRABLE one)"
+        )
+        return [
+            refusal(
+                f"The replica identity of {table} {why}: once the table is published, the server refuses every UPDATE and "
+                "DELETE on it.",
+                _identity_remedy(facts, schema),
+                table=table,
+            )
+        ]
+    missing = [name for name in schema.key if name not in covered]
+    if not missing:
+        return []
+    return [
+        refusal(
+            f"The replica identity of {table} lacks {', '.join(missing)}, of the key that the job finds its rows by.",
+            _identity_remedy(facts, schema),
+            table=table,
+        )
+    ]
+
+
+def check_transform(facts: TableFacts, schema: TableSchema, reads: frozenset[str]) -> list[Finding]:
+    """Refuses transforms that read long values: the log leaves them out of updates that do not change them."""
+    columns = [name for name in schema.toastable if name.lower() in reads]
+    if not columns or (facts.identity == "full" and not facts.partitions):
+        return []
+    change = "" if facts.partitions else f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY FULL; or o"
+    return [
+        refusal(
+            f"The transform of {facts.table} computes from {', '.join(columns)}, which the log may leave out: such values "
+            "can be stored outside of their rows (TOAST), and the table's replica identity is not FULL.",
+            f"{change or 'O'}nly pass the column on, as it is.",
+            table=facts.table,
+            setting=("transforms", str(TableName(facts.table.database, facts.table.name))),
+        )
+    ]
+
+
+def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """For sinks that find rows again."""
+    candidates = [tuple(filter(None, index.columns)) for index in facts.keys]
+    return check_mirror_key(schema, candidates, lambda column: not column.arrow_type.startswith("float"))
+
+
+def _identity_remedy(facts: TableFacts, schema: TableSchema) -> str:
+    alter = f"ALTER TABLE {quote_table(facts.table)} REPLICA IDENTITY"
+    if facts.primary_key is not None:
+        return f"{alter} DEFAULT."
+    index = next((index for index in facts.keys if index.columns == schema.key), None)
+    if index is not None:
+        return f"{alter} USING INDEX {quote_identifier(index.name)}."
+    return f"Give it a primary key, or: {alter} FULL."
+
+
+def _partitioned_identity(facts: TableFacts) -> list[Finding]:
+    """Checks a partitioned table. New partitions get the identity DEFAULT, whatever the table's is, so only DEFAULT is safe."""
+    table = facts.table
+    if facts.primary_key is None:
+        return [
+            refusal(
+                f"{table} is partitioned and has no primary key: new partitions would have no replica identity.",
+                "Give it a primary key, or leave it out.",
+                table=table,
+            )
+        ]
+    if facts.identity != "default":
+        return [
+            refusal(
+                f"The replica identity of {table} is {facts.identity.upper()}, which new partitions do not inherit.",
+                f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY DEFAULT.",
+                table=table,
+            )
+        ]
+    return [
+        refusal(
+            f"Partition {partition.table} of {table} has replica identity {partition.identity.upper()}.",
+            f"ALTER TABLE {quote_table(partition.table)} REPLICA IDENTITY DEFAULT.",
+            table=table,
+        )
+        for partition in facts.partitions
+        if partition.identity not in {"default", "full"} and not partition.foreign
+    ]

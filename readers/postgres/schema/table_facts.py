@@ -1,0 +1,202 @@
+"""The catalog's facts about tables, read for many tables at once."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.schema.types import BaseType
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.table import TableId
+
+Kind = Literal["table", "partitioned"]
+Identity = Literal["default", "nothing", "full", "index"]
+
+_KINDS: dict[str, Kind] = {"r": "table", "p": "partitioned"}
+_IDENTITIES: dict[str, Identity] = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+
+_TABLES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
+       NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AND c.relkind = 'r',
+       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p')
+  AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
+_COLUMNS = """
+WITH RECURSIVE bases AS (
+    SELECT a.attrelid, a.attnum, a.atttypid AS type, a.atttypmod AS modifier
+    FROM pg_attribute a WHERE a.attrelid = ANY (%(tables)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT b.attrelid, b.attnum, t.typbasetype, t.typtypmod
+    FROM bases b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
+)
+SELECT a.attrelid::bigint, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
+       CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END, b.modifier,
+       a.attnotnull, a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
+       CASE WHEN a.attcollation <> 0 THEN (
+           SELECT quote_ident(n.nspname) || '.' || quote_ident(l.collname)
+           FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END
+FROM bases b
+JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+JOIN pg_attribute a ON a.attrelid = b.attrelid AND a.attnum = b.attnum
+ORDER BY a.attrelid, a.attnum"""
+# An index's columns are the first indnkeyatts of its indkey; the others are INCLUDEd. 0 is an expression.
+_INDEXES = """
+SELECT i.indrelid::bigint, c.relname, i.indisprimary, i.indisreplident,
+       i.indisvalid AND i.indimmediate AND i.indpred IS NULL,
+       ARRAY(SELECT a.attname::text FROM generate_series(0, i.indnkeyatts - 1) k
+             LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] AND a.attnum > 0
+             ORDER BY k)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indisunique AND i.indrelid = ANY (%(tables)s::oid[]) ORDER BY 1, 2"""
+_PARTITIONS = """
+SELECT r.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
+FROM unnest(%(tables)s::oid[]) AS r(oid) CROSS JOIN LATERAL pg_partition_tree(r.oid) t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.isleaf AND t.relid <> r.oid ORDER BY 1, 2, 3"""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """One column. `number`: attnum. `source_type` is format_type(); types outside pg_catalog are qualified by their schema."""
+
+    number: int
+    name: str
+    source_type: str
+    base: BaseType
+    nullable: bool
+    generated: bool
+    readable: bool
+    """The role may SELECT it."""
+    collation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """`columns` has None for an expression. `exact`: valid, not DEFERRABLE, and of all rows."""
+
+    name: str
+    primary: bool
+    of_identity: bool
+    exact: bool
+    columns: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A leaf of a partitioned table."""
+
+    table: TableId
+    foreign: bool
+    unlogged: bool
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """One table. `columns`: in the server's order, without dropped ones. `has_children`: other tables that are not partitions
+    inherit from it. `rows_hidden`: row security applies to the role. `owned`: the role is the table's owner or a member of
+    it. `schema_usable`: the role has USAGE on the table's schema."""
+
+    table: TableId
+    oid: int
+    kind: Kind
+    unlogged: bool
+    identity: Identity
+    has_children: bool
+    rows_hidden: bool
+    owned: bool
+    schema_usable: bool
+    columns: tuple[ColumnFacts, ...]
+    indexes: tuple[UniqueIndex, ...]
+    partitions: tuple[Partition, ...]
+
+    def column(self, name: str) -> ColumnFacts:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def keys(self) -> tuple[UniqueIndex, ...]:
+        """The indexes that identify a row: exact indexes of plain NOT NULL columns, the primary key first."""
+        fitting = [index for index in self.indexes if index.exact and all(map(self._is_not_null, index.columns))]
+        return tuple(sorted(fitting, key=lambda index: (not index.primary, index.name)))
+
+    @property
+    def primary_key(self) -> UniqueIndex | None:
+        """The primary key. None also for a DEFERRABLE one, which the server does not use in its log."""
+        return next((index for index in self.keys if index.primary), None)
+
+    @property
+    def identity_columns(self) -> frozenset[str] | None:
+        """The columns that the log has of the old row of an update or delete; None if it has no old row."""
+        match self.identity:
+            case "full":
+                return frozenset(column.name for column in self.columns)
+            case "default":
+                return None if self.primary_key is None else frozenset(filter(None, self.primary_key.columns))
+            case "index":
+                index = next((index for index in self.keys if index.of_identity), None)
+                return None if index is None else frozenset(filter(None, index.columns))
+            case "nothing":
+                return None
+
+    def _is_not_null(self, name: str | None) -> bool:
+        return name is not None and not self.column(name).nullable
+
+
+def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[TableId, TableFacts]:
+    """Returns the facts in the order of `tables`. Raises SourceNotUsableError for a table that does not exist."""
+    schemas, names = [t.database for t in tables], [t.name for t in tables]
+    with connection.cursor() as cursor:
+        cursor.execute(_TABLES, (schemas, names))
+        heads = {TableId(row[1], row[2]): row for row in cursor.fetchall()}
+        oids = {"tables": [row[0] for row in heads.values()]}
+        columns, indexes, partitions = (_by_table(cursor, query, oids) for query in (_COLUMNS, _INDEXES, _PARTITIONS))
+    found = {}
+    for table in tables:
+        if table not in heads:
+            raise SourceNotUsableError(f"{table} no longer exists.", "Take it out of source.tables.")
+        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable = heads[table]
+        found[table] = TableFacts(
+            table=table,
+            oid=oid,
+            kind=_KINDS[kind],
+            unlogged=persistence != "p",
+            identity=_IDENTITIES[identity],
+            has_children=has_children,
+            rows_hidden=rows_hidden,
+            owned=owned,
+            schema_usable=usable,
+            columns=tuple(_column(*row) for row in columns[oid]),
+            indexes=tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid]),
+            partitions=tuple(
+                Partition(TableId(schema, name), kind == "f", persistence == "u", _IDENTITIES[replident])
+                for schema, name, kind, persistence, replident in partitions[oid]
+            ),
+        )
+    return found
+
+
+def _by_table(cursor: Any, query: str, arguments: dict[str, Any]) -> defaultdict[int, list[tuple[Any, ...]]]:
+    """Returns the rows by their first column, the table's OID, without it."""
+    cursor.execute(query, arguments)
+    found: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    for oid, *rest in cursor.fetchall():
+        found[oid].append(tuple(rest))
+    return found
+
+
+def _column(
+    number: int,
+    name: str,
+    source_type: str,
+    base: str,
+    modifier: int,
+    not_null: bool,
+    generated: bool,
+    readable: bool,
+    collation: str | None,
+) -> ColumnFacts:
+    return ColumnFacts(
+        number, name, source_type, BaseType(base, modifier), not not_null, generated, readable, collation
+    )

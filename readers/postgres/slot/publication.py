@@ -1,0 +1,244 @@
+"""The job's publication: the tables whose changes pgoutput sends. Created if it is missing, checked if it exists.
+
+It must be older than the slot: a change is decoded with the catalog as it was at that change.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg2
+
+from tidemark.readers.findings import Finding, refusal, warning
+from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
+from tidemark.readers.postgres.slot.slot import wait_for_open_transactions
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId
+
+# to_jsonb: columns that are new in 15 are null before it. A table is published by its name, its schema, or FOR ALL TABLES.
+_PUBLICATION = """
+SELECT p.oid::bigint, p.xmin::text, p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot,
+       p.puballtables
+FROM pg_publication AS p WHERE p.pubname = %s
+"""
+_OIDS = """
+SELECT n.nspname, c.relname, c.oid::bigint FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
+_MEMBERS = """
+SELECT c.oid::bigint, coalesce(r.oid::text, s.entry), to_jsonb(r) ->> 'prqual' IS NOT NULL,
+       to_jsonb(r) ->> 'prattrs' IS NOT NULL,
+       (SELECT concat(c.relnamespace::regnamespace, '.', c.relname)
+        FROM pg_partition_ancestors(w.oid) AS a(oid) JOIN pg_class AS c ON c.oid = a.oid
+        LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
+        WHERE a.oid <> w.oid AND coalesce(r.oid::text, %(schema_entry)s) IS NOT NULL LIMIT 1)
+FROM unnest(%(oids)s::oid[]) AS w(oid) JOIN pg_class AS c ON c.oid = w.oid
+LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
+CROSS JOIN LATERAL (SELECT %(schema_entry)s) AS s(entry)
+"""
+# pg_depend has the table's schema: ALTER TABLE SET SCHEMA writes that row, there and back.
+_SCHEMA_ENTRY = """(SELECT 'schema ' || pn.oid::text || ' ' || coalesce(max(d.xmin::text), '')
+  FROM pg_publication_namespace AS pn LEFT JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+  AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
+  WHERE pn.pnnspid = c.relnamespace AND pn.pnpubid = %(publication)s GROUP BY pn.oid)"""
+
+
+def create_publication(connection: Connection, name: str, tables: Sequence[TableId]) -> bool:
+    """Creates the publication for exactly these tables. Returns False if it exists. Raises SourceNotUsableError."""
+    if _head(connection, name) is not None:
+        return False
+    _write(
+        connection,
+        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(quote_table, tables))} "
+        "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
+    )
+    return True
+
+
+def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> list[TableId]:
+    """Adds the tables that are not yet published, and returns them. Their splits may be read from now on. Raises
+    SourceNotUsableError.
+
+    The log lacks what open transactions wrote to a table before, though they may commit later. So they are waited for.
+    """
+    missing = sorted(set(tables) - set(memberships(connection, name, tables)))
+    if missing:
+        named = ", ".join(map(quote_table, missing))
+        _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}")
+        wait_for_open_transactions(connection)
+    return missing
+
+
+def check_publication(
+    connection: Connection, name: str, tables: Collection[TableId], *, addable: Collection[TableId] = ()
+) -> list[Finding]:
+    """Returns the reasons why the log would lack changes of the tables. `addable`: the tables that the role may publish."""
+    head = _head(connection, name)
+    if head is None:
+        return [refusal(f"The publication {name} does not exist.", "Start a new job. It creates the publication.")]
+    quoted = quote_identifier(name)
+    _, _, publishes_all, via_root, _ = head
+    found = []
+    if not publishes_all:
+        found.append(
+            refusal(
+                f"The publication {name} does not publish all of insert, update, delete and truncate.",
+                f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate').",
+            )
+        )
+    if not via_root:
+        found.append(
+            refusal(
+                f"The publication {name} publishes partitions instead of the partitioned tables.",
+                f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true).",
+            )
+        )
+    members = {member.table: member for member in _members(connection, name, _oids(connection, tables))}
+    for table in sorted(tables):
+        if table not in members and table in addable and _is_ours(connection, name):
+            found.append(
+                warning(
+                    f"The publication {name} does not have {table}. The job's start adds it.",
+                    "None is needed. To keep the table out of the job, name it in source.exclude_tables.",
+                    table=table,
+                )
+            )
+            continue
+        if table not in members:
+            message = f"The publication {name} does not have {table}."
+            found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {quote_table(table)}.", table=table))
+            continue
+        member = members[table]
+        if member.above is not None:
+            found.append(
+                refusal(
+                    f"The publication {name} publishes the changes of {table} as those of {member.above}, of which it is a "
+                    "partition: none of them would come to its copy.",
+                    f"Name {member.above} in source.tables instead of {table}; or name a publication in source.publication "
+                    f"that has {table} and no table above it.",
+                    table=table,
+                )
+            )
+        if member.filtered or member.listed:
+            found.append(
+                refusal(
+                    f"The publication {name} has {table} with a {'row filter' if member.filtered else 'column list'}: the log "
+                    "lacks a part of the table.",
+                    f"ALTER PUBLICATION {quoted} DROP TABLE {quote_table(table)}; ALTER PUBLICATION {quoted} ADD TABLE "
+                    f"{quote_table(table)}. Rows and columns are left out by snapshot.where and source.columns.",
+                    table=table,
+                )
+            )
+    return found
+
+
+def memberships(connection: Connection, name: str, tables: Collection[TableId]) -> Mapping[TableId, str]:
+    """Returns a text for each published table. The text stays the same as long as the table's changes are published without
+    a break. If it is different or missing, the log may lack changes."""
+    return _memberships(connection, name, _oids(connection, tables))
+
+
+def require_memberships(
+    connection: Connection, name: str, known: Mapping[TableId, str], oids: Mapping[TableId, int]
+) -> None:
+    """Raises LogPositionLostError if a table of `oids` was taken out of the publication, even for a moment. `known`: the
+    texts of `memberships` at the job's start. The tables' names do not matter."""
+    now = _memberships(connection, name, oids)
+    changed = sorted(table for table in oids if table not in now or now[table] != known.get(table))
+    if changed:
+        raise LogPositionLostError(
+            f"The publication {name} was altered for {', '.join(map(str, changed))}, or created again, or the table was "
+            "dropped: changes in between are not in the log.",
+            f"{START_OVER_NOW} Do not alter the job's publication.",
+        )
+
+
+def publication_owner(connection: Connection, name: str) -> tuple[str, bool] | None:
+    """Returns its owner, and whether the role may act as that owner; None if there is no such publication."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = %s",
+            (name,),
+        )
+        row = cursor.fetchone()
+    return None if row is None else (str(row[0]), bool(row[1]))
+
+
+def _is_ours(connection: Connection, name: str) -> bool:
+    owner = publication_owner(connection, name)
+    return owner is not None and owner[1]
+
+
+def drop_publication(connection: Connection, name: str) -> bool:
+    """Drops the publication. Returns False if there is none. Raises SourceNotUsableError."""
+    if _head(connection, name) is None:
+        return False
+    _write(connection, f"DROP PUBLICATION {quote_identifier(name)}")
+    return True
+
+
+def _head(connection: Connection, name: str) -> tuple[int, str, bool, bool, bool] | None:
+    """Returns its OID, the transaction that last altered it, and whether it publishes all operations, via root, all tables."""
+    with connection.cursor() as cursor:
+        cursor.execute(_PUBLICATION, (name,))
+        row = cursor.fetchone()
+    return None if row is None else (int(row[0]), str(row[1]), bool(row[2]), bool(row[3]), bool(row[4]))
+
+
+def _oids(connection: Connection, tables: Collection[TableId]) -> dict[TableId, int]:
+    """Returns the OIDs of the tables that exist."""
+    with connection.cursor() as cursor:
+        cursor.execute(_OIDS, ([t.database for t in tables], [t.name for t in tables]))
+        return {TableId(row[0], row[1]): int(row[2]) for row in cursor.fetchall()}
+
+
+def _memberships(connection: Connection, name: str, oids: Mapping[TableId, int]) -> dict[TableId, str]:
+    head = _head(connection, name)
+    if head is None:
+        return {}
+    oid, altered, _, _, _ = head
+    members = _members(connection, name, oids)
+    return {member.table: f"{oid} {altered} {member.entry}" for member in members if member.above is None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A published table. `entry`: why it is published. `filtered`, `listed`: it has a row filter, a column list. `above`: a
+    published table of which it is a partition, and whose changes its changes are in the log."""
+
+    table: TableId
+    entry: str
+    filtered: bool
+    listed: bool
+    above: str | None
+
+
+def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> list[_Member]:
+    head = _head(connection, name)
+    if head is None:
+        return []
+    entry = "'all'" if head[4] else (_SCHEMA_ENTRY if connection.server_version >= 15_00_00 else "NULL::text")
+    arguments = {"oids": list(oids.values()), "publication": head[0]}
+    with connection.cursor() as cursor:
+        cursor.execute(_MEMBERS.replace("%(schema_entry)s", entry), arguments)
+        rows = cursor.fetchall()
+    tables = {oid: table for table, oid in oids.items()}
+    return [_Member(tables[row[0]], str(row[1]), *row[2:]) for row in rows if row[1] is not None]
+
+
+def _write(connection: Connection, statement: str) -> None:
+    """Runs a statement in a transaction that may write."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"BEGIN READ WRITE; {statement}; COMMIT")
+    except psycopg2.Error as exc:
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+        code = error_code(exc)
+        remedy = {
+            _DENIED: "Let the tables' owner create the publication, and name it in source.publication. Or let the role own "
+            "the tables, and GRANT CREATE ON DATABASE to it.",
+        }.get(code or "", "Correct what the server's message says.")
+        raise SourceNotUsableError(f"The source refuses the job's publication: {error_text(exc)}.", remedy) from exc
+
+
+_DENIED = "42501"

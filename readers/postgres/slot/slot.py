@@ -1,0 +1,310 @@
+"""The job's replication slot: created once, checked before every read, advanced, and dropped only on demand.
+
+It is a logical slot of pgoutput. The server silently leaves out what is before its confirmed_flush_lsn, so that position is
+compared with the job's before anything is read.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+
+from tidemark.readers.postgres.connect import Connection, error_code, error_text
+from tidemark.readers.postgres.server import ServerIdentity, require_identity
+from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.position import WalPosition
+from tidemark.state.remedies import START_OVER_NOW
+
+SETTLE_SECONDS = 600.0
+"""How long to wait for transactions that are open when a slot is created."""
+_POLL_SECONDS = 0.1
+FLUSH_SECONDS = 60.0
+_UNASKED_FLUSH_SECONDS = 0.5
+_FLUSH_POLL_SECONDS = 0.02
+_TIMED_OUT = "57014"
+
+_SLOT = """
+SELECT to_jsonb(s) || jsonb_build_object(
+  'here', s.database IS NOT DISTINCT FROM current_database(),
+  'confirmed', s.confirmed_flush_lsn - '0/0',
+  'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
+  'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
+FROM pg_replication_slots AS s WHERE s.slot_name = %s
+"""
+
+_ENDS = """
+SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint
+"""
+
+_OPEN = (
+    "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+)
+# Not pg_current_snapshot(): its xmax follows the last transaction that ended, not the last one that began.
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSource:
+    """Where a job reads its log: server, slot and publication."""
+
+    identity: ServerIdentity
+    slot: str
+    publication: str
+
+
+def create_slot(connection: Connection, slot: str) -> WalPosition:
+    """Creates the slot unless it exists. Returns the position from which it has the log. Every transaction that commits
+    before that position is visible to every snapshot taken after the call.
+
+    The publication must exist already: it must be older than the log that is read through it. The connection must be in
+    autocommit mode. Raises SourceNotUsableError.
+    """
+    found = _find(connection, slot)
+    if found is None:
+        _create(connection, slot)
+        found = _find(connection, slot)
+        if found is None:
+            raise SourceNotUsableError(f"The slot {slot} disappeared while it was created.", "Run the job again.")
+    else:
+        _check_kind(found, slot)
+        _check_kept(found, slot)
+    wait_for_open_transactions(connection)
+    return WalPosition(int(found["confirmed"]))
+
+
+def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTLE_SECONDS) -> None:
+    """Waits until every transaction that is open now has ended. Raises SourceNotUsableError after `seconds`.
+
+    The log lacks what such a transaction wrote to a table before the table was published. And a committed transaction can
+    be in the log before it is visible.
+    """
+    older = _open_transactions(connection)
+    deadline = time.monotonic() + seconds
+    while older := older & _open_transactions(connection):
+        if time.monotonic() > deadline:
+            raise _open_for_long(connection)
+        time.sleep(_POLL_SECONDS)
+
+
+def check_slot(
+    connection: Connection, slot_source: SlotSource, position: WalPosition, *, until: WalPosition | None = None
+) -> None:
+    """Checks that the slot still has the log from `position` on, and that the log reaches `until`. Raises
+    LogPositionLostError, SourceNotUsableError, or ConnectionLostError if somebody reads from the slot now."""
+    require_identity(connection, slot_source.identity)
+    found = check_position(connection, slot_source.slot, position)
+    if until is not None:
+        _check_end(connection, found, until)
+    if found["active"]:
+        raise ConnectionLostError(
+            f"the slot {slot_source.slot} is in use by process {found['active_pid']} ({found['holder'] or 'unknown'})"
+        )
+
+
+def require_slot(
+    connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
+) -> None:
+    """Like `check_slot`, for the planner: waits for another reader of the slot, then raises SourceNotUsableError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            check_slot(connection, slot_source, position)
+        except ConnectionLostError as exc:
+            if time.monotonic() > deadline:
+                raise SourceNotUsableError(
+                    f"The source's log can't be read: {exc}.", "Stop whoever reads from it: a slot belongs to one job."
+                ) from exc
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
+def check_position(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:
+    """Like `check_slot`, without checking the server's identity or other readers. Returns the slot's row of
+    pg_replication_slots."""
+    found = _find(connection, slot)
+    if found is None:
+        raise LogPositionLostError(
+            f"The replication slot {slot} is gone, and with it the log from {position} on.",
+            f"{START_OVER_NOW} A new start creates a new slot.",
+        )
+    _check_kind(found, slot)
+    _check_kept(found, slot)
+    _check_position(found, slot, position)
+    _check_end(connection, found, position)
+    return found
+
+
+def slot_range(connection: Connection, slot: str) -> tuple[WalPosition, WalPosition]:
+    """Returns the start and end of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
+    found = _find(connection, slot)
+    if found is None:
+        raise LogPositionLostError(
+            f"The replication slot {slot} is gone.", f"{START_OVER_NOW} A new start creates a new slot."
+        )
+    _check_kind(found, slot)
+    _check_kept(found, slot)
+    return WalPosition(int(found["confirmed"])), log_end(connection)
+
+
+def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
+    """Returns the log's end, once it is flushed: only then can it be read. No snapshot's high is after it.
+
+    The server flushes at each commit. It flushes asynchronous commits and pruning by SELECTs in the background, and writes
+    of open transactions late: assigning an unused transaction id makes it flush these too. Raises SourceNotUsableError
+    after `seconds`.
+    """
+    end, flushed = _one(connection, _ENDS)
+    started, asked = time.monotonic(), False
+    while flushed < end:
+        waited = time.monotonic() - started
+        if waited > seconds:
+            raise SourceNotUsableError(
+                f"The server has not flushed its log in {seconds:.0f} s: {WalPosition(flushed)} of {WalPosition(end)}.",
+                "Check the server's disk.",
+            )
+        if waited > _UNASKED_FLUSH_SECONDS and not asked:
+            _one(connection, "SELECT pg_current_xact_id()")
+            asked = True
+        time.sleep(_FLUSH_POLL_SECONDS)
+        flushed = _one(connection, _ENDS)[1]
+    return WalPosition(end)
+
+
+def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bool:
+    """Tells the server that it may remove the log before `position`, which sink and checkpoint hold. Returns False if the
+    slot is in use or missing: the next call makes up for it. Raises SourceNotUsableError."""
+    found = _find(connection, slot)
+    if found is not None and int(found["confirmed"]) >= position.lsn:
+        return True
+    if found is None or found["active"]:
+        return False
+    try:
+        _one(connection, "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", slot, str(position))
+    except psycopg2.Error as exc:
+        if error_code(exc) == _IN_USE:
+            return False
+        raise _refused(exc) from exc
+    return True
+
+
+def slot_exists(connection: Connection, slot: str) -> bool:
+    return _find(connection, slot) is not None
+
+
+def drop_slot(connection: Connection, slot: str) -> bool:
+    """Drops the slot. Returns False if there is none. Raises SourceNotUsableError, also for a slot that is in use, of another
+    kind, or of another database."""
+    found = _find(connection, slot)
+    if found is None:
+        return False
+    _check_kind(found, slot)
+    try:
+        _one(connection, "SELECT pg_drop_replication_slot(%s)", slot)
+    except psycopg2.Error as exc:
+        raise _refused(exc) from exc
+    return True
+
+
+def _create(connection: Connection, slot: str) -> None:
+    try:
+        _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{SETTLE_SECONDS:.0f}s")
+        _one(connection, "SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false)", slot)
+        _one(connection, "SELECT set_config('statement_timeout', '0', false)")
+    except psycopg2.Error as exc:
+        if error_code(exc) == _TIMED_OUT:
+            _one(connection, "SELECT set_config('statement_timeout', '0', false)")
+            raise _open_for_long(connection) from exc
+        raise _refused(exc) from exc
+
+
+def _find(connection: Connection, slot: str) -> dict[str, Any] | None:
+    """Returns the slot's row of pg_replication_slots, with LSNs as numbers; None if there is no slot."""
+    with connection.cursor() as cursor:
+        cursor.execute(_SLOT, (slot,))
+        row = cursor.fetchone()
+    return None if row is None else dict(row[0])
+
+
+def _check_kind(found: dict[str, Any], slot: str) -> None:
+    """Raises SourceNotUsableError unless the slot is a permanent pgoutput slot of this database."""
+    if found["plugin"] != "pgoutput" or not found["here"] or found["temporary"] or found.get("two_phase"):
+        raise SourceNotUsableError(
+            f"Tidemark can't read the replication slot {slot}: plugin {found['plugin']}, database "
+            f"{found['database']}, temporary {found['temporary']}, two_phase {found.get('two_phase')}.",
+            "Name another slot in source.slot. Tidemark creates it.",
+        )
+
+
+def _check_kept(found: dict[str, Any], slot: str) -> None:
+    """Raises LogPositionLostError for a slot that the server invalidated."""
+    reason = found.get("invalidation_reason")
+    if found["wal_status"] == "lost" or found.get("conflicting") or reason:
+        raise LogPositionLostError(
+            f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): its log is gone.",
+            f"Drop it (tidemark drop). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
+            "idle_replication_slot_timeout.",
+        )
+
+
+def _check_position(found: dict[str, Any], slot: str, position: WalPosition) -> None:
+    confirmed = WalPosition(int(found["confirmed"]))
+    if confirmed.lsn > position.lsn:
+        raise LogPositionLostError(
+            f"The replication slot {slot} is at {confirmed}, but the job must go on from {position}: somebody else read from "
+            "it, or it was dropped and created again.",
+            f"{START_OVER_NOW} A slot belongs to one job.",
+        )
+
+
+def _check_end(connection: Connection, found: dict[str, Any], position: WalPosition) -> None:
+    if int(found["flushed"]) < position.lsn and (end := log_end(connection)).lsn < position.lsn:
+        raise LogPositionLostError(
+            f"The source's log ends at {end}, before {position}, which the job has read: the server was restored from an "
+            "older copy, or lost the end of its log.",
+            START_OVER_NOW,
+        )
+
+
+def _open_transactions(connection: Connection) -> set[str]:
+    """Returns the open transactions that have an id. Each holds a lock on its id until its writes are visible."""
+    with connection.cursor() as cursor:
+        cursor.execute(_OPEN)
+        return {str(row[0]) for row in cursor.fetchall()}
+
+
+def _open_for_long(connection: Connection) -> SourceNotUsableError:
+    pid, user, since = _one(
+        connection,
+        "SELECT max(pid)::text, max(usename)::text, min(xact_start)::text FROM (SELECT * FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 1) AS oldest",
+    )
+    return SourceNotUsableError(
+        f"The job can't start reading the log while older transactions are open. The oldest is that of process {pid} "
+        f"({user}), open since {since}.",
+        "End it, then run the job again.",
+    )
+
+
+def _refused(error: psycopg2.Error) -> SourceNotUsableError:
+    code = error_code(error)
+    remedy = {
+        _DENIED: "Let the role use replication: ALTER ROLE <role> REPLICATION.",
+        _IN_USE: "Stop whoever reads from it.",
+        _TOO_MANY: "Raise max_replication_slots, or drop slots that nobody needs.",
+        _NOT_READY: "Set wal_level = logical on the source, and restart it.",
+    }.get(code or "", "Correct what the server's message says.")
+    return SourceNotUsableError(f"The source refuses the job's replication slot: {error_text(error)}.", remedy)
+
+
+_DENIED, _IN_USE, _TOO_MANY, _NOT_READY = "42501", "55006", "53400", "55000"
+
+
+def _one(connection: Connection, sql: str, *arguments: object) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, arguments or None)
+        row = cursor.fetchone()
+    if row is None:
+        raise SourceNotUsableError("The source gave no answer to a query about its log.", "Run the job again.")
+    return tuple(row)

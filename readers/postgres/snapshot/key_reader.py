@@ -1,0 +1,94 @@
+"""Re-reads the rows of keys, all under one transaction's snapshot.
+
+    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → for each table: shape; SELECT, SELECT, …
+
+All re-reads of an epoch use one snapshot, unless its connection is lost. Changes after that snapshot need no further re-read
+in this epoch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from tidemark.readers.log.published_rereads import NO_SPLIT
+from tidemark.readers.postgres.connect import Connection, error_code, quote_literal, quote_table
+from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
+from tidemark.readers.postgres.keys.key_text import key_expression, key_text, whole_key_text
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, require_shape, select_where, take_snapshot
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.snapshot.split_reader import RetryingSplitReader
+from tidemark.state.position import Position, WalPosition
+from tidemark.state.split import KeyRange, Report, Split
+from tidemark.state.table import TableId, TableSchema
+
+
+class KeyReader(RetryingSplitReader[Connection]):
+    """Re-reads rows of the tables of `schemas`. snapshot.where is ignored: it never limits changes."""
+
+    table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    _error_code = staticmethod(error_code)
+
+    def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:
+        super().__init__(SqlSession(source.connect))
+        self._source, self._schemas = source, schemas
+        self._wanted = pa.RecordBatch.from_pydict({})
+        self._begun: tuple[Connection, WalPosition, int] | None = None
+        self._keys: dict[TableId, TableKey] = {}
+
+    def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
+        """Returns one text per row's key. Equal keys have equal texts, byte for byte. A collation may take other keys as equal
+        too."""
+        columns = [rows.column(name) for name in schema.key]
+        return whole_key_text([c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns])
+
+    def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
+        """Returns the snapshot's rows with the keys of `rows`, in any order, and with keys that the collation takes as equal.
+        Raises the same errors as `read`."""
+        self._wanted = rows.select(list(schema.key))
+        whole = Split(NO_SPLIT, schema.table, schema.version, schema.key, KeyRange(None, None))
+        return self.read(whole, schema, self._source.start)
+
+    def restart(self) -> None:
+        """Drops the snapshot: the next read takes a later one."""
+        self._session.close()
+        self._begun = None
+
+    def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        connection = self._session.connection
+        high, taken_at_us = self._snapshot(connection)
+        if schema.table not in self._keys:
+            key = read_key(connection, schema.table, split.columns)
+            require_shape(key, schema)
+            self._keys[schema.table] = key
+        key = self._keys[schema.table]
+        query = select_where(schema, key, one_of(key.columns, self._wanted.columns))
+        rows = copy_rows(connection, query, schema, in_memory=schema.table in self._source.masked)
+        report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0)
+        return SplitRead(report, rows, taken_at_us)
+
+    def _snapshot(self, connection: Connection) -> tuple[WalPosition, int]:
+        """Returns the snapshot of the connection's transaction, and begins the transaction if needed. For the locks see
+        split_reader.py."""
+        if self._begun is None or self._begun[0] is not connection:
+            self._keys.clear()
+            tables = ", ".join(quote_table(table) for table in sorted(self._schemas))
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                cursor.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+            self._begun = (connection, *take_snapshot(connection))
+        return self._begun[1:]
+
+
+def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
+    """Returns SQL that is true for the rows with these keys. The server searches the key's index for each."""
+    equal = [
+        [
+            f"{key.sql} OPERATOR({key.operators}.=) {key_expression(array.type, quote_literal(text), key.type)}"
+            for text in key_text(array).to_pylist()
+        ]
+        for key, array in zip(keys, values, strict=True)
+    ]
+    return " OR ".join(f"({' AND '.join(parts)})" for parts in zip(*equal, strict=True))

@@ -1,0 +1,176 @@
+"""Reads one split of a table, exact under its transaction's snapshot.
+
+    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → the table's shape → SELECT → COMMIT
+
+- The snapshot tells which transactions the rows contain, so nothing is replayed. The log's end is read after the snapshot,
+  so it is after every commit that the snapshot contains.
+- The lock is the one that a SELECT takes. It comes first: TRUNCATE and a DDL that rewrites the table make it look empty to
+  older snapshots. With the lock no DDL can come between snapshot, shape and SELECT.
+- A chunk is read under the exported snapshot of its attempt.
+- `where` (snapshot.where) limits what the SELECT reads. It never limits changes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.readers.postgres.connect import Connection, connect, error_code, quote_table
+from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, range_condition, read_key
+from tidemark.readers.postgres.schema.identity import is_another_table
+from tidemark.readers.postgres.schema.types import select_expression
+from tidemark.readers.postgres.server import ServerIdentity, require_identity
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.postgres.snapshot.pages import import_snapshot
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.failpoints import failpoint
+from tidemark.state.position import Position, WalPosition
+from tidemark.state.split import Report, SharedSnapshot, Split, StageChunk
+from tidemark.state.table import TableId, TableSchema
+
+_CTID = KeyColumn("ctid", "tid", "pg_catalog", None)
+# The server evaluates the target list after it takes the snapshot.
+_TAKE = """
+SELECT pg_current_snapshot()::text,
+       CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint END,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+"""
+
+
+def _nothing() -> None:
+    pass
+
+
+Hook = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHooks:
+    """Functions that each read calls at these points. Tests change the source there."""
+
+    before_snapshot: Hook = _nothing
+    after_snapshot: Hook = _nothing
+    after_select: Hook = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSource:
+    """Where and how splits are read. It is sent to executors. `start`: the job's start position. `where`: snapshot.where.
+    `masked`: the tables whose rows must not be written to disk unmasked."""
+
+    endpoint: Endpoint
+    tls: Tls | None
+    identity: ServerIdentity
+    start: WalPosition
+    where: Mapping[TableId, str] = field(default_factory=dict)
+    masked: frozenset[TableId] = frozenset()
+
+    def connect(self) -> Connection:
+        """Connects. Raises LogPositionLostError if the server is not the job's."""
+        connection = connect(self.endpoint, self.tls)
+        try:
+            require_identity(connection, self.identity)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class SplitReader(RetryingSplitReader[Connection]):
+    """Reads splits whose high is a snapshot. The anchor is not used."""
+
+    table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    _error_code = staticmethod(error_code)
+
+    def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
+        super().__init__(SqlSession(source.connect))
+        self._source = source
+        self._hooks = ReadHooks() if hooks is None else hooks
+
+    def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        connection, hooks = self._session.connection, self._hooks
+        hooks.before_snapshot()
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(f"LOCK TABLE {quote_table(schema.table)} IN ACCESS SHARE MODE")
+        if isinstance(split.pages, StageChunk):
+            shared = split.pages.snapshot
+            if not import_snapshot(connection, schema.table, shared):
+                return self._expired(split, schema, shared)
+            high, taken_at_us = shared.high, shared.taken_at_us
+        else:
+            high, taken_at_us = take_snapshot(connection)
+        failpoint("snapshot.after_low")
+        hooks.after_snapshot()
+        key = read_key(connection, schema.table, split.columns)
+        require_shape(key, schema)
+        rows = copy_rows(
+            connection, self._query(split, schema, key), schema, in_memory=schema.table in self._source.masked
+        )
+        with connection.cursor() as cursor:
+            cursor.execute("COMMIT")
+        failpoint("snapshot.after_select")
+        hooks.after_select()
+        report = Report(
+            split.id,
+            split.table,
+            split.schema_version,
+            high,
+            rows.num_rows,
+            0,
+            low=WalPosition(high.lsn),
+            kind="read" if split.pages is None else "staged",
+        )
+        before_the_log = (
+            self._source.start.lsn - 1
+        )  # changes that the snapshot lacks may have committed before the high
+        return SplitRead(report, rows, taken_at_us, before_the_log)
+
+    def _expired(self, split: Split, schema: TableSchema, shared: SharedSnapshot) -> SplitRead:
+        with self._session.connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+        report = Report(split.id, split.table, split.schema_version, shared.high, 0, 0, kind="expired")
+        return SplitRead(report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.lsn - 1)
+
+    def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
+        condition = range_condition(key.columns or (_CTID,), split.range)
+        where = self._source.where.get(schema.table)
+        if where is not None:
+            condition = f"({condition}) AND (\n{where}\n)"
+        return select_where(schema, key, condition)
+
+
+def select_where(schema: TableSchema, key: TableKey, condition: str) -> str:
+    columns = ", ".join(select_expression(column) for column in schema.captured)
+    return f"SELECT {columns} FROM {key.relation} WHERE {condition}"
+
+
+def take_snapshot(connection: Connection) -> tuple[WalPosition, int]:
+    """Returns the transaction's snapshot as a high, and its time in microseconds since 1970."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TAKE)
+        taken = cursor.fetchone()
+    assert taken is not None
+    snapshot, lsn, taken_at_us = taken
+    if lsn is None:
+        raise _standby()
+    return WalPosition(lsn, snapshot), taken_at_us
+
+
+def require_shape(key: TableKey, schema: TableSchema) -> None:
+    """Raises SchemaChangedError unless it is still the same table and has the columns of `schema`."""
+    if key.oid != schema.oid:
+        raise is_another_table(schema.table)
+    if key.shape != tuple((c.number, c.name, c.source_type, c.collation) for c in schema.columns):
+        raise columns_are_gone(f"{schema.table} no longer has the columns that it had when the job started.")
+
+
+def _standby() -> SourceNotUsableError:
+    return SourceNotUsableError(
+        "The server is a standby: its snapshots do not say which transactions are still running.",
+        "Name the primary in source.url.",
+    )

@@ -1,0 +1,303 @@
+"""PostgreSQL as a source of jobs."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.reading import StartAtEnd, StartAtLsn
+from tidemark.readers.found_source import FoundTables, checked
+from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
+from tidemark.readers.log.log_batch import LogBatch
+from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.readers.postgres.keys.split_keys import PostgresKeys
+from tidemark.readers.postgres.lease import AdvisoryLock
+from tidemark.readers.postgres.partitions.catalog import first_look
+from tidemark.readers.postgres.partitions.checks import look_again
+from tidemark.readers.postgres.pgoutput.reader import LogReader
+from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.readers.postgres.schema.catalog import find_tables, split_key
+from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
+from tidemark.readers.postgres.schema.preflight import Demands, preflight
+from tidemark.readers.postgres.schema.statistics import table_statistics
+from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
+from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.slot.publication import add_tables, create_publication, memberships, require_memberships
+from tidemark.readers.postgres.slot.server_log import ServerLog
+from tidemark.readers.postgres.slot.slot import (
+    SlotSource,
+    advance_slot,
+    create_slot,
+    log_end,
+    require_slot,
+    slot_range,
+    wait_for_open_transactions,
+)
+from tidemark.readers.postgres.snapshot.key_reader import KeyReader
+from tidemark.readers.postgres.snapshot.pages import page_statistics
+from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
+from tidemark.readers.projection.settings import findings_with, masked_tables
+from tidemark.readers.schema_checks import TableSettings
+from tidemark.readers.statistics import TableStatistics
+from tidemark.readers.table_settings import split_conditions
+from tidemark.state.errors import JobFileError, LogPositionLostError
+from tidemark.state.job_state import JobState, Membership
+from tidemark.state.key_source import KeySource
+from tidemark.state.key_statistics import PageStatistics
+from tidemark.state.log_extent import WalExtent
+from tidemark.state.log_range import LogRange, LogReport
+from tidemark.state.partitions import PartitionLook, Partitions
+from tidemark.state.position import Position, WalPosition, wal_position
+from tidemark.state.table import TableId, TableSchema
+
+ADVANCE_SECONDS = 5.0
+"""Minimum time between two advances of the slot: the server decodes the log for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """Implements `tidemark.readers.source.SourceServer` and `RereadsKeys`."""
+
+    job: JobFile
+    slot_source: SlotSource
+    start: WalPosition
+    memberships: tuple[Membership, ...]
+
+    def planner_access(self, state: JobState) -> "PostgresAccess":
+        return PostgresAccess(self, state.schemas, [wal_position(joined.start).lsn for joined in state.joined])
+
+    def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> SplitReader:
+        return SplitReader(self._snapshot_source(split_conditions(self.job, schemas)))
+
+    def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
+        source, reconnect = self.job.source, self.job.log.reconnect
+        options = ReadOptions(reconnect_attempts=reconnect.attempts, max_delay_seconds=reconnect.max_delay_seconds)
+        log = ServerLog(source.url, source.tls, self.slot_source)
+        return PostgresLog(self, LogReader(log, {schema.table: schema for schema in schemas}, options))
+
+    @contextmanager
+    def key_routing(self, schemas: Sequence[TableSchema]) -> Iterator["PostgresRouting"]:
+        with closing(SqlSession(self.connect)) as session:
+            yield PostgresRouting(PostgresKeys(session, {schema.table: schema for schema in schemas}))
+
+    @contextmanager
+    def key_reading(self, schemas: Sequence[TableSchema]) -> Iterator[KeyReader]:
+        with closing(KeyReader(self._snapshot_source({}), {schema.table: schema for schema in schemas})) as reader:
+            yield reader
+
+    def _snapshot_source(self, where: Mapping[TableId, str]) -> SnapshotSource:
+        source = self.job.source
+        return SnapshotSource(
+            source.url, source.tls, self.slot_source.identity, self.start, where, masked_tables(self.job)
+        )
+
+    def connect(self) -> Connection:
+        """Raises LogPositionLostError if the server is not the one that the job's positions belong to."""
+        connection = connect(self.job.source.url, self.job.source.tls)
+        return checked(connection, lambda opened: require_identity(opened, self.slot_source.identity))
+
+
+class PostgresAccess:
+    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions` and `RetainsLog`. Connects at the first query.
+    `join_lsns`: where tables joined."""
+
+    def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
+        self._slot_source = server.slot_source
+        self._slot = server.slot_source.slot
+        self._partitions_removed = server.job.source.partitions_removed
+        self._join_lsns = list(join_lsns)
+        self._session = SqlSession(server.connect)
+        self._advanced_at = 0.0
+        self._schemas = {schema.table: schema for schema in schemas}
+        self.keys: KeySource = PostgresKeys(self._session, self._schemas)
+
+    def log_end(self) -> WalPosition:
+        return self._session.ask(log_end)
+
+    def log_extent(self) -> WalExtent:
+        start, end = self._session.ask(lambda connection: slot_range(connection, self._slot))
+        return WalExtent(start, end)
+
+    def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        keeps_removed = self._partitions_removed == "keep"
+        return self._session.ask(
+            lambda connection: look_again(
+                connection, self._slot_source, known, self._schemas, keeps_removed=keeps_removed
+            )
+        )
+
+    def committed(self, position: Position) -> None:
+        """Advances the slot, at most every ADVANCE_SECONDS. After a table joined, the slot is advanced before more is read:
+        servers released before 2025 lose a table's changes if they first decode a transaction that was open while the table
+        was published."""
+        reached = wal_position(position)
+        if self._join_lsns and reached.lsn >= min(self._join_lsns):
+            self._session.ask(lambda connection: self._advance_past(connection, reached))
+            self._join_lsns = [lsn for lsn in self._join_lsns if lsn > reached.lsn]
+        elif time.monotonic() < self._advanced_at + ADVANCE_SECONDS:
+            return
+        else:
+            self._session.ask(lambda connection: advance_slot(connection, self._slot, reached))
+        self._advanced_at = time.monotonic()
+
+    def _advance_past(self, connection: Connection, reached: WalPosition) -> None:
+        """Raises SourceNotUsableError if somebody else keeps reading from the slot."""
+        while not advance_slot(connection, self._slot, reached):
+            require_slot(connection, self._slot_source, reached)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresLog:
+    """Implements `tidemark.readers.source.LogReading`."""
+
+    server: PostgresServer
+    reader: LogReader
+
+    def read(self, log_range: LogRange) -> Iterator[LogBatch]:
+        """Raises LogPositionLostError after the last batch if a table was out of the publication in the meantime."""
+        yield from self.reader.read(log_range)
+        with closing(self.server.connect()) as connection:
+            known = {membership.table: membership.text for membership in self.server.memberships}
+            oids = oids_of(self.reader.schemas.values())
+            require_memberships(connection, self.server.slot_source.publication, known, oids)
+
+    @property
+    def report(self) -> LogReport:
+        return self.reader.report
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresRouting:
+    """Implements `tidemark.readers.source.KeyRouting` and `RoutesByTransaction`."""
+
+    keys: PostgresKeys
+
+    def owners(
+        self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch, finished_splits: FinishedSplits
+    ) -> Int64s:
+        return self.keys.owners(schema, columns, rows, finished_splits)
+
+    def transactions(self, rows: pa.RecordBatch) -> Int64s:
+        texts = rows.column("_txn_id")
+        xids = np.array([int(text) for text in texts.dictionary.to_pylist()], np.int64)
+        taken: Int64s = xids[texts.indices.to_numpy()]
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPostgres(FoundTables):
+    """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables` and `FindsPartitions`."""
+
+    connection: Connection
+    info: ServerInfo
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    def watermarks(self) -> str:
+        return "snapshot"
+
+    def statistics(self, table: TableId) -> TableStatistics:
+        return table_statistics(self.connection, table)
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        return page_statistics(self.connection, table)
+
+    def identity(self) -> str:
+        return str(self.info.identity)
+
+    def first_start(self) -> WalPosition:
+        """Creates the publication and then the slot, if they are missing."""
+        job, tables = self.job, [schema.table for schema in self.schemas]
+        if not create_publication(self.connection, job.publication, tables):
+            add_tables(self.connection, job.publication, tables)
+        end = log_end(self.connection)
+        kept_from = create_slot(self.connection, job.slot)
+        now = WalPosition(max(end.lsn, kept_from.lsn))
+        if job.mode != "incremental" or (wanted := job.log_start) == StartAtEnd("latest"):
+            return now
+        if wanted == StartAtEnd("earliest"):
+            return kept_from
+        if not isinstance(wanted, StartAtLsn):
+            raise JobFileError(
+                f"log.start: {wanted.as_written()} can't be used with PostgreSQL.",
+                "Write latest, earliest or {lsn: 16/B374D848}.",
+            )
+        if not kept_from.lsn <= wanted.lsn <= now.lsn:
+            raise LogPositionLostError(
+                f"log.start: {WalPosition(wanted.lsn)} is not in the log that the slot {job.slot} keeps: {kept_from} to {now}.",
+                f"Write an LSN from {kept_from} to {now}. A slot keeps the log only from its creation on: next time create it "
+                "before the changes that you want, and name it in source.slot.",
+            )
+        return WalPosition(wanted.lsn)
+
+    def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
+        """Waits for the transactions that were open when the tables were published: the log may lack their changes to these
+        tables. Everything before the returned position is visible to every later snapshot."""
+        add_tables(self.connection, self.job.publication, tables)
+        wait_for_open_transactions(self.connection)
+        start = log_end(self.connection)
+        wait_for_open_transactions(self.connection)
+        return start
+
+    def memberships(self) -> tuple[Membership, ...]:
+        found = memberships(self.connection, self.job.publication, [schema.table for schema in self.schemas])
+        return tuple(Membership(table, text) for table, text in sorted(found.items()))
+
+    def partitions(self, tables: Sequence[TableId]) -> Partitions:
+        oids = oids_of(self.schemas)
+        return first_look(self.connection, {table: oids[table] for table in tables})
+
+    def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
+        identity = ServerIdentity.parse(state.server_identity)
+        require_identity(self.connection, identity)
+        slot_source = SlotSource(identity, self.job.slot, self.job.publication)
+        for position in positions:
+            require_slot(self.connection, slot_source, wal_position(position))
+        if positions:
+            require_same_tables(self.schemas, state.schemas)
+            known = {membership.table: membership.text for membership in state.memberships}
+            require_memberships(self.connection, self.job.publication, known, oids_of(state.schemas))
+
+    def server(self, state: JobState) -> PostgresServer:
+        slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
+        return PostgresServer(self.job, slot_source, wal_position(state.start), state.memberships)
+
+
+@contextmanager
+def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
+    source = job.source
+    with closing(connect(source.url, source.tls)) as connection:
+        server = read_server(connection)
+        facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
+        result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
+        yield FoundPostgres(
+            job=job,
+            schemas=tuple(result.schemas.values()),
+            split_columns={table: split_key(schema) for table, schema in result.schemas.items()},
+            findings=findings_with(job, result.findings, result.schemas.values()),
+            connection=connection,
+            info=server,
+        )
+
+
+def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
+    """See `tidemark.jobs.sources.acquire_lease`."""
+    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, lock_name(job.job, job.checkpoint)), wait=wait)
+
+
+def _demands(job: JobFile, *, needs_key: bool) -> Demands:
+    return Demands(
+        needs_key=needs_key,
+        slot=job.slot,
+        publication=job.publication,
+        tables=TableSettings.of(job),
+    )

@@ -1,0 +1,150 @@
+"""Checks of tables, keys and settings that all sources share."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.tables import TableGlob
+from tidemark.readers.findings import Finding, SettingError, exclusion_of, of_error, refusal
+from tidemark.readers.projection.settings import columns_read
+from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.table import Column, TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """The job file's settings for single tables. `transforms`: the columns that transforms read, in lower case."""
+
+    exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
+    transforms: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: JobFile) -> "TableSettings":
+        source = job.source
+        return cls(
+            exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
+            keys={TableId(t.database, t.name): tuple(columns) for t, columns in source.keys.items()},
+            transforms=columns_read(job),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The result of all checks. `schemas` has every table without a problem: all tables, unless a finding refuses the job."""
+
+    schemas: dict[TableId, TableSchema]
+    findings: tuple[Finding, ...]
+
+
+def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) -> list[TableId]:
+    """Returns the tables that no glob of `exclude` matches, sorted. Raises SourceNotUsableError if none is left."""
+    kept = sorted(t for t in selected if not any(glob.matches(t.database, t.name) for glob in exclude))
+    if not kept:
+        raise SourceNotUsableError(
+            "source.exclude_tables excludes every table that source.tables names.", "Correct one of the two."
+        )
+    return kept
+
+
+def spelling_hint(glob: TableGlob, tables: Iterable[TableId]) -> str:
+    """Returns a sentence that names a table whose name differs from `glob` only by case; "" if there is none."""
+    alike = [table for table in tables if f"{table}".lower() == glob.text.lower()]
+    return f"The server spells it {alike[0]}: write it so. " if alike else ""
+
+
+def check_settings_of_tables(tables: Collection[TableId], settings: TableSettings) -> list[Finding]:
+    """Refuses settings for tables that are not copied. Such a name is misspelt, and the column to hide would be copied."""
+    return [
+        refusal(
+            f"{section} names {table}, which source.tables does not select.",
+            "Correct the name. Names are case-sensitive.",
+            table=table,
+        )
+        for section, named in (
+            ("source.columns", settings.exclude_columns),
+            ("source.keys", settings.keys),
+            ("transforms", settings.transforms),
+        )
+        for table in named
+        if table not in tables
+    ]
+
+
+def schema_or_findings(
+    table: TableId, problems: Sequence[tuple[str, UnsupportedTypeError]], load: Callable[[], TableSchema]
+) -> tuple[TableSchema | None, list[Finding]]:
+    """Returns the schema from `load`; None and the reasons if there are `problems` or `load` raises JobFileError."""
+    if problems:
+        return None, [of_error(error, table=table, column=column) for column, error in problems]
+    try:
+        return load(), []
+    except JobFileError as error:
+        return None, [of_error(error, table=table)]
+
+
+def require_excluded_columns(table: TableId, columns: Sequence[str], exclude_columns: Collection[str]) -> None:
+    """Raises SettingError if source.columns excludes a column that is not in `columns`."""
+    for name in exclude_columns:
+        if name not in columns:
+            raise SettingError(
+                f"source.columns excludes {name} of {table}, which has no such column.",
+                f"Its columns are {', '.join(columns)}.",
+                exclusion_of(table),
+            )
+
+
+def require_copied_key(table: TableId, key: Sequence[str], exclude_columns: Collection[str]) -> None:
+    """Raises SettingError if source.columns excludes a column of the key."""
+    excluded = [name for name in key if name in exclude_columns]
+    if excluded:
+        raise SettingError(
+            f"source.columns excludes {', '.join(excluded)} of {table}, which its key needs.",
+            "Copy the column, or name another unique key in source.keys.",
+            exclusion_of(table),
+        )
+
+
+def require_fitting_override(
+    table: TableId, columns: Sequence[str], primary: Sequence[str] | None, key_override: Sequence[str] | None
+) -> None:
+    """Raises JobFileError if source.keys contradicts the table's primary key or names columns that do not exist."""
+    if key_override is None:
+        return
+    if primary is not None and set(key_override) != set(primary):
+        raise JobFileError(
+            f"source.keys names a key for {table}, which has the primary key ({', '.join(primary)}).",
+            "Take the table out of source.keys.",
+        )
+    unknown = sorted(set(key_override) - set(columns))
+    if unknown:
+        raise JobFileError(
+            f"source.keys names {', '.join(unknown)} for {table}, which has no such column.",
+            f"Its columns are {', '.join(columns)}.",
+        )
+
+
+def check_mirror_key(
+    schema: TableSchema, candidates: Sequence[Sequence[str]], is_exact: Callable[[Column], bool]
+) -> list[Finding]:
+    """Checks the key for sinks that find rows by it. `candidates`: the keys that source.keys may name. `is_exact`: returns True
+    if equal values of the column are equal in a copy too."""
+    table = schema.table
+    if not schema.key:
+        remedy = (
+            f"Name one of its unique keys: source.keys: {{{table}: [{', '.join(candidates[0])}]}}."
+            if candidates
+            else "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
+        )
+        return [refusal(f"{table} has no primary key: a mirror can't tell its rows apart.", remedy, table=table)]
+    return [
+        refusal(
+            f"Column {name} in the key of {table} is {schema.column(name).source_type}: equal values need not be "
+            "equal in a copy.",
+            "Name another unique key in source.keys, or leave the table out.",
+            table=table,
+            column=name,
+        )
+        for name in schema.key
+        if not is_exact(schema.column(name))
+    ]

@@ -1,0 +1,162 @@
+"""Publishing: makes a split's rows and its report durable together, in one file that exactly one attempt creates.
+
+A later attempt finds `published/e{epoch}-s{split}` and emits it instead of its own rows: a SELECT is not repeatable, a
+published split is. A chunk is published as `staged/g{attempt}-{first page}`; a later epoch emits it from there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.readers.snapshot import published_file
+from tidemark.readers.snapshot.gathered_rows import SPILL_BYTES
+from tidemark.readers.snapshot.published_file import (
+    PublishedFormat,
+    batches_of,
+    check_file,
+    damaged,
+    format_of,
+    write_file,
+)
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.state.change_batch import ChangeType, batch_schema
+from tidemark.state.checkpoint.layout import published_split_file, staged_chunk_file
+from tidemark.state.checkpoint.store import CheckpointStore
+from tidemark.state.errors import CheckpointError
+from tidemark.state.failpoints import failpoint
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.split import ReleaseChunk, Report, Split
+from tidemark.state.table import TableSchema
+
+MAX_BATCH_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSplit:
+    """The content that every attempt emits for a split. `batches` have `batch_schema` of the table and at most about
+    MAX_BATCH_BYTES each; () for a split without rows. A split published as Parquet is the file `name` itself."""
+
+    report: Report
+    name: str
+    batches: tuple[pa.RecordBatch, ...]
+
+
+def published_name(epoch: int, split: Split) -> str:
+    if split.pages is None:
+        return published_split_file(epoch, split.id)
+    first = 0 if split.range.start is None else int(split.range.start.encoded_key, 16)
+    return staged_chunk_file(split.pages.attempt, first)
+
+
+def publish(
+    store: CheckpointStore,
+    epoch: int,
+    split: Split,
+    read: SplitRead,
+    schema: TableSchema,
+    form: PublishedFormat = "arrow",
+) -> PublishedSplit:
+    """Publishes the rows (of the table's `schema`, exact at the report's high) unless the split has been published in this
+    epoch. Returns the published content."""
+    report = read.report
+    if read.rows.num_rows != report.row_count:
+        raise ValueError(f"{read.rows.num_rows} rows, but {report.row_count} in the report")
+    name = published_name(epoch, split)
+    batches = _change_batches(read, batch_schema(schema))
+    data = write_file(form, report, batches, schema, in_memory=read.rows.nbytes < SPILL_BYTES)
+    failpoint("publish.before")
+    created = store.create(name, data)
+    failpoint("publish.after")
+    if created:
+        return PublishedSplit(report, name, batches_of(data))
+    winner = read_published(store, epoch, split, form)
+    if winner is None:
+        raise CheckpointError(
+            f"{name} was published by another attempt and then removed: its epoch is committed.",
+            "Nothing is lost; if the job fails with this, start it again.",
+        )
+    return winner
+
+
+def read_published(
+    store: CheckpointStore, epoch: int, split: Split, form: PublishedFormat = "arrow"
+) -> PublishedSplit | None:
+    """Returns None if the split is not published. Raises CheckpointError for a damaged file, an unknown version, or a file that
+    was published for another kind of sink."""
+    name = published_name(epoch, split)
+    data = store.read(name)
+    if data is None:
+        return None
+    report, batches = check_file(data, name)
+    report = _of_split(report, split, name)
+    if format_of(data) != form:
+        raise CheckpointError(
+            f"The splits of epoch {epoch} were read for another kind of sink than the job file has now.",
+            f"Run the job once more with the sink that it had, or {START_OVER}.",
+        )
+    return PublishedSplit(report, name, batches)
+
+
+def is_published(store: CheckpointStore, epoch: int, split: Split) -> bool:
+    return store.read(published_name(epoch, split)) is not None
+
+
+def read_report(store: CheckpointStore, epoch: int, split: Split) -> Report:
+    """Returns the report only. Raises CheckpointError if the split is not published."""
+    name = published_name(epoch, split)
+    data = store.read(name)
+    if data is None:
+        raise lost_file(name)
+    return _of_split(published_file.read_report(data, name), split, name)
+
+
+def lost_file(name: str) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint has lost its file {name}, which the job still needs.",
+        RESTORE_CHECKPOINT,
+    )
+
+
+def _of_split(report: Report, split: Split, name: str) -> Report:
+    """Checks that the report is the split's. The report of a staged chunk becomes that of the split that releases it."""
+    if report.table != split.table or (report.split_id != split.id and not isinstance(split.pages, ReleaseChunk)):
+        raise damaged(name, "it belongs to another split")
+    if not isinstance(split.pages, ReleaseChunk):
+        return report
+    if report.kind != "staged":
+        raise damaged(name, "it is not a staged chunk")
+    return replace(report, split_id=split.id, kind="released")
+
+
+def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
+    no_transaction = pa.array([], pa.string())
+    version = read.report.high.version if read.commit_version is None else read.commit_version
+    first = 0
+    for batch in rows.to_batches():
+        for part in _divided(batch):
+            count = part.num_rows
+            meta = [
+                pa.array(np.full(count, ChangeType.INSERT, np.int8)),
+                pa.array(np.full(count, version, np.int64)),
+                pa.array(np.full(count, read.taken_at_us, np.int64)).cast(pa.timestamp("us", tz="UTC")),
+                pa.array(np.arange(first, first + count, dtype=np.int32)),
+                pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), no_transaction),
+                pa.array(np.ones(count, np.bool_)),
+            ]
+            first += count
+            columns = [*part.columns, *meta]
+            unchanged = [pa.nulls(count, field.type) for field in list(schema)[len(columns) :]]
+            yield pa.RecordBatch.from_arrays([*columns, *unchanged], schema=schema)
+
+
+def _divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divides into batches of at most MAX_BATCH_BYTES, or of one row. Yields nothing for an empty batch."""
+    if batch.num_rows > 1 and batch.nbytes > MAX_BATCH_BYTES:
+        half = batch.num_rows // 2
+        yield from _divided(batch.slice(0, half))
+        yield from _divided(batch.slice(half))
+    elif batch.num_rows:
+        yield batch

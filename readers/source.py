@@ -1,0 +1,201 @@
+"""The protocol of a source: what a job asks of a database. `mysql/source.py` and `postgres/source.py` implement it.
+
+A source of every kind has the protocols of the first part. The second part has optional capabilities, which only some
+sources have: callers ask with `isinstance`, each capability in one place.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from tidemark.readers.findings import Finding
+from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
+from tidemark.readers.log.log_batch import LogBatch
+from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.statistics import TableStatistics
+from tidemark.state.job_state import JobState, Membership
+from tidemark.state.key_source import KeySource
+from tidemark.state.key_statistics import PageStatistics
+from tidemark.state.log_extent import LogExtent
+from tidemark.state.log_range import LogRange, LogReport
+from tidemark.state.partitions import PartitionLook, Partitions
+from tidemark.state.position import Position
+from tidemark.state.split import Split
+from tidemark.state.table import TableId, TableSchema
+
+
+class Lease(Protocol):
+    """The right to run a job. It is held inside the `with` block."""
+
+    def held(self) -> bool:
+        """False once the lease is lost; it does not come back."""
+
+    def __enter__(self) -> "Lease": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class PlannerAccess(Protocol):
+    """The planner's questions. A question is repeated on a new connection if the connection was lost."""
+
+    @property
+    def keys(self) -> KeySource: ...
+
+    def log_end(self) -> Position: ...
+
+    def log_extent(self) -> LogExtent: ...
+
+
+class SplitReading(Protocol):
+    def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
+        """Returns the split's rows as of its high watermark."""
+
+
+class LogReading(Protocol):
+    def read(self, log_range: LogRange) -> Iterator[LogBatch]: ...
+
+    @property
+    def report(self) -> LogReport:
+        """The report of the last range that was read to its end."""
+
+
+class KeyRouting(Protocol):
+    """Finds the split that a changed row belongs to."""
+
+    def owners(
+        self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch, finished_splits: FinishedSplits
+    ) -> Int64s:
+        """Returns for each row the index of its split in `finished_splits`."""
+
+
+class SourceServer(Protocol):
+    """A source as job startup found it. It is pickled to the planner and the executors, and opens their connections."""
+
+    def planner_access(self, state: JobState) -> PlannerAccess: ...
+
+    def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> AbstractContextManager[SplitReading]: ...
+
+    def log_reading(self, schemas: Sequence[TableSchema]) -> LogReading: ...
+
+    def key_routing(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyRouting]: ...
+
+
+class FoundSource(Protocol):
+    """A source and its tables, as found on one connection, which is open as long as this object is used."""
+
+    @property
+    def name(self) -> str:
+        """Product and version."""
+
+    @property
+    def schemas(self) -> tuple[TableSchema, ...]:
+        """The tables that are not refused."""
+
+    @property
+    def split_columns(self) -> Mapping[TableId, tuple[str, ...]]: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    def watermarks(self) -> str:
+        """The method by which watermarks are taken, for people."""
+
+    def statistics(self, table: TableId) -> TableStatistics: ...
+
+    def identity(self) -> str:
+        """The server that the job's positions belong to; stored as JobState.server_identity."""
+
+    def first_start(self) -> Position:
+        """Returns the position from which a new job reads the log. What is committed after this call is in that log."""
+
+    def joining_start(self, tables: Sequence[TableId]) -> Position:
+        """Returns the log's end: the position from which tables that join a running job are read. PostgreSQL: publishes
+        the tables first."""
+
+    def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
+        """Raises LogPositionLostError unless this is the job's server, and its log still has `positions`, up to which the
+        job has read, and everything after them."""
+
+    def server(self, state: JobState) -> SourceServer: ...
+
+
+# Optional capabilities
+
+
+@runtime_checkable
+class ReadsPages(Protocol):
+    """A FoundSource that can read a table without a key by page ranges."""
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """None if this table can't be read by pages."""
+
+
+@runtime_checkable
+class PublishesTables(Protocol):
+    """A FoundSource whose log contains only published tables."""
+
+    def memberships(self) -> tuple[Membership, ...]:
+        """Returns how each table is published. Call `first_start` before."""
+
+
+@runtime_checkable
+class FindsPartitions(Protocol):
+    """A FoundSource whose log contains neither renames and rewrites of tables nor changes to partitions (ATTACH, DETACH,
+    DROP).
+    """
+
+    def partitions(self, tables: Sequence[TableId]) -> Partitions | None:
+        """Returns the tables and their partitions."""
+
+
+@runtime_checkable
+class WatchesPartitions(Protocol):
+    """A PlannerAccess that compares tables and partitions, because renames, rewrites and changes to partitions are not in
+    the log.
+    """
+
+    def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        """Returns the same tables and partitions as they are now. Raises PartitionsChangedError if rows came or went with a
+        partition, SchemaChangedError if a table is another one or was rewritten."""
+
+
+@runtime_checkable
+class RetainsLog(Protocol):
+    """A PlannerAccess whose server keeps the log until the job releases it."""
+
+    def committed(self, position: Position) -> None:
+        """Releases the log before `position`: the sink and the checkpoint contain all of it."""
+
+
+@runtime_checkable
+class RoutesByTransaction(Protocol):
+    """A KeyRouting of a source whose high watermarks are sets of transactions."""
+
+    def transactions(self, rows: pa.RecordBatch) -> Int64s:
+        """Returns the transaction id of each row."""
+
+
+class KeyReading(Protocol):
+    """Reads rows again by their keys."""
+
+    def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
+        """Returns the rows' keys as text. Equal keys have equal bytes."""
+
+    def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
+        """Returns the source's rows for the keys of `rows`, in any order, perhaps with other rows. The snapshot was taken
+        after this reader was created, and after the last `restart`."""
+
+    def restart(self) -> None:
+        """Discards the snapshot; the next read takes a new one."""
+
+
+@runtime_checkable
+class RereadsKeys(Protocol):
+    """A SourceServer whose log leaves unchanged long values out (PostgreSQL's TOAST), so that rows are re-read."""
+
+    def key_reading(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyReading]: ...

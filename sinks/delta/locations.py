@@ -1,0 +1,217 @@
+"""The locations of a job's copies: folders below one folder, or tables of a catalog.
+
+SQL has a name for both, the `relation`, which is used to create, read and write them.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
+from tidemark.sinks.files.sink import local_folder, scheme_of, table_folder_name, unwritable
+from tidemark.sinks.sink import Finding
+from tidemark.state.table import TableId, TableSchema
+
+JOB_NAME, JOB_UUID = "tidemark.job", "tidemark.job_uuid"
+"""Properties of a table that name its owner."""
+_NAME_OF_SESSION_CATALOG = re.compile(r"[A-Za-z0-9_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The location of one table's copy. `setting`: the key of the job file that chooses it."""
+
+    text: str
+    relation: str
+    setting: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An existing Delta table at a copy's location. `table_id`: Delta's unique id, which a table keeps when it is moved."""
+
+    table_id: str
+    columns: StructType
+    partition_columns: tuple[str, ...]
+    properties: Mapping[str, str]
+    is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """Something else than a Delta table is at the location. `text` follows the location's name in a sentence."""
+
+    text: str
+
+
+class Lake(Protocol):
+    """All locations of a job's copies. Methods raise SinkError if Spark can't read there."""
+
+    def location_of(self, table: TableId) -> Location: ...
+
+    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+        """Yields problems of the whole, and of tables that have no location of their own."""
+
+    def holds(self, session: SparkSession, location: Location) -> bool:
+        """Whether a table is there."""
+
+    def look(self, session: SparkSession, location: Location) -> Found | Occupied | None: ...
+
+    def create_schema_of(self, session: SparkSession, table: TableId) -> None:
+        """Creates the schema that the copy needs."""
+
+
+def lake_of(settings: DeltaSettings) -> Lake:
+    """Returns the locations for a job file's `sink`. Raises JobFileError for a `file:` URI that names a host."""
+    if settings.catalog is not None:
+        return CatalogLake(settings.catalog, settings.table)
+    assert settings.path is not None, "the job file has one of the two"
+    return FolderLake(_root(settings.path))
+
+
+def _root(path: str) -> str:
+    return str(local_folder(path)) if scheme_of(path) in {"", "file"} else path.rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderLake:
+    """Folders below `root`: an absolute path, or a URI of a filesystem that Hadoop knows."""
+
+    root: str
+
+    def location_of(self, table: TableId) -> Location:
+        text = f"{self.root}/{table_folder_name(table)}"
+        return Location(text, f"delta.{quoted(text)}", "sink.path")
+
+    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+        if not scheme_of(self.root):
+            yield from unwritable(Path(self.root))
+
+    def holds(self, session: SparkSession, location: Location) -> bool:
+        jvm: Any = session._jvm
+        with spark_errors(location):
+            return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(session._jsparkSession, location.text))
+
+    def look(self, session: SparkSession, location: Location) -> Found | Occupied | None:
+        if self.holds(session, location):
+            return _found(session, location)
+        jvm: Any = session._jvm
+        with spark_errors(location):
+            path = jvm.org.apache.hadoop.fs.Path(location.text)
+            system = path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+            is_free = not system.exists(path) or len(system.listStatus(path)) == 0
+        return None if is_free else Occupied("has files, but is not a Delta table")
+
+    def create_schema_of(self, session: SparkSession, table: TableId) -> None:
+        """Does nothing: Delta creates folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogLake:
+    """Managed tables of the catalog `name`."""
+
+    name: str
+    template: TableTemplate
+
+    def location_of(self, table: TableId) -> Location:
+        names = self._names(table)
+        relation = ".".join(map(quoted, (self.name, *names)))
+        return Location(".".join((self.name, *names)), relation, "sink.table")
+
+    def _names(self, table: TableId) -> tuple[str, str]:
+        schema, name = self.template.target(TableName(table.database, table.name))
+        assert schema is not None, "the job file's template has one"
+        return schema, name
+
+    def _schema(self, name: str) -> str:
+        return f"{quoted(self.name)}.{quoted(name)}"
+
+    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+        with spark_errors(f"Catalog {self.name}"):
+            session.newSession().catalog.setCurrentCatalog(self.name)
+        is_sparks = self.name == SESSION_CATALOG and session.conf.get(f"spark.sql.catalog.{self.name}") == DELTA_CATALOG
+        if is_sparks and session.conf.get("spark.sql.catalogImplementation") == "in-memory":
+            yield Finding(
+                None,
+                f"{self.name} is in memory here: its tables would be lost when Spark ends.",
+                "Give Spark a metastore (spark.conf: {spark.sql.catalogImplementation: hive}), or write to a sink.path.",
+            )
+        apart: defaultdict[tuple[str, ...], list[TableId]] = defaultdict(list)
+        for schema in schemas:
+            names = self._names(schema.table)
+            apart[tuple(name.lower() for name in names)].append(schema.table)
+            for name in names:
+                if is_sparks and not _NAME_OF_SESSION_CATALOG.fullmatch(name):
+                    yield Finding(
+                        schema.table,
+                        f"{self.name} allows only letters, digits and _ in names, not {name!r}.",
+                        "Choose another name by sink.table, leave that table out, or write to a sink.path.",
+                    )
+        for tables in apart.values():
+            if len(tables) > 1:
+                listed = " and ".join(sorted(map(str, tables)))
+                text = f"{listed} would be written into one table: names in catalogs are not case-sensitive."
+                yield Finding(None, text, "Give them different names by sink.table, or leave one of them out.")
+        for name in dict.fromkeys(self._names(schema.table)[0] for schema in schemas):
+            if not self._has_schema(session, name):
+                yield Finding(None, f"schema {self.name}.{name} will be created")
+
+    def _has_schema(self, session: SparkSession, name: str) -> bool:
+        with spark_errors(f"Catalog {self.name}"):
+            return session.catalog.databaseExists(self._schema(name))
+
+    def holds(self, session: SparkSession, location: Location) -> bool:
+        with spark_errors(location):
+            return session.catalog.tableExists(location.relation)
+
+    def look(self, session: SparkSession, location: Location) -> Found | Occupied | None:
+        if not self.holds(session, location):
+            return None
+        with spark_errors(location):
+            kind = session.catalog.getTable(location.relation).tableType
+        return Occupied("is a view") if "VIEW" in kind else _found(session, location)
+
+    def create_schema_of(self, session: SparkSession, table: TableId) -> None:
+        name, _ = self._names(table)
+        if not self._has_schema(session, name):
+            with spark_errors(f"Schema {self.name}.{name}"):
+                session.sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema(name)}")
+
+
+def _found(session: SparkSession, location: Location) -> Found | Occupied:
+    with spark_errors(location):
+        detail = session.sql(f"DESCRIBE DETAIL {location.relation}").collect()[0]
+        if detail["format"] != "delta":
+            return Occupied(f"is a table of the format {detail['format']}")
+        rows = session.table(location.relation)
+        owned = JOB_UUID in detail["properties"]
+        return Found(
+            table_id=detail["id"],
+            columns=rows.schema,
+            partition_columns=tuple(detail["partitionColumns"]),
+            properties=detail["properties"],
+            is_empty=not owned and rows.isEmpty(),
+        )
+
+
+def owner_of(session: SparkSession, location: Location) -> str | None:
+    """Returns the uuid of the job that owns the table, None without an owner. Runs no Spark job."""
+    with spark_errors(location):
+        rows = session.sql(f"SHOW TBLPROPERTIES {location.relation}").collect()
+    return next((row["value"] for row in rows if row["key"] == JOB_UUID), None)
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,17 @@
+"""The needs and the identity of a job file's files sink."""
+
+from tidemark.conf.sink import FilesSink as FilesSettings
+from tidemark.sinks.sink import SinkNeeds
+from tidemark.state.sink_identity import SinkIdentity, SinkSetting
+
+
+def files_needs(settings: FilesSettings) -> SinkNeeds:
+    """Returns the sink's needs. A split that is published as Parquet becomes a file of the copy unchanged."""
+    return SinkNeeds(f"files {settings.path}", published_format="parquet" if settings.format == "parquet" else "arrow")
+
+
+def files_identity(settings: FilesSettings) -> SinkIdentity:
+    return SinkIdentity(
+        (SinkSetting("sink.type", "files"), SinkSetting("sink.format", settings.format)),
+        SinkSetting("sink.path", settings.path),
+    )

@@ -1,0 +1,262 @@
+"""The files sink: change batches appended as Parquet or JSON Lines under `<path>/<database>.<table>/`.
+
+A part's rows of one table are one file, named after epoch and part: `e0000000042-s17.parquet`. It is written under a hidden
+name in the same folder, fsynced and renamed. So a reader sees a whole file or none, and a replay replaces a file by an equal
+one. When all files of a part exist, an entry in `<path>/_tidemark/<job uuid>/` records the part: these files are the ledger.
+Spark, Hive and Arrow ignore names that start with a dot or an underscore.
+"""
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from tidemark.sinks.files.part import FilesPart, Format, sync_folder
+from tidemark.sinks.parts import Part, check_repeated_part, parts_of
+from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, no_mark, raise_problems
+from tidemark.state.change_batch import ChangeBatch, PartItem, meta_fields
+from tidemark.state.checkpoint.store import CheckpointStore
+from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import TableId, TableSchema
+
+LEDGER_FOLDER = "_tidemark"
+OWNER_FILE = "_tidemark.json"
+TEMPORARY = re.compile(r"\..+\.tmp")
+_PART_NAME = re.compile(r"[a-z][a-z0-9]*")
+_ENTRY = re.compile(r"e(\d+)-[a-z][a-z0-9]*\.json")
+
+
+def scheme_of(path: str) -> str:
+    """Returns a URI's scheme; "" for a plain path."""
+    return urlsplit(path).scheme if "/" in path and ":" in path.partition("/")[0] else ""
+
+
+def local_folder(path: str) -> Path:
+    """Returns the folder of a job file's `path`, a plain path or a `file:` URI. Raises JobFileError for other schemes."""
+    scheme = scheme_of(path)
+    if not scheme:
+        return Path(os.path.abspath(path))
+    if scheme != "file":
+        raise JobFileError(
+            f"sink.path: {scheme}:// is not supported yet.",
+            "Give a folder on a filesystem that the driver and all executors share.",
+        )
+    parts = urlsplit(path)
+    if parts.netloc not in {"", "localhost"}:
+        raise JobFileError(f"sink.path: {path} names a host.", "Write file:///folder with three slashes.")
+    return Path(os.path.abspath(unquote(parts.path)))
+
+
+def unwritable(root: Path) -> Iterator[Finding]:
+    """Yields a problem if `root` can't be written to or, while it does not exist, can't be created."""
+    anchor = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
+        yield Finding(
+            None, f"{anchor} can't be written to.", "Give the job's user write permission, or set another sink.path."
+        )
+
+
+def table_folder_name(table: TableId) -> str:
+    """Returns `database.table`. Characters that would hide the folder or make the two names ambiguous are percent-encoded."""
+    return f"{_folder_safe(table.database)}.{_folder_safe(table.name)}"
+
+
+def _folder_safe(name: str) -> str:
+    safe = "".join(
+        character if character.isalnum() or character in "_-$ " else quote(character, safe="").replace(".", "%2E")
+        for character in name
+    )
+    return f"%{ord(safe[0]):02X}{safe[1:]}" if safe[:1] in {"_", " "} else safe
+
+
+def part_file_name(epoch: int, part: str, extension: str) -> str:
+    if not _PART_NAME.fullmatch(part):
+        raise ValueError(f"not the name of a part: {part!r}")
+    return f"e{epoch:010d}-{part}.{extension}"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSink:
+    """A `PartSink`. Executors must see the same folder as the driver."""
+
+    root: Path
+    format: Format = "parquet"
+    published: CheckpointStore | None = None
+    """The store of the splits' files that the writer may get, in the sink's format."""
+
+    @classmethod
+    def of(cls, path: str, file_format: Format, published: CheckpointStore | None = None) -> "FilesSink":
+        """`path` is the job file's, absolute. Raises JobFileError for a scheme that is not supported yet."""
+        return cls(local_folder(path), file_format, published)
+
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]:
+        root = self.root
+        findings = [finding for schema in schemas for finding in self._check_table(root, schema, job, written)]
+        return [*findings, *unwritable(root)]
+
+    def _check_table(
+        self, root: Path, schema: TableSchema, job: JobIdentity | None, written: Collection[TableId]
+    ) -> Iterator[Finding]:
+        taken = {field.name for field in meta_fields(schema)}.intersection(column.name for column in schema.captured)
+        if taken:
+            names = ", ".join(sorted(taken))
+            yield Finding(
+                schema.table,
+                f"Its column {names} has the name of a column that the files sink adds.",
+                "Exclude that column (source.columns).",
+            )
+        folder = root / table_folder_name(schema.table)
+        owner = _owner(folder) if folder.exists() else None
+        if owner is None and schema.table in written:
+            yield no_mark(schema.table, folder, "sink.path")
+        elif not folder.exists():
+            yield Finding(schema.table, f"will be written to the new folder {folder}")
+        elif owner is None:
+            if any(not name.startswith((".", "_")) for name in os.listdir(folder)):
+                yield Finding(
+                    schema.table,
+                    f"{folder} has files that no job wrote.",
+                    "Empty that folder, or set another sink.path.",
+                )
+        elif job is None or owner.uuid != job.uuid:
+            this = "this one has not started yet" if job is None else f"this is {job.name} ({job.uuid})"
+            yield Finding(
+                schema.table,
+                f"{folder} belongs to job {owner.name} ({owner.uuid}); {this}.",
+                "Set another sink.path, or delete that folder.",
+            )
+
+    def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
+        raise_problems(self.check(schemas, job, written))
+        root = self.root
+        try:
+            self._ledger(job).mkdir(parents=True, exist_ok=True)
+            for schema in schemas:
+                folder = root / table_folder_name(schema.table)
+                folder.mkdir(exist_ok=True)
+                _claim(folder, job)
+                for name in os.listdir(folder):
+                    if TEMPORARY.fullmatch(name):
+                        (folder / name).unlink(missing_ok=True)
+        except OSError as exc:
+            raise SinkError(f"{root} can't be prepared: {exc}.", "Give the job's user write permission there.") from exc
+
+    def writer(self, job: JobIdentity) -> "FilesWriter":
+        return FilesWriter(self, self._ledger(job))
+
+    def committed_before(self, job: JobIdentity, epoch: int) -> None:
+        ledger = self._ledger(job)
+        for name in os.listdir(ledger) if ledger.is_dir() else []:
+            match = _ENTRY.fullmatch(name)
+            if match is not None and int(match[1]) < epoch:
+                (ledger / name).unlink(missing_ok=True)
+
+    def _ledger(self, job: JobIdentity) -> Path:
+        return self.root / LEDGER_FOLDER / job.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class FilesWriter:
+    """A `PartWriter`."""
+
+    sink: FilesSink
+    ledger: Path
+
+    def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
+        for part in parts_of(items):
+            yield self._write_part(part, schemas)
+
+    def _write_part(self, part: Part, schemas: Schemas) -> PartResult:
+        entry = self.ledger / part_file_name(part.epoch, part.name, "json")
+        recorded = self._recorded(part, entry)
+        if recorded is None:
+            file_name = part_file_name(part.epoch, part.name, self.sink.format)
+            with FilesPart(self.sink.root, file_name, self.sink.format) as files:
+                for item in part.content():
+                    folder = self.sink.root / table_folder_name(item.table)
+                    with self._storing(part):
+                        if isinstance(item, ChangeBatch):
+                            files.add(folder, schemas[item.table, item.schema_version], item.rows)
+                        else:
+                            assert self.sink.published is not None, "published files need their store"
+                            files.add_file(folder, self.sink.published, item.name)
+                recorded = self._recorded(part, entry)  # another attempt may have finished first
+                if recorded is None:
+                    with self._storing(part):
+                        files.publish()
+                        _write_whole(entry, {"row_count": part.row_count})
+                    return PartResult(part.epoch, part.name, part.row_count, skipped=False)
+        part.read_to_end()
+        check_repeated_part(part, recorded)
+        return PartResult(part.epoch, part.name, part.row_count, skipped=True)
+
+    def _recorded(self, part: Part, entry: Path) -> int | None:
+        with self._storing(part):
+            return _recorded_row_count(entry)
+
+    @contextlib.contextmanager
+    def _storing(self, part: Part) -> Iterator[None]:
+        """Turns errors of the sink's filesystem into SinkErrors. Errors of the reader must not be raised inside."""
+        try:
+            yield
+        except OSError as exc:
+            raise SinkError(
+                f"{part} could not be written to {self.sink.root}: {exc}.",
+                "Check that filesystem (space, permissions, quota), then start the job again.",
+            ) from exc
+
+
+def _recorded_row_count(entry: Path) -> int | None:
+    try:
+        return int(json.loads(entry.read_text())["row_count"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as exc:
+        raise SinkError(f"{entry} is damaged.", f"Restore it from a copy, or {START_OVER}.") from exc
+
+
+def _owner(folder: Path) -> JobIdentity | None:
+    try:
+        content = json.loads((folder / OWNER_FILE).read_text())
+        return JobIdentity(content["job_uuid"], content["job"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError) as exc:
+        raise SinkError(f"{folder / OWNER_FILE} is damaged.", f"Restore it from a copy, or {START_OVER}.") from exc
+
+
+def _claim(folder: Path, job: JobIdentity) -> None:
+    if _owner(folder) is None:
+        _write_whole(folder / OWNER_FILE, {"job": job.name, "job_uuid": job.uuid}, replace=False)
+    owner = _owner(folder)
+    if owner is None or owner.uuid != job.uuid:
+        raise SinkError(f"{folder} was claimed by another job just now.", "Set another sink.path.")
+
+
+def _write_whole(path: Path, content: dict[str, Any], *, replace: bool = True) -> None:
+    """Writes a file durably and atomically. Without `replace` an existing file is kept."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("x") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(temporary, path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)

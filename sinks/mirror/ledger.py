@@ -1,0 +1,140 @@
+"""Tidemark's own tables in a mirror's target: the ledger of written parts, and the registry of the tables' owners.
+
+Both kinds of server share everything here but a few words of SQL. A part's ledger entry is the first statement of the
+part's transaction: of two attempts at a part, the second waits for the first one's entry, and then finds it or not.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from tidemark.sinks.mirror.target import Owner, TargetName
+from tidemark.sinks.sink import JobIdentity
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE
+
+_OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
+
+
+class LedgerSession(ABC):
+    """The part of a `tidemark.sinks.mirror.target.Session` that reads and writes Tidemark's own tables."""
+
+    home: str
+    _INSERT: ClassVar[str]
+    """An INSERT that leaves out rows whose key exists, up to the table's name, and what follows its VALUES."""
+    _SKIP_EXISTING: ClassVar[str]
+    _part: tuple[str, int, str]
+
+    @abstractmethod
+    def execute(self, sql: str, arguments: tuple[Any, ...] = (), *, doing: str = "being asked") -> int:
+        """Returns the number of affected rows."""
+
+    @abstractmethod
+    def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def end_transaction(self, doing: str) -> None:
+        """COMMIT."""
+
+    @abstractmethod
+    def start_transaction(self) -> None: ...
+
+    @abstractmethod
+    def rollback(self) -> None: ...
+
+    @abstractmethod
+    def exists(self, target: TargetName) -> bool:
+        """Whether a table or view of this name exists."""
+
+    @abstractmethod
+    def full_name(self, target: TargetName) -> str:
+        """Schema and name, quoted."""
+
+    @abstractmethod
+    def registered_name(self, target: TargetName) -> tuple[str, str]:
+        """One spelling for a table, also where the server ignores the case of names."""
+
+    def owner(self, target: TargetName) -> Owner | None:
+        if not self.exists(TargetName(self.home, REGISTRY_TABLE)):
+            return None
+        found = self.query(
+            f"SELECT job_uuid, job_name, source_table, created FROM {self._registry} "
+            "WHERE target_schema = %s AND target_table = %s",
+            self.registered_name(target),
+        )
+        return next(
+            (Owner(JobIdentity(uuid, name), source, bool(created)) for uuid, name, source, created in found), None
+        )
+
+    def claim(self, target: TargetName, job: JobIdentity, source_table: str) -> Owner:
+        doing = f"entering {target} into {REGISTRY_TABLE}"
+        self.execute(
+            f"{self._INSERT} {self._registry} ({_OWNER_COLUMNS}) VALUES (%s, %s, %s, %s, %s) {self._SKIP_EXISTING}",
+            (*self.registered_name(target), job.uuid, job.name, source_table),
+            doing=doing,
+        )
+        self.end_transaction(doing)
+        owner = self.owner(target)
+        if owner is None:
+            raise SinkError(
+                f"{target} was entered into {self._registry}, but is not there.",
+                "Check that table for triggers, and that the server keeps what is committed; then start the job again.",
+            )
+        return owner
+
+    def mark_created(self, target: TargetName) -> None:
+        doing = f"marking {target} as created"
+        self.execute(
+            f"UPDATE {self._registry} SET created = TRUE WHERE target_schema = %s AND target_table = %s",
+            self.registered_name(target),
+            doing=doing,
+        )
+        self.end_transaction(doing)
+
+    def forget_parts(self, job_uuid: str, before_epoch: int) -> None:
+        doing = "removing old entries of the ledger"
+        self.execute(
+            f"DELETE FROM {self._ledger} WHERE job_uuid = %s AND epoch < %s", (job_uuid, before_epoch), doing=doing
+        )
+        self.end_transaction(doing)
+
+    def begin(self, job_uuid: str, epoch: int, part: str) -> int | None:
+        self.start_transaction()
+        self._part = (job_uuid, epoch, part)
+        entered = self.execute(
+            f"{self._INSERT} {self._ledger} (job_uuid, epoch, part) VALUES (%s, %s, %s) {self._SKIP_EXISTING}",
+            self._part,
+            doing="entering the part into the ledger",
+        )
+        if entered:
+            return None
+        found = self.query(
+            f"SELECT row_count FROM {self._ledger} WHERE job_uuid = %s AND epoch = %s AND part = %s", self._part
+        )
+        self.rollback()
+        if not found or found[0][0] is None:
+            raise SinkError(
+                f"The ledger {self._ledger} neither takes nor has an entry for part {part} of epoch {epoch}.",
+                f"Check that table for triggers and changed rows. If it was changed, {START_OVER}.",
+            )
+        return int(found[0][0])
+
+    def commit(self, row_count: int) -> None:
+        self.execute(
+            f"UPDATE {self._ledger} SET row_count = %s WHERE job_uuid = %s AND epoch = %s AND part = %s",
+            (row_count, *self._part),
+        )
+        self.end_transaction("committing")
+
+    @property
+    def _ledger(self) -> str:
+        return _escape_percent(self.full_name(TargetName(self.home, LEDGER_TABLE)))
+
+    @property
+    def _registry(self) -> str:
+        return _escape_percent(self.full_name(TargetName(self.home, REGISTRY_TABLE)))
+
+
+def _escape_percent(name: str) -> str:
+    """For SQL with arguments, where the driver reads a percent sign as a placeholder."""
+    return name.replace("%", "%%")

@@ -1,0 +1,129 @@
+"""Turns errors of a MySQL or MariaDB target into SinkErrors: whether the work may be tried again, or what to do."""
+
+import re
+import ssl
+
+import pymysql
+from pymysql.constants import CR, ER
+
+from tidemark.conf.redaction import redact
+from tidemark.sinks.sink import SinkBusyError
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
+
+_TRANSIENT = frozenset(
+    {
+        CR.CR_CONN_HOST_ERROR,
+        CR.CR_CONNECTION_ERROR,
+        CR.CR_SERVER_GONE_ERROR,
+        CR.CR_SERVER_LOST,
+        ER.CON_COUNT_ERROR,
+        ER.TOO_MANY_USER_CONNECTIONS,
+        ER.USER_LIMIT_REACHED,
+        ER.SERVER_SHUTDOWN,
+        ER.NORMAL_SHUTDOWN,
+        ER.NET_READ_ERROR,
+        ER.NET_READ_INTERRUPTED,
+        ER.NET_ERROR_ON_WRITE,
+        ER.NET_WRITE_INTERRUPTED,
+        ER.LOCK_DEADLOCK,
+        ER.LOCK_WAIT_TIMEOUT,
+        ER.CHECKREAD,  # MariaDB with innodb_snapshot_isolation: the record has changed since
+        ER.QUERY_INTERRUPTED,
+        1927,  # MariaDB: the connection was killed
+        3168,  # the server is not available
+        4031,  # disconnected because of inactivity
+    }
+)
+_SSL_CONNECTION_ERROR = 2026
+_CONNECTION_LOST = frozenset({0, 1927, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
+
+_NO_RIGHT = (
+    "Give the account of sink.url the privileges: SELECT, INSERT, UPDATE, DELETE, CREATE and DROP on the target database; for "
+    "copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
+)
+_NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
+_READ_ONLY = "Name a server in sink.url that accepts writes, not a replica."
+_FOREIGN_KEY = "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other."
+_TOO_WIDE = "Exclude columns (source.columns), or create the table yourself with types that hold the same values."
+_FULL = "Give the target's server more space, then start the job again."
+
+_REMEDIES: dict[int, str] = {
+    ER.ACCESS_DENIED_ERROR: "Check user and password in sink.url, and that the account may log in from driver and executors.",
+    ER.DBACCESS_DENIED_ERROR: _NO_RIGHT,
+    ER.TABLEACCESS_DENIED_ERROR: _NO_RIGHT,
+    ER.COLUMNACCESS_DENIED_ERROR: _NO_RIGHT,
+    ER.SPECIFIC_ACCESS_DENIED_ERROR: _NO_RIGHT,
+    ER.BAD_DB_ERROR: "Create that database, or correct sink.url.",
+    ER.NO_SUCH_TABLE: f"Tables of the copy or Tidemark's own were dropped: {START_OVER}.",
+    ER.DUP_ENTRY: "The table has rows that this job did not write, or a unique index that the copy violates until it has "
+    "caught up with its first snapshot: empty the table, or drop that index until then.",
+    ER.DATA_TOO_LONG: _NO_FIT,
+    ER.WARN_DATA_OUT_OF_RANGE: _NO_FIT,
+    ER.WARN_DATA_TRUNCATED: f"{_NO_FIT} MySQL shows an invalid ENUM value as an empty text, which no ENUM accepts: repair "
+    "such rows, or create the table with VARCHAR.",
+    ER.TRUNCATED_WRONG_VALUE_FOR_FIELD: _NO_FIT,
+    ER.TRUNCATED_WRONG_VALUE: _NO_FIT,
+    ER.BAD_NULL_ERROR: "Let that column of the target be NULL.",
+    ER.OPTION_PREVENTS_STATEMENT: _READ_ONLY,
+    1792: _READ_ONLY,
+    1836: _READ_ONLY,
+    ER.NO_REFERENCED_ROW_2: _FOREIGN_KEY,
+    ER.ROW_IS_REFERENCED_2: _FOREIGN_KEY,
+    ER.TOO_BIG_SCALE: "Exclude that column (source.columns): MySQL has at most 30 decimals.",
+    ER.TOO_BIG_ROWSIZE: _TOO_WIDE,
+    ER.TOO_LONG_KEY: _TOO_WIDE,
+    ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,
+    ER.RECORD_FILE_FULL: _FULL,
+    ER.DISK_FULL: _FULL,
+    ER.NET_PACKET_TOO_LARGE: "Raise max_allowed_packet on the target's server.",
+    3159: "The server accepts only encrypted connections: add sink.tls.",
+}
+_TLS = (
+    "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
+    "in sink.url. A server without TLS needs a certificate of its own first."
+)
+_OTHER = "Correct the cause that the server names, then start the job again."
+_VALUE = re.compile(r"(value: |entry )'.*' (for (?:column|key) )", re.DOTALL)
+
+
+def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError:
+    """Returns a SinkBusyError if the same part may be written again, else a SinkError. `doing`: such as `writing shop.orders`.
+
+    Row values that the server quotes are left out.
+    """
+    message = f"The target's server failed {doing}: {error_text(error)}"
+    if is_transient(error):
+        return SinkBusyError(
+            message, "Start the job again when the target's server is available. Nothing is lost or repeated."
+        )
+    return SinkError(message, _TLS if _is_tls(error) else _REMEDIES.get(error_code(error), _OTHER))
+
+
+def error_code(error: pymysql.MySQLError) -> int:
+    """Returns the server's error number; 0 for PyMySQL's own errors about a closed connection."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+
+
+def error_text(error: pymysql.MySQLError) -> str:
+    text = f"({error.args[0]}) {error.args[1]}" if len(error.args) >= 2 else str(error) or type(error).__name__
+    return redact(_VALUE.sub(r"\1'…' \2", text))
+
+
+def _is_tls(error: pymysql.MySQLError) -> bool:
+    cause = getattr(error, "original_exception", None)
+    broken = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return error_code(error) == _SSL_CONNECTION_ERROR or (isinstance(cause, ssl.SSLError) and not broken)
+
+
+def is_transient(error: pymysql.MySQLError) -> bool:
+    if _is_tls(error):
+        return False
+    return error_code(error) in _TRANSIENT or is_lost(error)
+
+
+def is_lost(error: pymysql.MySQLError) -> bool:
+    """Whether the connection is unusable. Whether the server has run the last statement is then unknown."""
+    return isinstance(
+        error, pymysql.err.InterfaceError | pymysql.err.InternalError | pymysql.err.OperationalError
+    ) and (error_code(error) in _CONNECTION_LOST)

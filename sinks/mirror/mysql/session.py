@@ -1,0 +1,298 @@
+"""A connection to a MySQL or MariaDB target."""
+
+import functools
+import ssl
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import pymysql
+
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.conf.tls import client_context, unusable_files
+from tidemark.sinks.mirror.connecting import open_session
+from tidemark.sinks.mirror.ledger import LedgerSession
+from tidemark.sinks.mirror.mysql import errors as mysql_errors
+from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
+from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
+from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import ValueRange, mysql_value_range
+from tidemark.state.errors import JobFileError
+from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+
+Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
+
+CONNECT_TIMEOUT_SECONDS = 10
+READ_TIMEOUT_SECONDS = 3600
+IDLE_SECONDS = 600
+"""The server closes a connection of ours after this time without a statement, and so releases the locks of a dead writer."""
+LOCK_WAIT_SECONDS = 900
+"""Longer than IDLE_SECONDS, so that a second attempt at a part waits until the locks of a dead first one are released."""
+PACKET_RESERVE_BYTES = 64
+
+_SESSION = (
+    "SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', "
+    f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
+    f"wait_timeout = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}, net_write_timeout = {IDLE_SECONDS}, "
+    "sql_safe_updates = 0, unique_checks = 1, "
+)
+_SESSION_MYSQL = "range_optimizer_max_mem_size = 0"
+_SESSION_MARIADB = "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0"
+
+
+class MySqlSession(LedgerSession):
+    """A `tidemark.sinks.mirror.target.Session`. `connect` makes it."""
+
+    _INSERT = "INSERT IGNORE INTO"
+    _SKIP_EXISTING = ""
+
+    def __init__(self, connection: Connection, home: str, source_kind: SourceKind) -> None:
+        self._connection = connection
+        self.home = home
+        self.max_statement_bytes = 0
+        self._flavour: Flavour = "mariadb" if "mariadb" in self._server_text.lower() else "mysql"
+        self._source_kind: SourceKind = source_kind
+        self.execute(_SESSION + (_SESSION_MARIADB if self._flavour == "mariadb" else _SESSION_MYSQL))
+        # With gap locks, deletes of absent keys would wait for each other.
+        self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        ((packet_bytes, lower_case),) = self.query("SELECT @@max_allowed_packet, @@lower_case_table_names")
+        self.max_statement_bytes = int(packet_bytes) - PACKET_RESERVE_BYTES
+        self._fold_names = int(lower_case) != 0
+
+    @functools.cached_property
+    def dialect(self) -> MySqlDialect:
+        """Queries the server at its first use."""
+        full_names = self._flavour == "mariadb" and self._version >= (10, 10)
+        name = "FULL_COLLATION_NAME" if full_names else "COLLATION_NAME"
+        collations = self.query(
+            f"SELECT {name}, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
+        )
+        return MySqlDialect(
+            self._flavour, self._version, dict(collations), fold_names=self._fold_names, source_kind=self._source_kind
+        )
+
+    @property
+    def _server_text(self) -> str:
+        text: str = self._connection.get_server_info()  # type: ignore[no-untyped-call]  # the stub has no types here
+        return text
+
+    @property
+    def _version(self) -> tuple[int, ...]:
+        numbers = self._server_text.removeprefix("5.5.5-").split("-")[0].split(".")
+        return tuple(int(number) for number in numbers if number.isdigit())
+
+    def full_name(self, target: TargetName) -> str:
+        return full_name(target)
+
+    # Statements
+
+    def execute(self, sql: str, arguments: tuple[Any, ...] = (), *, doing: str = "being asked") -> int:
+        try:
+            with self._connection.cursor() as cursor:
+                return cursor.execute(sql, arguments or None)
+        except pymysql.MySQLError as exc:
+            raise mysql_errors.sink_error(exc, doing) from exc
+
+    def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql, arguments or None)
+                return list(cursor.fetchall())
+        except pymysql.MySQLError as exc:
+            raise mysql_errors.sink_error(exc, "being asked") from exc
+
+    def send(self, sql: bytes) -> int:
+        """See `tidemark.sinks.mirror.mysql.rows.Runner`."""
+        try:
+            affected = self._connection.query(sql)
+            result: Any = self._connection._result  # type: ignore[attr-defined]
+            if result.warning_count:
+                self._refuse_warnings()
+        except pymysql.MySQLError as exc:
+            table = sql[: sql.index(b"(")].decode().split(" WHERE")[0]
+            raise mysql_errors.sink_error(exc, f"at {table.strip()}") from exc
+        return affected
+
+    def _refuse_warnings(self) -> None:
+        (level, code, text) = self._connection.show_warnings()[0]  # type: ignore[no-untyped-call]  # the stub has no types here
+        raise mysql_errors.sink_error(pymysql.err.DataError(code, text), f"to store a value unchanged ({level})")
+
+    # The catalog
+
+    def schema_exists(self, schema: str) -> bool:
+        return bool(self.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (schema,)))
+
+    def exists(self, target: TargetName) -> bool:
+        arguments = (target.schema, target.table)
+        sql = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+        return bool(self.query(sql, arguments))
+
+    def inspect(self, target: TargetName) -> TargetTable | None:
+        arguments = (target.schema, target.table)
+        found = self.query(
+            "SELECT TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            arguments,
+        )
+        if not found:
+            return None
+        columns = self.query(
+            "SELECT COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, COLLATION_NAME "
+            "FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION",
+            arguments,
+        )
+        indexes = self.query(
+            "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
+            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX",
+            arguments,
+        )
+        foreign_keys = self.query(
+            "SELECT CONSTRAINT_NAME FROM information_schema.KEY_COLUMN_USAGE WHERE REFERENCED_TABLE_NAME IS NOT NULL "
+            "AND ((TABLE_SCHEMA = %s AND TABLE_NAME = %s) OR (REFERENCED_TABLE_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s))",
+            arguments * 2,
+        )
+        triggers = self.query(
+            "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS "
+            "WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s ORDER BY TRIGGER_NAME",
+            arguments,
+        )
+        return TargetTable(
+            columns=tuple(_column(*row) for row in columns),
+            key=tuple(
+                column if prefix is None else f"{column}({prefix})"
+                for name, column, prefix in indexes
+                if name == "PRIMARY"
+            ),
+            unique_indexes=tuple(dict.fromkeys(name for name, _, _ in indexes if name != "PRIMARY")),
+            foreign_keys=tuple(dict.fromkeys(name for (name,) in foreign_keys)),
+            engine_problem=_engine_problem(*found[0]),
+            triggers=tuple(name for (name,) in triggers),
+        )
+
+    def is_empty(self, target: TargetName) -> bool:
+        return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
+
+    def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
+        return None  # MySQL can't be asked for an account's effective rights
+
+    # Preparing
+
+    def create_bookkeeping(self) -> None:
+        doing = "creating Tidemark's own tables"
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, LEDGER_TABLE))} ("
+            "job_uuid varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, epoch bigint NOT NULL, "
+            "part varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, row_count bigint NULL, "
+            "written_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), PRIMARY KEY (job_uuid, epoch, part)"
+            ") ENGINE=InnoDB",
+            doing=doing,
+        )
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, REGISTRY_TABLE))} ("
+            "target_schema varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, "
+            "target_table varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, "
+            "job_uuid varchar(64) NOT NULL, job_name varchar(64) NOT NULL, source_table varchar(255) NOT NULL, "
+            "created tinyint NOT NULL DEFAULT 0, taken_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
+            "PRIMARY KEY (target_schema, target_table)) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4",
+            doing=doing,
+        )
+
+    def create_schema(self, schema: str) -> None:
+        self.execute(
+            f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4", doing=f"creating database {schema}"
+        )
+
+    def registered_name(self, target: TargetName) -> tuple[str, str]:
+        return self.dialect.same_name(target.schema), self.dialect.same_name(target.table)
+
+    def create_table(self, sql: str) -> None:
+        self.execute(sql, doing=f"creating a table by {sql.partition('(')[0].strip()}")
+
+    # Writing
+
+    def start_transaction(self) -> None:
+        self.execute("START TRANSACTION")
+
+    def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
+        return MySqlTableRows(self, self.dialect, target, schema)
+
+    def end_transaction(self, doing: str) -> None:
+        self.execute("COMMIT", doing=doing)
+
+    def rollback(self) -> None:
+        self.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Closes the connection, which rolls back an open transaction."""
+        if self._connection.open:
+            try:
+                self._connection.close()
+            except pymysql.MySQLError:  # the server has closed it
+                return
+
+
+def _engine_problem(table_type: str, engine: str | None) -> str | None:
+    if table_type != "BASE TABLE":
+        return f"it is a {table_type.lower()}, not a table"
+    if engine is None or engine.lower() not in {"innodb", "rocksdb"}:
+        return f"its engine {engine} has no transactions"
+    return None
+
+
+def _column(
+    name: str, type_name: str, nullable: str, default: str | None, extra: str, collation: str | None
+) -> TargetColumn:
+    generated = "GENERATED" in extra.upper().replace("DEFAULT_GENERATED", "")
+    return TargetColumn(
+        name=name,
+        type_name=type_name,
+        value_range=_value_range(type_name),
+        nullable=nullable == "YES",
+        may_be_left_out=nullable == "YES" or default is not None or generated or "auto_increment" in extra,
+        generated=generated,
+        collation=collation,
+    )
+
+
+def _value_range(type_name: str) -> ValueRange | None:
+    try:
+        return mysql_value_range(type_name)
+    except ValueError:
+        return None
+
+
+def connect(endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceKind) -> MySqlSession:
+    """Raises SinkError, JobFileError. A connection that fails for a passing reason is tried again."""
+    context = None if tls is None else tls_context(tls)
+    doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
+    return open_session(
+        lambda: _open(endpoint, context),
+        lambda connection: MySqlSession(connection, home, source_kind),
+        pymysql.MySQLError,
+        mysql_errors.is_transient,
+        lambda error: mysql_errors.sink_error(error, doing),
+    )
+
+
+def _open(endpoint: Endpoint, context: ssl.SSLContext | None) -> Connection:
+    return pymysql.connect(
+        host=endpoint.host,
+        port=endpoint.port,
+        user=endpoint.user,
+        password=endpoint.password.get_secret_value().encode(),  # a str would be sent as latin1
+        charset="utf8mb4",
+        autocommit=False,
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=READ_TIMEOUT_SECONDS,
+        write_timeout=READ_TIMEOUT_SECONDS,
+        ssl=context,  # a context means: TLS, or no connection
+        ssl_disabled=context is None,
+        program_name="tidemark mirror",
+    )
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Raises JobFileError where a file of `sink.tls` can't be used."""
+    try:
+        return client_context(tls)
+    except (OSError, ValueError) as error:
+        raise JobFileError(*unusable_files("sink.tls", tls, error)) from error

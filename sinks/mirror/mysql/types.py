@@ -1,0 +1,211 @@
+"""Tables in MySQL and MariaDB: the source's own types if the target has them, else types that hold the same values."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
+from tidemark.sinks.mirror.value_ranges import (
+    FormattedText,
+    Labels,
+    Text,
+    Timestamps,
+    ValueRange,
+    canonical_value_range,
+    mysql_value_range,
+    parse_mysql_type,
+)
+from tidemark.state.table import Column, TableSchema, arrow_type_of
+
+Flavour = Literal["mysql", "mariadb"]
+
+MAX_NAME_LENGTH = 64
+_KEY_CHARACTERS = 768
+"""InnoDB's index entries have at most 3072 bytes."""
+_VECTOR_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (9, 0), "mariadb": (11, 7)}
+_UUID_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 7)}
+_INET4_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 10)}
+_WIDTHS = re.compile(r"\b(smallint|mediumint|int|bigint|year)\s*\(\d+\)", re.IGNORECASE)
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def full_name(target: TargetName) -> str:
+    return f"{quoted(target.schema)}.{quoted(target.table)}"
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlDialect:
+    """`charset_of_collation` has every collation of the server. `fold_names`: lower_case_table_names is not 0."""
+
+    flavour: Flavour
+    version: tuple[int, ...]
+    charset_of_collation: Mapping[str, str]
+    fold_names: bool
+    source_kind: SourceKind
+    name_limit: str = f"{MAX_NAME_LENGTH} characters"
+
+    def name_fits(self, name: str) -> bool:
+        return 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name
+
+    def same_name(self, name: str) -> str:
+        return name.lower() if self.fold_names else name
+
+    def same_column(self, name: str) -> str:
+        return name.lower()
+
+    def value_range(self, column: Column) -> ValueRange:
+        if self._has_mysql_type(column):
+            return mysql_value_range(column.source_type)
+        value_range = canonical_value_range(column)
+        return Timestamps(value_range.digits, zoned=False) if isinstance(value_range, Timestamps) else value_range
+
+    def _has_mysql_type(self, column: Column) -> bool:
+        return self.source_kind != "postgresql" and not column.made
+
+    def create_table(self, target: TargetName, schema: TableSchema) -> str:
+        lines = [
+            f"{quoted(column.name)} {self.column_type(column, key=column.name in schema.key)} "
+            + ("NOT NULL" if column.name in schema.key else "NULL")
+            for column in schema.captured
+        ]
+        lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
+        body = ",\n  ".join(lines)
+        return (
+            f"CREATE TABLE {full_name(target)} (\n  {body}\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 ROW_FORMAT=DYNAMIC"
+        )
+
+    def column_type(self, column: Column, *, key: bool) -> str:
+        if not self._has_mysql_type(column):
+            return self._canonical_type(column, key=key)
+        value_range = self.value_range(column)
+        kind = parse_mysql_type(column.source_type)
+        if key and kind.base.endswith(("text", "blob")):
+            raise ValueError(f"a key of type {kind.base} would need a prefix, and a prefix doesn't tell rows apart")
+        match kind.base:
+            case "json" if self.flavour == "mariadb":
+                return "longtext CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"  # MariaDB's JSON is the same, with a check
+            case "uuid" if not self._has(_UUID_SINCE):
+                return "varchar(36) CHARACTER SET ascii COLLATE ascii_bin"
+            case "inet4" if not self._has(_INET4_SINCE):
+                return "varchar(15) CHARACTER SET ascii COLLATE ascii_bin"
+            case "inet6" if self.flavour == "mysql":
+                return "varchar(45) CHARACTER SET ascii COLLATE ascii_bin"
+            case "vector" if not self._has(_VECTOR_SINCE):
+                return f"varbinary({4 * kind.numbers[0]})" if kind.numbers and kind.numbers[0] < 4096 else "mediumblob"
+            case "geomcollection":
+                return "geometrycollection"  # MariaDB's name for it; MySQL accepts it too
+            case "enum" | "set" if "?" in kind.arguments:
+                return f"{_label_text(value_range)}{self._collation_clause(column, key=key)}"
+        text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
+        if not isinstance(value_range, Text | Labels):
+            return _WIDTHS.sub(r"\1", text).replace(" zerofill", "")
+        return f"{text}{self._collation_clause(column, key=key)}"
+
+    def _has(self, since: Mapping[Flavour, tuple[int, ...]]) -> bool:
+        return self.version >= since[self.flavour]
+
+    def _collation_clause(self, column: Column, *, key: bool) -> str:
+        if column.collation is None:
+            return self._binary_collation("utf8mb4", padded=False)
+        charset = column.charset or "utf8mb4"
+        if charset not in self.charset_of_collation.values():
+            charset = "utf8mb4"
+        known = self.charset_of_collation.get(column.collation) == charset
+        if known and (not key or self._same_equality(column.collation)):
+            return f" CHARACTER SET {charset} COLLATE {column.collation}"
+        if key:
+            return self._binary_collation(charset, padded=_is_padded(column.collation))
+        similar = self._similar_collation(column.collation)
+        return f" CHARACTER SET utf8mb4 COLLATE {similar}" if similar else self._binary_collation(charset, padded=True)
+
+    def _same_equality(self, collation: str) -> bool:
+        """Whether a collation of this name tells the same texts apart here and in the source. MySQL and MariaDB differ in
+        collation keys."""
+        return self.source_kind == self.flavour or collation.endswith("_bin")
+
+    def _binary_collation(self, charset: str, *, padded: bool) -> str:
+        """Returns a binary collation that tells apart all texts that a collation with this padding does."""
+        candidates = [f"{charset}_nopad_bin", f"{charset}_0900_bin", *([f"{charset}_bin"] if padded else [])]
+        for name in [*candidates, "utf8mb4_nopad_bin", "utf8mb4_0900_bin"]:
+            if name in self.charset_of_collation:
+                return f" CHARACTER SET {self.charset_of_collation[name]} COLLATE {name}"
+        raise ValueError("the target has no binary collation that compares trailing spaces")
+
+    def _similar_collation(self, collation: str) -> str | None:
+        """Returns a collation for a column outside the key. There it only decides how queries sort and compare."""
+        if not collation.endswith(("_ai_ci", "_ci")):
+            return None
+        names = ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_nopad_ai_ci", "utf8mb4_unicode_nopad_ci", "utf8mb4_unicode_ci")
+        return next((name for name in names if name in self.charset_of_collation), None)
+
+    def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        if existing.collation is None:
+            return None
+        is_text = isinstance(self.value_range(column), Text | Labels) or self.source_kind == "postgresql"
+        if not is_text or existing.collation == "binary":
+            return None
+        if existing.collation.endswith(("_nopad_bin", "_0900_bin")):
+            return None
+        if column.collation is not None and _is_padded(column.collation) and existing.collation.endswith("_bin"):
+            return None
+        if existing.collation == column.collation and self._same_equality(existing.collation):
+            return None
+        return f"its collation {existing.collation} treats texts as equal that the source tells apart"
+
+    def _canonical_type(self, column: Column, *, key: bool) -> str:
+        kind = arrow_type_of(column.arrow_type)
+        if pa.types.is_boolean(kind):
+            return "tinyint(1)"
+        if pa.types.is_integer(kind):
+            return {8: "tinyint", 16: "smallint", 32: "int", 64: "bigint"}[kind.bit_width]
+        if pa.types.is_decimal(kind):
+            return f"decimal({kind.precision},{kind.scale})"
+        if pa.types.is_floating(kind):
+            return "float" if kind.bit_width == 32 else "double"
+        if pa.types.is_string(kind):
+            short = column.made and column.source_type.startswith("character varying")  # a mask
+            text = f"varchar({self._key_characters(column)})" if key or short else "longtext"
+            return text + self._binary_collation("utf8mb4", padded=False)
+        if pa.types.is_binary(kind):
+            if key:
+                raise ValueError(
+                    "a key of bytes of any length would need a prefix, and a prefix doesn't tell rows apart"
+                )
+            return "longblob"
+        if pa.types.is_date(kind):
+            return "date"
+        if pa.types.is_timestamp(kind):
+            return "datetime(6)"  # in UTC; a TIMESTAMP ends in 2038
+        return "mediumblob"
+
+    def _key_characters(self, column: Column) -> int:
+        match self.value_range(column):
+            case Text(int(characters)) if characters <= _KEY_CHARACTERS:
+                return characters
+            case FormattedText("uuid"):
+                return 36
+            case _:
+                raise ValueError(
+                    f"a key of text that may be longer than {_KEY_CHARACTERS} characters would need a prefix, and "
+                    "a prefix doesn't tell rows apart"
+                )
+
+
+def _label_text(value_range: ValueRange) -> str:
+    """Returns a text type for an ENUM or SET whose labels are not exactly known: the catalog shows `?` for characters beyond
+    U+FFFF."""
+    assert isinstance(value_range, Labels)
+    lengths = [len(label) for label in value_range.labels]
+    characters = sum(lengths) + len(lengths) if value_range.several else max(lengths)
+    return f"varchar({characters})" if characters <= _KEY_CHARACTERS else "mediumtext"
+
+
+def _is_padded(collation: str) -> bool:
+    """Whether comparisons ignore trailing spaces. https://dev.mysql.com/doc/refman/8.4/en/charset-binary-collations.html"""
+    return collation != "binary" and "_0900_" not in collation and "_nopad_" not in collation

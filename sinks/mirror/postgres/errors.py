@@ -1,0 +1,62 @@
+"""Turns errors of a PostgreSQL target into SinkErrors: whether the work may be tried again, or what to do."""
+
+import psycopg2
+
+from tidemark.conf.libpq import is_about_tls, passes_by_itself
+from tidemark.conf.redaction import redact
+from tidemark.sinks.sink import SinkBusyError
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
+
+_NO_RIGHT = "Give the role of sink.url CREATE and USAGE on the target schema, and all rights on its tables."
+_NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
+_GONE = f"Tables of the copy or Tidemark's own were dropped: {START_OVER}."
+_REMEDIES: dict[str, str] = {
+    "22": _NO_FIT,
+    "23502": "Let that column of the target be NULL.",
+    "23503": "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other.",
+    "23505": "The table has rows that this job did not write, or a unique index that the copy violates until it has "
+    "caught up with its first snapshot: empty the table, or drop that index until then.",
+    "25006": "Name a server in sink.url that accepts writes, not a standby.",
+    "28": "Check user and password in sink.url, pg_hba.conf, and whether the server requires TLS (sink.tls).",
+    "3D000": "Create that database, or correct sink.url.",
+    "42501": _NO_RIGHT,
+    "42P01": _GONE,
+    "53": "Give the target's server more space or memory, then start the job again.",
+    "54": "A value is too long for PostgreSQL (an index entry holds 2704 bytes): exclude the column, or choose another key.",
+}
+_TLS = (
+    "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
+    "in sink.url; a server that accepts only encrypted connections needs sink.tls, one without TLS a certificate first."
+)
+_OTHER = "Correct the cause that the server names, then start the job again."
+
+
+def sink_error(error: psycopg2.Error, doing: str) -> SinkError:
+    """Returns a SinkBusyError if the same part may be written again, else a SinkError. `doing`: such as `writing shop.orders`.
+
+    Only the server's first line is kept, because detail and context quote row values.
+    """
+    message = f"The target's server failed {doing}: {error_text(error)}"
+    if is_transient(error):
+        return SinkBusyError(
+            message, "Start the job again when the target's server is available. Nothing is lost or repeated."
+        )
+    if is_about_tls(error.pgcode, str(error)):
+        return SinkError(message, _TLS)
+    code = error.pgcode or "28"  # a refused login has none
+    for length in (5, 2):
+        if code[:length] in _REMEDIES:
+            return SinkError(message, _REMEDIES[code[:length]])
+    return SinkError(message, _OTHER)
+
+
+def error_text(error: psycopg2.Error) -> str:
+    primary = error.diag.message_primary
+    text = f"({error.pgcode}) {primary}" if primary else (str(error).strip() or type(error).__name__).partition("\n")[0]
+    return redact(text)
+
+
+def is_transient(error: psycopg2.Error) -> bool:
+    may_pass = error.pgcode is not None or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+    return may_pass and passes_by_itself(error.pgcode, str(error))

@@ -1,0 +1,206 @@
+"""Rows for PostgreSQL: COPY in binary format, with fields in the format of the target's column types."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
+from tidemark.sinks.mirror.net_effect import PartialRows
+from tidemark.sinks.mirror.postgres.types import full_name, quoted
+from tidemark.sinks.mirror.target import TargetName, TargetTable
+from tidemark.sinks.rows import postgres_binary as binary
+from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
+from tidemark.sinks.rows.text import cast_text, decimal_text
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableSchema
+
+ROWS_AT_ONCE = 16384
+_NULL_FIELD = b"\xff\xff\xff\xff"
+_JSONB_VERSION = b"\x01"
+_NUMBERS = itertools.count(1)
+
+Encode = Callable[[pa.Array], Fields]
+
+
+class Runner(Protocol):
+    def copy(self, sql: str, data: "CopyStream") -> int:
+        """Returns the number of rows. Raises SinkError."""
+
+    def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+
+
+class PostgresTableRows:
+    """A `tidemark.sinks.mirror.target.TableRows` for an existing table."""
+
+    def __init__(self, runner: Runner, target: TargetName, schema: TableSchema, existing: TargetTable) -> None:
+        self._runner, self._target, self._schema = runner, target, schema
+        self._types = {column.name: column.type_name for column in existing.columns}
+        extra = ExtraColumns.of(schema)
+        self._types |= {origin: self._types[name] for origin, name in zip(extra.origins, schema.key, strict=True)}
+        self._types[extra.missing] = "bpchar"
+        self._completion = Completion(self, schema, full_name(target), quoted, "JOIN")
+        self._stage: str | None = None
+
+    def insert(self, rows: pa.RecordBatch) -> None:
+        self.load(full_name(self._target), rows)
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        if self._stage is None:
+            self._stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._schema.key))
+        else:
+            self._runner.execute(f"TRUNCATE {self._stage}")
+        self.load(self._stage, keys)
+        condition = " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
+        self._runner.execute(
+            f"DELETE FROM {full_name(self._target)} t USING {self._stage} k WHERE {condition}",
+            doing=f"deleting from {self._target}",
+        )
+
+    def empty(self) -> None:
+        """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
+        self.run(f"DELETE FROM {full_name(self._target)}")
+
+    def complete(self, partial: PartialRows) -> None:
+        self._completion.complete(partial)
+
+    def insert_completed(self) -> None:
+        self._completion.insert()
+
+    def create_temporary(self, columns: str) -> str:
+        """See `completion.Statements`. The table ends with the transaction. Its columns have the target's types and
+        collations, and so the target's equality."""
+        name = quoted(f"tidemark_{next(_NUMBERS)}")
+        self._runner.execute(
+            f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS SELECT {columns} FROM {full_name(self._target)} t WITH NO DATA",
+            doing="creating a temporary table",
+        )
+        return f"pg_temp.{name}"
+
+    def drop_temporary(self, table: str) -> None:
+        self._runner.execute(f"DROP TABLE {table}")
+
+    def run(self, sql: str) -> int:
+        return self._runner.execute(sql, doing=f"writing to {self._target}")
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        columns = ", ".join(quoted(name) for name in rows.schema.names)
+        copied = self._runner.copy(
+            f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
+        )
+        check_row_count(str(self._target), copied, rows.num_rows)
+
+    def _pieces(self, rows: pa.RecordBatch) -> Iterator[bytes | memoryview]:
+        yield binary.COPY_HEADER
+        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
+            yield self._encode(rows.slice(start, ROWS_AT_ONCE))
+        yield binary.COPY_TRAILER
+
+    def _encode(self, batch: pa.RecordBatch) -> memoryview:
+        """Returns rows of COPY's binary format: the number of fields, then each field after its length."""
+        count = batch.num_columns.to_bytes(2, "big")
+        columns: list[tuple[Fields, Frame]] = []
+        for i, (name, array) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+            lead = count if i == 0 else b""
+            fields = self._fields(name, array, batch)
+            columns.append((fields, Frame(lead, b"", lead + _NULL_FIELD, sized=True)))
+        return interleave(columns).data
+
+    def _fields(self, name: str, array: pa.Array, batch: pa.RecordBatch) -> Fields:
+        type_name = self._types[name]
+        try:
+            fields = encoder(array.type, type_name)(array)
+        except binary.BadTextError as exc:
+            raise self._refused(name, f"is not a {type_name}", batch, exc.row) from exc
+        except ValueError as exc:
+            raise self._refused(name, f"is {exc}", batch, None) from exc
+        if pa.types.is_string(array.type) and type_name in _TEXTS:
+            row = binary.first_with_nul(fields)
+            if row is not None:
+                raise self._refused(name, "has a NUL character, which PostgreSQL's text can't hold,", batch, row)
+        return fields
+
+    def _refused(self, name: str, why: str, batch: pa.RecordBatch, row: int | None) -> SinkError:
+        known = {key: batch.column(key)[row].as_py() for key in self._schema.key} if row is not None else {}
+        where = ", ".join(f"{key}={value!r}" for key, value in known.items())
+        table = self._schema.table
+        return SinkError(
+            f"{table}: a value of column {name} {why} in the row {where or 'of a batch'}.",
+            f"Correct that value in the source, or exclude the column: source.columns: {{{table}: {{exclude: [{name}]}}}}.",
+        )
+
+
+_TEXTS = frozenset({"text", "varchar", "bpchar", "json", "jsonb"})
+
+
+def encoder(kind: pa.DataType, type_name: str) -> Encode:
+    """Returns the function that encodes a canonical Arrow type as a PostgreSQL type (its name in pg_type). Raises ValueError
+    for an unknown pair."""
+    match type_name:
+        case "bool" if pa.types.is_boolean(kind):
+            return lambda array: binary.integers(pc.cast(array, pa.int8()), 1)
+        case "int2" | "int4" | "int8" if pa.types.is_boolean(kind):
+            size = int(type_name[3:])
+            return lambda array: binary.integers(pc.cast(array, pa.int8()), size)
+        case "int2" | "int4" | "int8" if pa.types.is_integer(kind):
+            width = int(type_name[3:])
+            return lambda array: binary.integers(array, width)
+        case "float4" | "float8" if pa.types.is_floating(kind):
+            width = int(type_name[5:])
+            return lambda array: binary.floats(array, width)
+        case "numeric" if pa.types.is_decimal(kind):
+            return lambda array: binary.numerics(decimal_text(array))
+        case "numeric" if pa.types.is_integer(kind):
+            return lambda array: binary.numerics(cast_text(array))
+        case "numeric" if pa.types.is_string(kind):
+            return lambda array: binary.numerics(variable(array))
+        case "text" | "varchar" | "bpchar" | "json" if pa.types.is_string(kind):
+            return variable
+        case "jsonb" if pa.types.is_string(kind):
+            return lambda array: variable(pc.binary_join_element_wise(_JSONB_VERSION.decode(), array, ""))
+        case "uuid" if pa.types.is_string(kind):
+            return lambda array: binary.uuids(variable(array))
+        case "interval" if pa.types.is_string(kind):
+            return lambda array: binary.intervals(variable(array))
+        case "bytea" if pa.types.is_binary(kind):
+            return variable
+        case "date" if pa.types.is_date(kind):
+            return binary.dates
+        case "timestamp" | "timestamptz" if pa.types.is_timestamp(kind):
+            return binary.timestamps
+        case "_float4" if pa.types.is_list(kind):
+            return binary.float_arrays
+    raise ValueError(f"not to be written as {type_name}")
+
+
+class CopyStream:
+    """The file that psycopg2 reads from. Its pieces are made when they are read.
+
+    psycopg2 raises an error of `read` as one of the server's. `failure` keeps the original.
+    """
+
+    def __init__(self, pieces: Iterator[bytes | memoryview]) -> None:
+        self._pieces = pieces
+        self._current: bytes | memoryview = b""
+        self.failure: SinkError | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        while not len(self._current):
+            try:
+                self._current = memoryview(next(self._pieces))
+            except StopIteration:
+                return b""
+            except SinkError as exc:
+                self.failure = exc
+                raise
+        taken = self._current if size < 0 else self._current[:size]
+        self._current = self._current[len(taken) :]
+        return bytes(taken)
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """psycopg2 requires this method, but never calls it."""
+        raise NotImplementedError

@@ -1,0 +1,151 @@
+"""Tables in PostgreSQL: for each column the narrowest type that holds every value of the source's column."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
+from tidemark.sinks.mirror.value_ranges import (
+    Binary,
+    Booleans,
+    Dates,
+    Decimals,
+    Duration,
+    Floats,
+    FormattedText,
+    Integers,
+    Text,
+    Timestamps,
+    ValueRange,
+    Vectors,
+    canonical_value_range,
+    mysql_value_range,
+)
+from tidemark.state.table import Column, TableSchema, arrow_type_of
+
+MAX_NAME_BYTES = 63
+_SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+_NO_LENGTH = -1
+_TYPMOD_HEADER = 4
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def full_name(target: TargetName) -> str:
+    return f"{quoted(target.schema)}.{quoted(target.table)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresDialect:
+    source_kind: SourceKind
+    name_limit: str = f"{MAX_NAME_BYTES} bytes"
+
+    def name_fits(self, name: str) -> bool:
+        return 0 < len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name
+
+    def same_name(self, name: str) -> str:
+        return name
+
+    def same_column(self, name: str) -> str:
+        return name
+
+    def value_range(self, column: Column) -> ValueRange:
+        is_canonical = self.source_kind == "postgresql" or column.made
+        return canonical_value_range(column) if is_canonical else mysql_value_range(column.source_type)
+
+    def create_table(self, target: TargetName, schema: TableSchema) -> str:
+        lines = [
+            f"{quoted(column.name)} {self.column_type(column, key=column.name in schema.key)}"
+            + (" NOT NULL" if column.name in schema.key else "")
+            for column in schema.captured
+        ]
+        lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
+        body = ",\n  ".join(lines)
+        return f"CREATE TABLE {full_name(target)} (\n  {body}\n)"
+
+    def column_type(self, column: Column, *, key: bool) -> str:
+        if column.name in _SYSTEM_COLUMNS:
+            raise ValueError(f"PostgreSQL reserves the name {column.name}")
+        kind = arrow_type_of(column.arrow_type)
+        if pa.types.is_boolean(kind):
+            return "boolean"
+        if pa.types.is_integer(kind):
+            return {8: "smallint", 16: "smallint", 32: "integer", 64: "bigint"}[kind.bit_width]
+        match self.value_range(column):
+            case Decimals(precision, scale) if precision is not None:
+                return f"numeric({precision},{scale})"
+            case FormattedText("json"):
+                return "json"  # jsonb would reorder keys and refuse \u0000
+            case FormattedText("uuid"):
+                return "uuid"
+            case Duration():
+                return "interval"
+        if pa.types.is_decimal(kind):
+            return f"numeric({kind.precision},{kind.scale})"
+        if pa.types.is_floating(kind):
+            return "real" if kind.bit_width == 32 else "double precision"
+        if pa.types.is_string(kind):
+            return "text"
+        if pa.types.is_binary(kind):
+            return "bytea"
+        if pa.types.is_date(kind):
+            return "date"
+        if pa.types.is_timestamp(kind):
+            return "timestamp" if kind.tz is None else "timestamp with time zone"
+        return "real[]"
+
+    def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        if existing.collation is None:
+            return None
+        return f"its collation {existing.collation} is nondeterministic: it treats texts as equal that differ"
+
+
+def postgres_value_range(type_name: str, modifier: int) -> ValueRange | None:
+    """Returns the value range for a pg_type's name and a column's atttypmod; None for a type that Tidemark does not write.
+
+    Modifiers: `anychar_typmodin` and `numerictypmodin` of PostgreSQL's varchar.c and numeric.c.
+    """
+    length = None if modifier == _NO_LENGTH else modifier - _TYPMOD_HEADER
+    match type_name:
+        case "bool":
+            return Booleans()
+        case "int2":
+            return Integers(-(1 << 15), (1 << 15) - 1)
+        case "int4":
+            return Integers(-(1 << 31), (1 << 31) - 1)
+        case "int8":
+            return Integers(-(1 << 63), (1 << 63) - 1)
+        case "numeric":
+            if length is None:
+                return Decimals(None, None)
+            scale = ((length & 0x7FF) ^ 0x400) - 0x400  # 11 bits with a sign
+            return Decimals(length >> 16, scale) if scale >= 0 else None
+        case "float4":
+            return Floats(32)
+        case "float8":
+            return Floats(64)
+        case "text":
+            return Text()
+        case "varchar":
+            return Text(length)
+        case "bpchar":
+            return Text(length, padded=True)
+        case "json" | "jsonb":
+            return FormattedText("json")
+        case "uuid":
+            return FormattedText("uuid")
+        case "interval":
+            digits = modifier & 0xFFFF
+            return Duration(6 if modifier == _NO_LENGTH or digits == 0xFFFF else digits)
+        case "bytea":
+            return Binary()
+        case "date":
+            return Dates()
+        case "timestamp" | "timestamptz":
+            return Timestamps(6 if modifier == _NO_LENGTH else modifier, zoned=type_name == "timestamptz")
+        case "_float4":
+            return Vectors(None)
+        case _:
+            return None

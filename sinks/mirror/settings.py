@@ -1,0 +1,20 @@
+"""The needs and the identity of a job file's mirror."""
+
+from tidemark.conf.sink import MirrorSink as MirrorSettings
+from tidemark.sinks.sink import SinkNeeds
+from tidemark.state.sink_identity import SinkIdentity, SinkSetting
+
+
+def mirror_needs(settings: MirrorSettings) -> SinkNeeds:
+    return SinkNeeds(f"mirror {settings.url}", needs_key=True)
+
+
+def mirror_identity(settings: MirrorSettings) -> SinkIdentity:
+    """Returns the sink's identity, without account and password, which may change."""
+    url = settings.url
+    kind = "postgresql" if url.kind == "postgresql" else "mysql"  # MariaDB's server takes both spellings
+    location = f"{kind}://{url.host.lower()}:{url.port}/{url.database or ''}"
+    return SinkIdentity(
+        (SinkSetting("sink.type", "mirror"), SinkSetting("sink.table", str(settings.table))),
+        SinkSetting("sink.url", location),
+    )

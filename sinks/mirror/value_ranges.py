@@ -1,0 +1,342 @@
+"""Value ranges: the values that a column can hold, so that columns of source and target can be compared exactly.
+
+`holds(target, source)` is true only if the target's column can store every value of the source's column unchanged.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidemark.state.table import Column, arrow_type_of
+
+
+@dataclass(frozen=True, slots=True)
+class Booleans:
+    """True and false."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """From `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """Bit strings of `width` bits."""
+
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Year:
+    """0 and 1901 to 2155."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decimals:
+    """`precision` digits, `scale` of them after the point. None: any number."""
+
+    precision: int | None
+    scale: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """IEEE 754 numbers of `bits` bits."""
+
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """At most `characters` characters in at most `byte_count` bytes (None: any number). `padded`: trailing spaces are lost."""
+
+    characters: int | None = None
+    byte_count: int | None = None
+    padded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """An ENUM, or a SET if `several`."""
+
+    labels: tuple[str, ...]
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FormattedText:
+    """Text in a form that the server checks: `json`, `uuid`, `inet4`, `inet6`."""
+
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """MySQL's TIME with `digits` fractional digits of the second."""
+
+    digits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """At most `byte_count` bytes (None: any number). `fixed`: always exactly that many, padded with zeros."""
+
+    byte_count: int | None = None
+    fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dates:
+    """Days."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamps:
+    """Timestamps with `digits` fractional digits of the second. `zoned`: in UTC; else without a zone."""
+
+    digits: int
+    zoned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Lists of float32. None: of any length."""
+
+    dimensions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Spatial values of a type, or of any with `geometry`."""
+
+    kind: str
+
+
+ValueRange: TypeAlias = (
+    Booleans
+    | Integers
+    | Bits
+    | Year
+    | Decimals
+    | Floats
+    | Text
+    | Labels
+    | FormattedText
+    | Duration
+    | Binary
+    | Dates
+    | Timestamps
+    | Vectors
+    | Shapes
+)
+
+_MAX_FORMATTED_LENGTH = {"uuid": 36, "inet4": 15, "inet6": 45}
+_MAX_DURATION = 17
+_BYTES_PER_CHARACTER = 4
+_BOUNDED_TEXT = re.compile(r"character(?: varying)?\((\d+)\)")
+_MAX_POSTGRES_VALUE = 1 << 30
+
+
+def holds(target: ValueRange, source: ValueRange) -> bool:
+    match target, source:
+        case Integers(low, high), Integers(source_low, source_high):
+            return low <= source_low and source_high <= high
+        case Integers() | Bits(), Booleans():
+            return True
+        case Integers() | Decimals(), Bits(width):
+            return holds(target, Integers(0, (1 << width) - 1))
+        case Integers() | Decimals(), Year():
+            return holds(target, Integers(0, 2155))
+        case Bits(width), Bits(source_width):
+            return source_width <= width
+        case Decimals(None, _), Integers() | Decimals():
+            return True
+        case Decimals(int(precision), scale), Integers(low, high):
+            return max(len(str(abs(low))), len(str(high))) <= precision - (scale or 0)
+        case Decimals(int(precision), scale), Decimals(int(source_precision), source_scale):
+            return (source_scale or 0) <= (scale or 0) and (
+                source_precision - (source_scale or 0) <= precision - (scale or 0)
+            )
+        case Floats(bits), Floats(source_bits):
+            return source_bits <= bits
+        case Text(), _:
+            return _text_holds(target, source)
+        case Labels(labels, several), Labels(source_labels, source_several):
+            return several == source_several and set(source_labels) <= set(labels)
+        case Duration(digits), Duration(source_digits):
+            return source_digits <= digits
+        case Binary(byte_count, fixed), Binary(source_count, source_fixed):
+            if fixed:
+                return source_fixed and source_count == byte_count
+            return byte_count is None or (source_count is not None and source_count <= byte_count)
+        case Binary(byte_count, False), Shapes():
+            return byte_count is None or byte_count >= 2**32 - 1
+        case Binary(byte_count, False), Vectors(dimensions):
+            return byte_count is None or (dimensions is not None and 4 * dimensions <= byte_count)
+        case Timestamps(digits, zoned), Timestamps(source_digits, source_zoned):
+            return zoned == source_zoned and source_digits <= digits
+        case Vectors(dimensions), Vectors(source_dimensions):
+            return dimensions is None or dimensions == source_dimensions
+        case Shapes(kind), Shapes(source_kind):
+            return kind in {"geometry", source_kind}
+        case _:
+            return target == source
+
+
+def _text_holds(target: Text, source: ValueRange) -> bool:
+    match source:
+        case Text(characters, byte_count, padded):
+            if target.padded and not padded:
+                return False
+        case Labels(labels, several):
+            lengths = [len(label) for label in labels]
+            characters, byte_count = (sum(lengths) + len(lengths) if several else max(lengths, default=0)), None
+        case FormattedText("json"):
+            characters, byte_count = None, 2**32 - 1
+        case FormattedText(form):
+            characters, byte_count = _MAX_FORMATTED_LENGTH[form], None
+        case Duration():
+            characters, byte_count = _MAX_DURATION, None
+        case _:
+            return False
+    if target.padded and not isinstance(source, Text):
+        return False
+    return _fits(target, characters, byte_count)
+
+
+def _fits(target: Text, characters: int | None, byte_count: int | None) -> bool:
+    """Whether `target` can store a text of at most `characters` characters and `byte_count` bytes. None: not known; if both
+    are None, the text may have any length."""
+    max_characters = characters if characters is not None else byte_count
+    max_bytes = (
+        byte_count if byte_count is not None else None if characters is None else characters * _BYTES_PER_CHARACTER
+    )
+    return (target.characters is None or (max_characters is not None and max_characters <= target.characters)) and (
+        target.byte_count is None or (max_bytes is not None and max_bytes <= target.byte_count)
+    )
+
+
+def canonical_value_range(column: Column) -> ValueRange:
+    """Returns the value range of a PostgreSQL source's column: that of its Arrow type, with the length of its text type."""
+    kind = arrow_type_of(column.arrow_type)
+    if pa.types.is_boolean(kind):
+        return Booleans()
+    if pa.types.is_integer(kind):
+        return Integers(-(1 << (kind.bit_width - 1)), (1 << (kind.bit_width - 1)) - 1)
+    if pa.types.is_decimal(kind):
+        return Decimals(kind.precision, kind.scale)
+    if pa.types.is_floating(kind):
+        return Floats(kind.bit_width)
+    if pa.types.is_string(kind):
+        if column.source_type == "uuid":
+            return FormattedText("uuid")
+        bounded = _BOUNDED_TEXT.fullmatch(column.source_type)
+        return Text(int(bounded[1])) if bounded else Text(None, _MAX_POSTGRES_VALUE)
+    if pa.types.is_binary(kind):
+        return Binary(_MAX_POSTGRES_VALUE)
+    if pa.types.is_date(kind):
+        return Dates()
+    if pa.types.is_timestamp(kind):
+        return Timestamps(6, kind.tz is not None)
+    return Vectors(None)
+
+
+# MySQL's and MariaDB's types
+
+_MYSQL_TYPE = re.compile(r"(?P<base>[a-z0-9]+)\s*(?:\((?P<arguments>.*)\))?(?P<rest>[^()]*)", re.DOTALL | re.IGNORECASE)
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "integer": 32, "bigint": 64}
+_TEXT_BYTES = {"tiny": 2**8 - 1, "": 2**16 - 1, "medium": 2**24 - 1, "long": 2**32 - 1}
+_SHAPES = frozenset(
+    {
+        "geometry",
+        "point",
+        "linestring",
+        "polygon",
+        "multipoint",
+        "multilinestring",
+        "multipolygon",
+        "geomcollection",
+        "geometrycollection",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlType:
+    """The parts of a type: `decimal(12,2) unsigned` has the base `decimal` and the arguments `12,2`."""
+
+    base: str
+    arguments: str
+    unsigned: bool
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(int(number) for number in self.arguments.split(",")) if self.arguments else ()
+
+
+def parse_mysql_type(text: str) -> MySqlType:
+    """Parses a COLUMN_TYPE of information_schema. Raises ValueError for another form."""
+    match = _MYSQL_TYPE.fullmatch(_COMMENT.sub("", text).strip())
+    if match is None:
+        raise ValueError(f"not a column type: {text!r}")
+    rest = match["rest"].lower().split()
+    return MySqlType(match["base"].lower(), match["arguments"] or "", "unsigned" in rest or "zerofill" in rest)
+
+
+def mysql_value_range(text: str) -> ValueRange:
+    """Returns the value range of a COLUMN_TYPE. Raises ValueError for an unknown type."""
+    kind = parse_mysql_type(text)
+    base, numbers = kind.base, () if kind.base in {"enum", "set"} else kind.numbers
+    first = numbers[0] if numbers else None
+    if base in _INTEGER_BITS:
+        bits = _INTEGER_BITS[base]
+        return Integers(0, (1 << bits) - 1) if kind.unsigned else Integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    for prefix, byte_count in _TEXT_BYTES.items():
+        if base == f"{prefix}text":
+            return Text(None, byte_count)
+        if base == f"{prefix}blob":
+            return Binary(byte_count)
+    match base:
+        case "decimal" | "numeric":
+            return Decimals(10 if first is None else first, numbers[1] if len(numbers) > 1 else 0)
+        case "float":
+            return Floats(64 if first is not None and first > 24 and len(numbers) == 1 else 32)
+        case "double" | "real":
+            return Floats(64)
+        case "bit":
+            return Bits(1 if first is None else first)
+        case "year":
+            return Year()
+        case "char":
+            return Text(1 if first is None else first, padded=True)
+        case "varchar":
+            return Text(first)
+        case "binary":
+            return Binary(1 if first is None else first, fixed=True)
+        case "varbinary":
+            return Binary(first)
+        case "enum" | "set":
+            labels = tuple(label.replace("''", "'") for label in _LABEL.findall(kind.arguments))
+            return Labels(labels, several=base == "set")
+        case "json" | "uuid" | "inet4" | "inet6":
+            return FormattedText(base)
+        case "time":
+            return Duration(first or 0)
+        case "date":
+            return Dates()
+        case "datetime" | "timestamp":
+            return Timestamps(first or 0, zoned=base == "timestamp")
+        case "vector":
+            return Vectors(2048 if first is None else first)
+        case _ if base in _SHAPES:
+            return Shapes("geomcollection" if base == "geometrycollection" else base)
+        case _:
+            raise ValueError(f"not a known column type: {text!r}")

@@ -1,0 +1,342 @@
+"""The layout of a job's checkpoint: the name of every file in it, and the ways to read, write and remove them.
+
+No other module spells such a name. Names that sort by epoch have ten digits. "The planner" is the process of the driver
+that plans epochs; "a task" is a Spark task of an epoch.
+
+    job                     what the job is (JobState).
+                            Written by the driver at the first start, before the first read. Never removed.
+    joined/0000000001       tables that a later start found (Joined).
+                            Written by the driver at that start, before anything of them is read. Never removed.
+    sink                    which copy the job writes (SinkIdentity).
+                            Written by the driver before the first row is written. Never removed.
+    plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
+                            Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit.
+    partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
+                            Written by the planner before the plan that names it. Removed when a newer one is in a plan.
+    published/e42-s7        the rows of a split of epoch 42, with their report.
+    published/e42-p9-3      rows that epoch 42 read again (docs/adr/0016), named by the position of their first change.
+                            Written by a task. Removed by the planner when the epoch is committed and the next is planned.
+    staged/g5-1200          a chunk of a table without a key (docs/adr/0017): attempt 5, from page 1200 on.
+                            Written by a task. Removed by the planner when no plan needs the attempt.
+    logs/e0000000042        what an epoch's log range contained (LogReport).
+                            Written by the epoch's task. Removed together with the plan.
+    rereads/e0000000042     keys whose rows an epoch read again (KeyReread).
+                            Written by the epoch's task, before its log report. Removed together with `finished`.
+    finished/e0000000042    the splits that an epoch finished, for the gap filter.
+    finished/m…1-…256       the same for several epochs. It replaces their files.
+                            Written by the planner when the epoch is committed. Removed when the log has passed all highs.
+    copies/shop.orders      which table of the target is the copy. Only the Delta sink has such files.
+                            Written by the driver before the first row is written. Never removed.
+    history/epochs-…        what the job did, for people; also splits-…, events-… and run-…. May be missing or unreadable.
+                            Written by the planner (events, run: by the driver). Each file replaces the one before it.
+    probe-…                 tells whether the storage can create a file only where there is none.
+                            Written and removed by the driver at the first start.
+    spark/                  Spark's own checkpoint of the streaming query. Written and removed by Spark.
+
+Every file is written once and never changed. A missing or damaged file is an error, never read as "nothing there yet".
+"""
+
+import hashlib
+import json
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tidemark.state.checkpoint.codec import JOB, JOINED, KEY_REREADS, LOG_REPORT, PARTITIONS, PLAN, SINK
+from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
+from tidemark.state.errors import CheckpointError
+from tidemark.state.job_state import JobState, Joined
+from tidemark.state.key_rereads import KeyReread
+from tidemark.state.log_range import LogReport
+from tidemark.state.partitions import KeptPartitions, Partitions
+from tidemark.state.plan import PlanRecord
+from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.sink_identity import SinkIdentity
+from tidemark.state.table import TableId
+
+KEPT_PLANS = 100
+"""Plans of committed epochs that are kept, for `tidemark checkpoints JOB.yaml list`."""
+
+JOB_FILE = "job"
+SINK_FILE = "sink"
+JOINED_FOLDER = "joined"
+PLANS_FOLDER = "plans"
+PARTITIONS_FOLDER = "partitions"
+PUBLISHED_FOLDER = "published"
+STAGED_FOLDER = "staged"
+LOGS_FOLDER = "logs"
+REREADS_FOLDER = "rereads"
+FINISHED_FOLDER = "finished"
+COPIES_FOLDER = "copies"
+HISTORY_FOLDER = "history"
+SPARK_FOLDER = "spark"
+
+_FOLDERS_OF_A_STARTED_JOB = (
+    JOINED_FOLDER,
+    PLANS_FOLDER,
+    PUBLISHED_FOLDER,
+    LOGS_FOLDER,
+    FINISHED_FOLDER,
+    SPARK_FOLDER,
+)
+
+NOT_SHARED_REMEDY = (
+    "Put `checkpoint` on storage that the driver and all executors can write to, under the same path on each of them."
+)
+
+
+def joined_file(number: int) -> str:
+    return f"{JOINED_FOLDER}/{number:010d}"
+
+
+def plan_file(epoch: int) -> str:
+    return f"{PLANS_FOLDER}/{_epoch(epoch)}"
+
+
+def partitions_file(name: str) -> str:
+    return f"{PARTITIONS_FOLDER}/{name}"
+
+
+def published_split_file(epoch: int, split_id: int) -> str:
+    return f"{PUBLISHED_FOLDER}/e{epoch}-s{split_id}"
+
+
+def published_reread_file(epoch: int, commit_version: int, seq: int) -> str:
+    return f"{PUBLISHED_FOLDER}/e{epoch}-p{commit_version}-{seq}"
+
+
+def published_files(store: CheckpointStore, epoch: int) -> list[str]:
+    """Returns the files that the tasks of an epoch have published so far."""
+    return [name for name in store.list(PUBLISHED_FOLDER) if name.startswith(f"{PUBLISHED_FOLDER}/e{epoch}-")]
+
+
+def staged_chunk_file(attempt: int, first_page: int) -> str:
+    return f"{STAGED_FOLDER}/g{attempt}-{first_page}"
+
+
+def log_report_file(epoch: int) -> str:
+    return f"{LOGS_FOLDER}/{_epoch(epoch)}"
+
+
+def rereads_file(epoch: int) -> str:
+    return f"{REREADS_FOLDER}/{_epoch(epoch)}"
+
+
+def finished_file(first_epoch: int, last_epoch: int) -> str:
+    """The file of the splits that these epochs finished; a single epoch is first and last."""
+    if first_epoch == last_epoch:
+        return f"{FINISHED_FOLDER}/{_epoch(first_epoch)}"
+    return f"{FINISHED_FOLDER}/m{first_epoch:010d}-{last_epoch:010d}"
+
+
+def epochs_of_finished_file(name: str) -> tuple[int, int]:
+    """The first and the last epoch of a file that `finished_file` has named."""
+    first, _, last = name.removeprefix(f"{FINISHED_FOLDER}/")[1:].partition("-")
+    return int(first), int(last or first)
+
+
+def copy_file(table_folder: str) -> str:
+    return f"{COPIES_FOLDER}/{table_folder}"
+
+
+def history_file(kind: str, number: int) -> str:
+    return f"{HISTORY_FOLDER}/{kind}-{number:010d}"
+
+
+def history_files(store: CheckpointStore, kind: str) -> list[str]:
+    """The files of a kind, oldest first."""
+    return [name for name in store.list(HISTORY_FOLDER) if name.startswith(f"{HISTORY_FOLDER}/{kind}-")]
+
+
+def number_of_history_file(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _epoch(epoch: int) -> str:
+    return f"e{epoch:010d}"
+
+
+def _epoch_of(name: str) -> int:
+    return int(name.rpartition("/e")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`url` is the job file's `checkpoint`."""
+
+    url: str
+    store: CheckpointStore
+
+    @classmethod
+    def at(cls, url: str) -> "Checkpoint":
+        return cls(url, open_store(url))
+
+    def spark_folder(self) -> str:
+        return f"{self.url.rstrip('/')}/{SPARK_FOLDER}"
+
+    def job_state(self) -> JobState | None:
+        """The state with the tables that joined, or None if the job was never started. Raises CheckpointError if `job` is
+        gone but other files are there."""
+        data = self.store.read(JOB_FILE)
+        if data is None:
+            if any(self.store.list(folder) for folder in _FOLDERS_OF_A_STARTED_JOB):
+                raise self._lost(JOB_FILE)
+            return None
+        state = JOB.decode(data, JOB_FILE)
+        for number in range(1, len(self.store.list(JOINED_FOLDER)) + 1):
+            state = state.with_joined(JOINED.decode(self._read(joined_file(number)), joined_file(number)))
+        return state
+
+    def create_joined(self, state: JobState, joined: Joined) -> JobState:
+        """Adds tables to the job. Raises CheckpointError if another driver did so."""
+        name = joined_file(len(state.joined) + 1)
+        if not self.store.create(name, JOINED.encode(joined)):
+            raise self._another_driver(name)
+        return state.with_joined(joined)
+
+    def require_job(self, job_uuid: str) -> None:
+        """Raises CheckpointError if this process does not find the job there: an executor without that storage."""
+        state = self.job_state()
+        if state is None or state.job_uuid != job_uuid:
+            holds = "is empty" if state is None else f"holds job {state.job_uuid}, not {job_uuid}"
+            raise CheckpointError(f"On {socket.gethostname()} the checkpoint {self.url} {holds}.", NOT_SHARED_REMEDY)
+
+    def create_job_state(self, state: JobState) -> JobState:
+        """Writes the state and returns the one that is there: another driver may have been first. Raises CheckpointError
+        if the storage can't decide who was."""
+        require_create_if_absent(self.store)
+        self.store.create(JOB_FILE, JOB.encode(state))
+        written = self.job_state()
+        if written is None:
+            raise CheckpointError(f"The checkpoint {self.url} does not keep its files.", "Check the folder's storage.")
+        return written
+
+    def sink_identity(self) -> SinkIdentity | None:
+        """None where no sink has been prepared for the job yet."""
+        data = self.store.read(SINK_FILE)
+        return None if data is None else SINK.decode(data, SINK_FILE)
+
+    def create_sink_identity(self, identity: SinkIdentity) -> None:
+        """Keeps the one that is there. Raises CheckpointError where it is lost: the job has plans, so it had one."""
+        if self.store.read(SINK_FILE) is not None:
+            return
+        if self.plan_epochs():
+            raise self._lost(SINK_FILE)
+        self.store.create(SINK_FILE, SINK.encode(identity))
+
+    def written_tables(self, state: JobState) -> frozenset[TableId]:
+        """The tables that a sink was prepared for and that may hold rows: those that the newest plan knows."""
+        newest = max(self.plan_epochs(), default=0)
+        if newest == 0:
+            return frozenset()
+        return frozenset(schema.table for schema in state.schemas_after(self.plan(newest).state.joined))
+
+    def plan_epochs(self) -> list[int]:
+        """The epochs whose plans are there, ascending."""
+        return sorted(_epoch_of(name) for name in self.store.list(PLANS_FOLDER))
+
+    def plan(self, epoch: int) -> PlanRecord:
+        return PLAN.decode(self._read(plan_file(epoch)), plan_file(epoch))
+
+    def create_plan(self, record: PlanRecord) -> None:
+        """Raises CheckpointError if the epoch has a plan already: another driver runs this job."""
+        name = plan_file(record.plan.epoch)
+        if not self.store.create(name, PLAN.encode(record)):
+            raise self._another_driver(name)
+
+    def keep_partitions(self, partitions: Partitions) -> KeptPartitions:
+        """Writes them under a name that follows from the content. What is there already is not written again."""
+        name = hashlib.sha256(PARTITIONS.body(partitions.tables)).hexdigest()[:32]
+        self.store.create(partitions_file(name), PARTITIONS.encode(partitions.tables))
+        return KeptPartitions(name, partitions.ended_xid)
+
+    def partitions(self, kept: KeptPartitions) -> Partitions:
+        name = partitions_file(kept.name)
+        return Partitions(kept.ended_xid, PARTITIONS.decode(self._read(name), name))
+
+    def forget_partitions(self, but: KeptPartitions) -> None:
+        """Removes all but these, once a plan with them is durable: no restart needs older ones."""
+        for known in self.store.list(PARTITIONS_FOLDER):
+            if known != partitions_file(but.name):
+                self.store.delete(known)
+
+    def committed_epoch(self) -> int:
+        """The last epoch that Spark's query has committed, 0 before the first; read from Spark's own log."""
+        batches = [int(name.rpartition("/")[2]) for name in self.store.list(f"{SPARK_FOLDER}/commits")]
+        if not batches:
+            return 0
+        offsets = self._read(f"{SPARK_FOLDER}/offsets/{max(batches)}").decode()
+        return int(json.loads(offsets.splitlines()[-1])["epoch"])
+
+    def has_log_report(self, epoch: int) -> bool:
+        return self.store.read(log_report_file(epoch)) is not None
+
+    def log_report(self, epoch: int) -> LogReport:
+        return LOG_REPORT.decode(self._read(log_report_file(epoch)), log_report_file(epoch))
+
+    def create_log_report(self, epoch: int, report: LogReport) -> None:
+        """Raises CheckpointError if another report is there: every attempt must read the same from a range."""
+        if (
+            not self.store.create(log_report_file(epoch), LOG_REPORT.encode(report))
+            and self.log_report(epoch) != report
+        ):
+            raise _two_reads_differ(epoch)
+
+    def key_rereads_before(self, epoch: int) -> tuple[KeyReread, ...]:
+        """Returns the key re-reads of earlier epochs, in the order of epochs."""
+        names = [name for name in self.store.list(REREADS_FOLDER) if name < rereads_file(epoch)]
+        return tuple(reread for name in names for reread in self._key_rereads(name))
+
+    def create_key_rereads(self, epoch: int, rereads: tuple[KeyReread, ...]) -> None:
+        """Writes what an epoch read again; the caller writes the log report after it. Raises CheckpointError if others are
+        there: every attempt must take the same rows."""
+        name = rereads_file(epoch)
+        if not self.store.create(name, KEY_REREADS.encode(rereads)) and self._key_rereads(name) != rereads:
+            raise _two_reads_differ(epoch)
+
+    def forget_before(self, epoch: int) -> None:
+        """Removes plans and log reports that no restart can need, once all epochs before `epoch` are committed."""
+        for known in self.plan_epochs():
+            if known < epoch - KEPT_PLANS:
+                self.store.delete(plan_file(known))
+                self.store.delete(log_report_file(known))
+
+    def forget_published(self, epoch: int) -> None:
+        """Removes what the epoch's tasks published, once it is committed and its reports are kept elsewhere."""
+        for name in published_files(self.store, epoch):
+            self.store.delete(name)
+
+    def forget_staged(self, kept_attempts: Collection[int]) -> None:
+        """Removes the staged chunks of all other attempts."""
+        for name in self.store.list(STAGED_FOLDER):
+            attempt = name.removeprefix(f"{STAGED_FOLDER}/g").partition("-")[0]
+            if int(attempt) not in kept_attempts:
+                self.store.delete(name)
+
+    def forget_finished_splits(self) -> None:
+        """Removes the finished splits and the key re-reads, once the log has passed all highs."""
+        for folder in (FINISHED_FOLDER, REREADS_FOLDER):
+            for name in self.store.list(folder):
+                self.store.delete(name)
+
+    def _key_rereads(self, name: str) -> tuple[KeyReread, ...]:
+        return KEY_REREADS.decode(self._read(name), name)
+
+    def _read(self, name: str) -> bytes:
+        data = self.store.read(name)
+        if data is None:
+            raise self._lost(name)
+        return bytes(data)
+
+    def _lost(self, name: str) -> CheckpointError:
+        return CheckpointError(f"The checkpoint {self.url} has lost its file `{name}`.", RESTORE_CHECKPOINT)
+
+    def _another_driver(self, name: str) -> CheckpointError:
+        return CheckpointError(f"Another driver wrote {name} of {self.url}.", ONE_DRIVER)
+
+
+def _two_reads_differ(epoch: int) -> CheckpointError:
+    return CheckpointError(
+        f"Two reads of the log range of epoch {epoch} gave different results: the source's log changed in between.",
+        f"Check whether the source was restored or its log reset; if so, {START_OVER}.",
+    )

@@ -1,0 +1,123 @@
+"""The checkpoint's files as objects of an S3 bucket, through fsspec and s3fs (`pip install tidemark-cdc[s3]`).
+
+Account, region and endpoint come from the usual settings of S3 tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL,
+the machine's role), on the driver and on every executor.
+"""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from tidemark.state.errors import CheckpointError, JobFileError
+
+SINGLE_PUT_BYTES = 5 << 30
+MAX_CONFLICTS = 8
+_EXISTS, _CONFLICT = 412, 409
+
+
+class S3Store:
+    """A folder of a bucket; `url` is `s3://bucket/folder` or `s3a://…`. `create` is a conditional put (If-None-Match: *): the
+    server decides who was first. Raises CheckpointError if the server can't be reached or fails."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._folder = url.partition("://")[2].strip("/")
+
+    def __reduce__(self) -> tuple[type["S3Store"], tuple[str]]:
+        return (S3Store, (self.url,))
+
+    def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+        writer = uuid.uuid4().hex
+        body = bytes(data)
+        with self._explained():
+            for conflicts in range(MAX_CONFLICTS):
+                try:
+                    self._files.pipe_file(
+                        self._path(name), body, mode="create", chunksize=SINGLE_PUT_BYTES, Metadata={"writer": writer}
+                    )
+                except OSError as error:
+                    status = _status(error)
+                    if status == _EXISTS:  # it may be our own: a put is sent again if its answer was lost
+                        return self._writer_of(name) == writer
+                    if status != _CONFLICT or conflicts == MAX_CONFLICTS - 1:
+                        raise
+                    time.sleep(0.05 * 2**conflicts)
+                else:
+                    return True
+        raise AssertionError("unreachable")
+
+    def read(self, name: str) -> pa.Buffer | None:
+        with self._explained():
+            try:
+                return pa.py_buffer(self._files.cat_file(self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    def copy_to(self, name: str, target: Path) -> bool:
+        data = self.read(name)
+        if data is None:
+            return False
+        with target.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        with self._explained():
+            try:
+                paths = self._files.ls(self._path(prefix), detail=False)
+            except FileNotFoundError:
+                return []
+        names = {path.rstrip("/").removeprefix(f"{self._path(prefix)}/") for path in paths}
+        return sorted(f"{prefix}/{name}" for name in names if "/" not in name and not name.startswith("."))
+
+    def delete(self, name: str) -> None:
+        with self._explained():
+            self._files.rm_file(self._path(name))
+
+    def _writer_of(self, name: str) -> str | None:
+        try:
+            writer: str | None = self._files.metadata(self._path(name)).get("writer")
+        except FileNotFoundError:  # another writer's, which has been removed since
+            return None
+        return writer
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    @property
+    def _files(self) -> Any:
+        """The process's filesystem object, which fsspec caches."""
+        return fsspec.filesystem("s3", use_listings_cache=False)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            from botocore.exceptions import BotoCoreError
+
+            yield
+        except ImportError as exc:
+            raise JobFileError(
+                f"checkpoint: {self.url} needs packages that are not installed ({exc}).",
+                "pip install 'tidemark-cdc[s3]', where the driver runs and in the executors' Python.",
+            ) from exc
+        except (OSError, BotoCoreError) as exc:
+            raise CheckpointError(
+                f"The checkpoint {self.url} can't be reached or used: {exc}.",
+                "Check the bucket, and the account, region and endpoint in the environment of driver and executors.",
+            ) from exc
+
+
+def _status(error: OSError) -> int | None:
+    """Returns the server's HTTP status. s3fs translates it to the errors of a local filesystem."""
+    response = getattr(error.__cause__, "response", {})
+    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status

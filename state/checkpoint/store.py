@@ -1,0 +1,175 @@
+"""Stores for the checkpoint's files: named blobs on storage that the driver and all executors share.
+
+Everything depends on `create`, an atomic create-if-absent. If two processes create the same file, one of them wins, and
+the other reads the winner's file.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+from typing import IO, Protocol
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from tidemark.state.errors import CheckpointError, JobFileError
+
+_DEFAULT_RIGHTS = "system.posix_acl_default"
+
+
+class CheckpointStore(Protocol):
+    """Names are relative paths with `/`. Implementations must pickle: executors get them."""
+
+    def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+        """Writes `data` durably under `name` unless it exists. Returns whether this call created it. Never visible in part."""
+
+    def read(self, name: str) -> pa.Buffer | None:
+        """Returns the content, or None if there is no such file."""
+
+    def copy_to(self, name: str, target: Path) -> bool:
+        """Copies `name` to the new local file `target`, durably except for its directory entry. Returns False if there is no
+        such file. Raises OSError."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Returns the names directly in the folder `prefix`, sorted; [] if there is no such folder."""
+
+    def delete(self, name: str) -> None:
+        """Removes `name`. No error if it does not exist."""
+
+
+class LocalStore:
+    """A folder of a local or shared POSIX filesystem (NFS included: link(2) is atomic there)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def __reduce__(self) -> tuple[type["LocalStore"], tuple[str]]:
+        return (LocalStore, (self.root,))
+
+    def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+        target = Path(self.root, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except OSError as exc:
+                if exc.errno in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+                    raise CheckpointError(
+                        f"{self.root} has no hard links, so creating a file there is not atomic.",
+                        "Put `checkpoint` on a POSIX filesystem.",
+                    ) from exc
+                raise
+            _sync_folder(target.parent)
+            return True
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+    def read(self, name: str) -> pa.Buffer | None:
+        try:
+            with pa.memory_map(str(Path(self.root, name)), "r") as file:
+                return file.read_buffer()
+        except FileNotFoundError:
+            return None
+
+    def copy_to(self, name: str, target: Path) -> bool:
+        """Links instead of copying if a hard link has the same owner and rights as a copy."""
+        source = Path(self.root, name)
+        try:
+            with source.open("rb") as content:
+                if not _link(content.fileno(), source, target):
+                    _copy(content, target)
+        except FileNotFoundError:
+            if source.exists():
+                raise
+            return False
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        try:
+            names = os.listdir(Path(self.root, prefix))
+        except FileNotFoundError:
+            return []
+        return sorted(f"{prefix}/{name}" for name in names if not name.startswith("."))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Path(self.root, name).unlink()
+
+
+def _copy(content: IO[bytes], target: Path) -> None:
+    with target.open("xb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(descriptor: int, source: Path, target: Path) -> bool:
+    """Makes a hard link. Returns False on another filesystem, or if a new file there would have another group or rights."""
+    file, folder = os.fstat(descriptor), target.parent.stat()
+    group = folder.st_gid if folder.st_mode & stat.S_ISGID else os.getegid()
+    if file.st_gid != group or _has_default_rights(target.parent) or _has_default_rights(source.parent):
+        return False
+    try:
+        os.link(source, target)
+    except OSError as exc:
+        if exc.errno not in {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EMLINK}:
+            raise
+        return False
+    return True
+
+
+def _has_default_rights(folder: Path) -> bool:
+    try:
+        return _DEFAULT_RIGHTS in os.listxattr(folder)
+    except (AttributeError, OSError):  # a system or filesystem that has none
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_store(url: str) -> CheckpointStore:
+    """Returns the store for a job file's `checkpoint`. Raises JobFileError for storage where `create` can't be atomic."""
+    parts = urlsplit(url)
+    match parts.scheme:
+        case "" | "file":
+            return LocalStore(os.path.abspath(unquote(parts.path) if parts.scheme else url))
+        case "s3" | "s3a":
+            from tidemark.state.checkpoint.object_store import S3Store  # most jobs need no fsspec
+
+            return S3Store(url)
+    raise JobFileError(
+        f"checkpoint: {parts.scheme}:// is not supported: Tidemark can't create a file there atomically and only if it does "
+        "not exist yet.",
+        "Give a path on a filesystem that the driver and all executors share, or s3a://bucket/folder.",
+    )
+
+
+def require_create_if_absent(store: CheckpointStore) -> None:
+    """Tests `create`: some S3-compatible servers ignore the condition and overwrite. Raises CheckpointError."""
+    name = f"probe-{uuid.uuid4()}"
+    try:
+        if not store.create(name, b"first") or store.create(name, b"second") or store.read(name) != b"first":
+            raise CheckpointError(
+                "The checkpoint's storage overwrote a file that it was asked to create only if there is none.",
+                "Put `checkpoint` on storage with conditional puts (If-None-Match), or on a POSIX filesystem.",
+            )
+    finally:
+        store.delete(name)

@@ -1,0 +1,47 @@
+"""The questions that the enumerator asks a source: the ends of a table's key, split boundaries, and the number of pages of a
+table without a key.
+
+The database orders and compares keys. The enumerator never does: it passes bounds on as it got them.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidemark.state.key_statistics import KeyStatistics, PageStatistics
+from tidemark.state.split import Bound, SharedSnapshot
+from tidemark.state.table import TableId
+
+
+class KeySource(Protocol):
+    """Implemented by the readers. `columns` is never empty. The enumerator does not catch the source's errors."""
+
+    def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        """Returns the ends of the key. Must be cheap."""
+
+    def next_bounds(
+        self,
+        table: TableId,
+        columns: tuple[str, ...],
+        *,
+        after: Bound | None,
+        until: Bound | None,
+        rows: int,
+        count: int,
+    ) -> Sequence[Bound]:
+        """Returns at most `count` split boundaries, strictly ascending, after `after` and before `until` (None: no limit).
+
+        Between two of them, and between `after` (or the table's beginning) and the first, there are `rows` rows, or more if
+        rows share the last key. If there are fewer than `count`, no further boundary exists before `until`.
+        """
+
+    def pages(self, table: TableId) -> PageStatistics | None:
+        """Returns None if the table's rows can't be read by page ranges."""
+
+    def share_snapshot(self, table: TableId) -> SharedSnapshot:
+        """Exports a snapshot of a table that has pages. It is kept until it is released or the table's next one is taken."""
+
+    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
+        """Tells whether the snapshot is still kept."""
+
+    def release_snapshot(self, table: TableId) -> None:
+        """Ends the table's snapshot, if one is kept."""

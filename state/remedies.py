@@ -1,0 +1,14 @@
+"""The remedies that several errors share, each in one wording. `docs/changing-a-job.md` says how to do them.
+
+`START_OVER` is a part of a sentence, the others are whole sentences.
+"""
+
+START_OVER = "start over with an empty checkpoint and an empty target"
+START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
+RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER}."
+ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
+
+
+def log_whole_rows(table: object) -> str:
+    """PostgreSQL: how the log gets the values that it leaves out of changes (TOAST)."""
+    return f"Let the log contain whole rows (ALTER TABLE {table} REPLICA IDENTITY FULL), then {START_OVER}."

@@ -1,0 +1,355 @@
+"""A table's identity is its OID, whatever its name. The job follows it, or stops: changes are never lost silently."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.spark.read_parts import read_part, tasks_of
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.startup import open_job
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, TidemarkError
+
+pytestmark = [pytest.mark.integration]
+
+BY_NAME, ALL, IN_SCHEMA = "TABLE shop.t", "ALL TABLES", "TABLES IN SCHEMA shop"
+Rows = dict[int, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has copied shop.t, whose rows are 1 to 5 with v = a."""
+
+    database: Database
+    path: Path
+
+    def do(self, *statements: str) -> None:
+        self.database.execute(*statements)
+
+    def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
+        return run_epochs(self.path, *overrides, at_most=at_most)
+
+    @contextmanager
+    def running(self) -> Iterator[tuple[RunContext, int]]:
+        """Starts a run before the test's changes. Yields it and the last committed epoch."""
+        job = load_job_file(self.path)
+        with open_job(job, Notes(), standby=True) as opened:
+            context = RunContext(job, opened.held.server, opened.held.state, folder=None)
+            yield context, Checkpoint.at(job.checkpoint).committed_epoch()
+
+    def stops(self, kind: type[TidemarkError], match: str) -> None:
+        """Asserts that the job stops, also at the next start, and writes nothing of the epoch."""
+        before = self.copied()
+        for _ in range(2):
+            with pytest.raises(kind, match=match) as caught:
+                self.run()
+            assert caught.value.exit_code in (3, 4)
+        assert self.copied() == before
+
+    def copied(self) -> Rows:
+        """The copy's rows: the last change of each key decides."""
+        rows: Rows = {}
+        history = read_history(self.path.parent / "out", "shop", "t").to_pylist()
+        for change in sorted(history, key=lambda change: (change["_commit_version"], change["_seq"])):
+            if change["_change_type"] == "truncate":
+                rows.clear()
+            elif change["_change_type"] == "delete":
+                rows.pop(change["id"], None)
+            elif change["_change_type"] != "update_preimage":
+                rows[change["id"]] = change["v"]
+        return rows
+
+    def follows(self) -> None:
+        """Runs the job, and asserts that the copy has the source's rows."""
+        self.run()
+        assert self.copied() == dict(self.database.query("SELECT id, v FROM shop.t"))
+
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def make_job(postgres_source_database: Database, tmp_path: Path) -> MakeJob:
+    database = postgres_source_database
+
+    def make(publication: str = BY_NAME, *, table: str = "id int PRIMARY KEY, v text", run: bool = True) -> Job:
+        database.execute(
+            "CREATE SCHEMA shop",
+            f"CREATE TABLE shop.t ({table})",
+            "INSERT INTO shop.t (id, v) SELECT n, 'a' FROM generate_series(1, 5) AS n",
+            f"CREATE PUBLICATION {database.name} FOR {publication} WITH (publish_via_partition_root = true)",
+        )
+        path = write_job(
+            tmp_path,
+            source=source_of(database, tables=["shop.t"]),
+            snapshot={"split_rows": 1, "parallelism": 1},
+            sink={"type": "files", "path": str(tmp_path / "out")},
+        )
+        made = Job(database, path)
+        if run:
+            made.run()
+        return made
+
+    return make
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_changes_under_another_name_are_followed(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do(
+        "ALTER TABLE shop.t RENAME TO away",
+        "UPDATE shop.away SET v = 'b' WHERE id = 1",
+        "DELETE FROM shop.away WHERE id = 2",
+        "ALTER TABLE shop.away RENAME TO t",
+    )
+    job.follows()
+    job.do(
+        "ALTER SCHEMA shop RENAME TO closed",
+        "UPDATE closed.t SET v = 'c' WHERE id = 3",
+        "ALTER SCHEMA closed RENAME TO shop",
+    )
+    job.follows()
+    if publication == BY_NAME:  # else such a TRUNCATE can't be told from a load while the table was unlogged
+        job.do("ALTER TABLE shop.t RENAME TO away", "TRUNCATE shop.away", "ALTER TABLE shop.away RENAME TO t")
+        job.follows()
+        assert job.copied() == {}
+
+
+@pytest.mark.pitfall(97)
+def test_a_renamed_table_stops_the_job_until_it_has_its_name_again(make_job: MakeJob) -> None:
+    job = make_job()
+    with job.running() as (context, committed):
+        planner = context.planner()
+        job.do("INSERT INTO shop.t VALUES (6, 'b')", "ALTER TABLE shop.t RENAME TO away")
+        job.do("INSERT INTO shop.away VALUES (7, 'b')")
+        with pytest.raises(SchemaChangedError, match=r"shop\.t is called shop\.away now"):
+            planner.next_epoch(committed)
+    job.stops(SourceNotUsableError, r"shop\.t")
+    job.do("ALTER TABLE shop.away RENAME TO t")
+    job.follows()
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_a_table_that_was_swapped_stops_the_job_until_it_is_swapped_back(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do(
+        "CREATE TABLE shop.rebuilt (LIKE shop.t INCLUDING ALL)",
+        "INSERT INTO shop.rebuilt SELECT id, 'rebuilt' FROM shop.t",
+        "BEGIN; ALTER TABLE shop.t RENAME TO old; ALTER TABLE shop.rebuilt RENAME TO t; COMMIT",
+        "UPDATE shop.t SET v = 'new' WHERE id = 1",
+        "UPDATE shop.old SET v = 'old' WHERE id = 2",
+    )
+    job.stops(SchemaChangedError, r"shop\.t is another table now")
+    job.do("BEGIN; ALTER TABLE shop.t RENAME TO rebuilt; ALTER TABLE shop.old RENAME TO t; COMMIT")
+    job.follows()
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_a_table_that_was_dropped_and_created_again_stops_the_job(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do("DROP TABLE shop.t", "CREATE TABLE shop.t (id int PRIMARY KEY, v text)")
+    if publication == BY_NAME:
+        job.do(f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.t")
+    job.do("INSERT INTO shop.t VALUES (1, 'new')")
+    job.stops(TidemarkError, r"shop\.t")
+
+
+@pytest.mark.pitfall(97)
+def test_a_table_that_is_swapped_while_it_is_copied_stops_the_job(make_job: MakeJob) -> None:
+    job = make_job(ALL, run=False)
+    assert job.run(at_most=2) == ["snapshot", "snapshot"]
+    job.do(
+        "CREATE TABLE shop.rebuilt (LIKE shop.t INCLUDING ALL)",
+        "INSERT INTO shop.rebuilt SELECT id, 'rebuilt' FROM shop.t",
+        "BEGIN; ALTER TABLE shop.t RENAME TO old; ALTER TABLE shop.rebuilt RENAME TO t; COMMIT",
+    )
+    job.stops(SchemaChangedError, r"shop\.t is another table now")
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [ALL, IN_SCHEMA])
+def test_a_load_while_unlogged_stops_the_job(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do(
+        "ALTER TABLE shop.t SET UNLOGGED",
+        "INSERT INTO shop.t VALUES (6, 'b')",
+        "ALTER TABLE shop.t SET LOGGED",
+    )
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
+@pytest.mark.pitfall(97)
+def test_an_unlogged_table_stops_a_running_job(make_job: MakeJob) -> None:
+    job = make_job(ALL)
+    with job.running() as (context, committed):
+        planner = context.planner()
+        job.do("ALTER TABLE shop.t SET UNLOGGED", "INSERT INTO shop.t VALUES (6, 'b')")
+        with pytest.raises(SchemaChangedError, match=r"shop\.t is unlogged"):
+            planner.next_epoch(committed)
+
+
+@pytest.mark.pitfall(97)
+def test_a_load_in_another_schema_stops_the_job(make_job: MakeJob) -> None:
+    job = make_job(IN_SCHEMA)
+    job.do(
+        "CREATE SCHEMA closed",
+        "ALTER TABLE shop.t SET SCHEMA closed",
+        "INSERT INTO closed.t VALUES (6, 'b')",
+        "ALTER TABLE closed.t SET SCHEMA shop",
+    )
+    job.stops(LogPositionLostError, r"shop\.t")
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_rewrites_that_keep_the_rows_are_followed(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do("VACUUM FULL shop.t", "INSERT INTO shop.t VALUES (6, 'b')")
+    job.follows()
+    job.do("CLUSTER shop.t USING t_pkey", "ANALYZE shop.t", "GRANT SELECT ON shop.t TO PUBLIC")
+    job.follows()
+    job.do("TRUNCATE shop.t", "INSERT INTO shop.t VALUES (7, 'b')")
+    job.follows()
+    assert job.copied() == {7: "b"}
+
+
+@pytest.mark.pitfall(97)
+def test_a_table_that_is_published_by_name_may_be_rewritten_whatever_its_rows_are(make_job: MakeJob) -> None:
+    """It can't become unlogged, so a rewrite that leaves its columns alone keeps the rows."""
+    job = make_job()
+    job.do("UPDATE shop.t SET v = 'b'", "VACUUM FULL shop.t")
+    job.follows()
+    job.do("DELETE FROM shop.t", "VACUUM FULL shop.t")
+    job.follows()
+    job.do("VACUUM FULL shop.t", "TRUNCATE shop.t", "VACUUM FULL shop.t", "INSERT INTO shop.t VALUES (7, 'b')")
+    job.follows()
+
+
+TWO_COLUMNS = "id int PRIMARY KEY, v text, w text"
+SWAP = [f"ALTER TABLE shop.t RENAME {names}" for names in ("v TO x", "w TO v", "x TO w")]
+
+
+@pytest.mark.pitfall(99)
+@pytest.mark.parametrize("rows_follow", [False, True])
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_a_column_that_was_dropped_and_added_again_stops_the_job(
+    publication: str, rows_follow: bool, make_job: MakeJob
+) -> None:
+    job = make_job(publication)
+    job.do("ALTER TABLE shop.t DROP COLUMN v, ADD COLUMN v text DEFAULT 'z'")
+    if rows_follow:
+        job.do("INSERT INTO shop.t VALUES (6, 'b')")
+    job.stops(SchemaChangedError, r"v of shop\.t is another column now")
+
+
+@pytest.mark.pitfall(99)
+def test_two_columns_that_swap_names_stop_the_job_until_they_have_their_names_again(make_job: MakeJob) -> None:
+    job = make_job(table=TWO_COLUMNS)
+    job.do(*SWAP)
+    job.stops(SchemaChangedError, r"v, w of shop\.t are other columns now")
+    job.do(*SWAP)
+    job.follows()
+    job.do(*SWAP, "INSERT INTO shop.t (id, v, w) VALUES (6, 'was w', 'was v')", *SWAP)
+    job.stops(SchemaChangedError, r"shop\.t has its columns in another order")
+
+
+@pytest.mark.pitfall(99)
+def test_columns_that_swap_names_stop_a_running_job(make_job: MakeJob) -> None:
+    job = make_job(table=TWO_COLUMNS)
+    with job.running() as (context, committed):
+        job.do(*SWAP)
+        with pytest.raises(SchemaChangedError, match=r"v, w of shop\.t are other columns now"):
+            context.planner().next_epoch(committed)
+
+
+@pytest.mark.pitfall(99)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_values_that_a_change_of_type_made_stop_the_job(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.do("ALTER TABLE shop.t ALTER v TYPE text USING upper(v)")
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
+@pytest.mark.pitfall(99)
+def test_changes_of_columns_that_leave_their_values_alone_are_followed(make_job: MakeJob) -> None:
+    job = make_job()
+    job.do(
+        "ALTER TABLE shop.t ALTER v SET STATISTICS 10",
+        "GRANT SELECT (v) ON shop.t TO PUBLIC",
+        "ALTER TABLE shop.t ALTER v SET DEFAULT 'd', ALTER v SET NOT NULL",
+        "ANALYZE shop.t",
+        "CREATE INDEX ON shop.t (v)",
+    )
+    job.follows()
+    job.do("INSERT INTO shop.t (id) VALUES (6)", "VACUUM FULL shop.t")
+    job.follows()
+
+
+TENANTS = "id int PRIMARY KEY, v text, tenant int NOT NULL DEFAULT 1"
+WIDER = "ALTER TABLE shop.t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY (tenant, id)"
+NARROWER = "ALTER TABLE shop.t DROP CONSTRAINT t_pkey, ADD CONSTRAINT t_pkey PRIMARY KEY (id)"
+
+
+@pytest.mark.pitfall(100)
+def test_a_wider_key_stops_the_job(make_job: MakeJob) -> None:
+    job = make_job(table=TENANTS)
+    with job.running() as (context, committed):
+        job.do(WIDER)
+        with pytest.raises(SchemaChangedError, match=r"The key of shop\.t is \(tenant, id\) now"):
+            context.planner().next_epoch(committed)
+    job.stops(SchemaChangedError, r"The key of shop\.t is \(tenant, id\) now")
+    job.do(NARROWER)
+    job.follows()
+
+
+@pytest.mark.pitfall(100)
+def test_a_key_that_was_wider_when_rows_came_stops_the_job(make_job: MakeJob) -> None:
+    job = make_job(table=TENANTS)
+    job.do(WIDER, "INSERT INTO shop.t VALUES (1, 'b', 2)", "DELETE FROM shop.t WHERE tenant = 1 AND id = 1", NARROWER)
+    job.stops(SchemaChangedError, r"shop\.t has \(id, tenant\) as its replica identity")
+
+
+PARTITIONED = "CREATE TABLE shop.root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)"
+ATTACH = "ALTER TABLE shop.root ATTACH PARTITION shop.t FOR VALUES FROM (0) TO (100)"
+ABOVE = r"publishes the changes of shop\.t as those of shop\.root"
+
+
+@pytest.mark.pitfall(98)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_a_partition_is_refused_where_its_root_is_published(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication, table="id int PRIMARY KEY, v text", run=False)
+    job.do(PARTITIONED, ATTACH)
+    if publication == BY_NAME:
+        job.run()
+        job.do("INSERT INTO shop.root VALUES (6, 'b')")
+        job.follows()
+        job.do(f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.root", "INSERT INTO shop.t VALUES (7, 'b')")
+    with pytest.raises(SourceNotUsableError, match=ABOVE):
+        job.run()
+
+
+@pytest.mark.pitfall(98)
+@pytest.mark.parametrize("publication", [ALL, IN_SCHEMA])
+def test_a_table_that_is_attached_where_its_root_is_published_stops_the_job(
+    publication: str, make_job: MakeJob
+) -> None:
+    job = make_job(publication)
+    with job.running() as (context, committed):
+        job.do(PARTITIONED, ATTACH, "INSERT INTO shop.t VALUES (6, 'b')")
+        epoch = context.planner().next_epoch(committed)
+        (task,) = tasks_of(context, epoch)
+        with pytest.raises(LogPositionLostError, match=r"shop\.t"):
+            list(read_part(task))
+    job.stops(SourceNotUsableError, ABOVE)
