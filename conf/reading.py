@@ -158,6 +158,10 @@ def _timestamp(value: Any) -> datetime:
         raise refuse(f"does not exist in the calendar; must be {form}", key="timestamp") from None
 
 
+def _size_or_zero(written: str | int) -> int:
+    return 0 if written in (0, "0", "0B") and not isinstance(written, bool) else parse_size_bytes(written)
+
+
 def _only_false(value: bool) -> bool:
     if value:
         raise refuse(not_supported_yet("reading the log while splits are still being read (interleave: true)"))
@@ -233,6 +237,18 @@ class Log(Section):
         description="Largest amount of log that an epoch reads. A larger transaction is not split. Units: B, KB, MB, GB, TB "
         "(powers of 1000), KiB, MiB, GiB, TiB (powers of 1024).",
         examples=["64MiB"],
+    )
+    driver_bytes: Annotated[
+        int,
+        PlainValidator(_size_or_zero),
+        PlainSerializer(format_size_bytes, return_type=str),
+        WithJsonSchema({"type": "string"}),
+        Written(f"{SIZE_FORM}; 0 for none"),
+    ] = Field(
+        16 << 20,
+        description="Largest amount of log that the driver reads and writes itself. More is read by a Spark task. A run that "
+        "reads no splits and little log never starts Spark. 0: Spark does everything. The delta sink always uses Spark.",
+        examples=["16MiB", 0],
     )
     max_batch_seconds: Seconds = Field(
         10.0,

@@ -1,23 +1,31 @@
-"""The driver's side of the data source: plans epochs and keeps the plans durable.
+"""Plans epochs and keeps the plans durable.
 
-It runs in Spark's planner process. Spark calls it in this order, and restarts at any point after a crash:
+The driver calls it in this order, and restarts at any point after a crash:
 
-    next_epoch(committed) → the plan of epoch committed + 1 is durable → Spark logs the offset → the epoch runs
-    → Spark marks it as committed → next_epoch(committed + 1)
+    next_epoch(committed) → the plan of epoch committed + 1 is durable → the epoch runs → the sink has it
+    → next_epoch(committed + 1)
 
-The outcome of an epoch enters the enumerator's state when the next epoch is planned. Its published files are removed when
-that plan is durable: until then everything can be read again.
+The outcome of an epoch enters the enumerator's state once the epoch is committed. Its published files are removed when
+the next plan is durable: until then everything can be read again.
 """
 
 import time
 
 from tidemark.conf.model import JobFile
-from tidemark.enumerator.enumerator import Observation, Outcome, SplitsRead, first_state, in_mode, plan_epoch
+from tidemark.enumerator.enumerator import (
+    Observation,
+    Outcome,
+    SplitsRead,
+    absorb,
+    first_state,
+    in_mode,
+    join,
+    plan_epoch,
+)
 from tidemark.enumerator.pages import attempts
 from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.partition_watch import PartitionWatch
 from tidemark.jobs.recovered_state import read_outcome, settings_of
-from tidemark.jobs.spark.planner_ipc import PlannerIpc
 from tidemark.readers.log.finished_splits import write_segment
 from tidemark.readers.source import PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -31,26 +39,19 @@ from tidemark.state.remedies import RESTORE_CHECKPOINT
 
 
 class Planner:
-    """One per run. `folder`: the driver's requests; after a request to stop, no further epoch is planned."""
+    """One per run. It keeps the newest plan and the state after it in memory; what is in the checkpoint is the same."""
 
-    def __init__(
-        self,
-        access: PlannerAccess,
-        checkpoint: Checkpoint,
-        job_state: JobState,
-        job: JobFile,
-        *,
-        folder: PlannerIpc | None = None,
-    ) -> None:
+    def __init__(self, access: PlannerAccess, checkpoint: Checkpoint, job_state: JobState, job: JobFile) -> None:
         self._access = access
         self._checkpoint = checkpoint
         self._job_state = job_state
         self._mode = job.mode
         self._settings = settings_of(job)
-        self._folder = folder
         self._goal: Position | None = None
+        self._newest: PlanRecord | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
         self._planned_at: tuple[int, float] | None = None
+        self._written_at: tuple[int, float] | None = None
         self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
 
@@ -58,12 +59,37 @@ class Planner:
         """From now on plans only up to the present end of the log (trigger `once`)."""
         self._goal = self._access.log_end()
 
+    def record(self, epoch: int) -> PlanRecord:
+        """The plan of an epoch. Raises CheckpointError if it is lost."""
+        if self._newest is None or self._newest.plan.epoch != epoch:
+            return self._checkpoint.plan(epoch)
+        return self._newest
+
+    def note_written(self, epoch: int) -> None:
+        """Tells that the sink has all of the epoch now: the end of the time that the epoch took."""
+        self._written_at = (epoch, time.monotonic())
+
+    def save_history(self) -> None:
+        self._recorder.save(at_once=True)
+
+    def state_after(self, committed: int) -> EnumeratorState:
+        """The state after the committed epoch, with its outcome. Writes its finished splits for the gap filter.
+        Raises CheckpointError if a part of the outcome is gone."""
+        if self._absorbed is not None and self._absorbed[0] == committed:
+            return self._absorbed[1]
+        state = self._planned_state(committed)
+        record, outcome = self._outcome(committed, state)
+        if outcome is not None:
+            state = absorb(state, outcome, self._settings)
+        state = join(state, self._job_state.joined)
+        if record is not None and outcome is not None:
+            self._recorder.add(record, outcome, state)
+        self._absorbed = (committed, state)
+        return state
+
     def next_epoch(self, committed: int) -> int:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run.
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
-        if self._folder is not None and self._folder.is_stop_asked():
-            self._recorder.save(at_once=True)
-            return committed
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
             self._planned_at = None  # planned by an earlier run, which may not have removed the published files
@@ -71,19 +97,15 @@ class Planner:
             return latest
         if latest != committed:
             raise CheckpointError(
-                f"Spark's part of the checkpoint is at epoch {committed}, the plans are at epoch {latest}: the parts of the "
-                "folder are not of the same time.",
+                f"Epoch {committed} is committed, but the newest plan is that of epoch {latest}: the parts of the checkpoint "
+                "are not of the same time.",
                 RESTORE_CHECKPOINT,
             )
-        state = self._state_after(committed)
-        record, outcome = self._outcome(committed, state)
-        observation = Observation(self._access.log_extent(), self._goal, outcome, self._job_state.joined)
+        state = self.state_after(committed)
+        observation = Observation(self._access.log_extent(), self._goal, None, self._job_state.joined)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
             self._partitions.look(committed)
-        if record is not None and outcome is not None:
-            self._recorder.add(record, outcome, state)
-        self._absorbed = (committed, state)
         if isinstance(self._access, RetainsLog):
             self._access.committed(state.position)
         if plan is None:
@@ -91,10 +113,11 @@ class Planner:
             return committed
         failpoint("planner.before_plan")
         partitions, warnings = self._partitions.kept(), self._partitions.warnings
-        self._checkpoint.create_plan(PlanRecord(plan, state, time.time_ns() // 1000, partitions, warnings))
+        record = PlanRecord(plan, state, time.time_ns() // 1000, partitions, warnings)
+        self._checkpoint.create_plan(record)
         failpoint("planner.after_plan")
         self._partitions.planned()
-        self._absorbed = None
+        self._newest, self._absorbed = record, None
         self._planned_at = (plan.epoch, time.monotonic())
         self._checkpoint.forget_published(committed)
         self._checkpoint.forget_staged(attempts(plan, state))
@@ -104,18 +127,16 @@ class Planner:
         self._recorder.save(at_once=False)
         return plan.epoch
 
-    def _state_after(self, committed: int) -> EnumeratorState:
-        if self._absorbed is not None and self._absorbed[0] == committed:
-            return self._absorbed[1]
+    def _planned_state(self, committed: int) -> EnumeratorState:
         if committed == 0:
             return in_mode(first_state(self._job_state, self._settings), self._mode)
-        return in_mode(self._checkpoint.plan(committed).state, self._mode)
+        return in_mode(self.record(committed).state, self._mode)
 
     def _outcome(self, epoch: int, state: EnumeratorState) -> tuple[PlanRecord, Outcome] | tuple[None, None]:
         """Returns the committed epoch and its outcome. Writes its finished splits for the gap filter."""
         if state.awaited is None:
             return None, None
-        record = self._checkpoint.plan(epoch)
+        record = self.record(epoch)
         outcome = read_outcome(self._checkpoint, record, seconds=self._seconds(epoch))
         if isinstance(outcome, SplitsRead):
             assert isinstance(record.plan.work, SnapshotWork)
@@ -125,9 +146,10 @@ class Planner:
         return record, outcome
 
     def _seconds(self, epoch: int) -> float | None:
-        """The time from the plan until the epoch was written, in seconds. Until now if the driver has not told when it was
-        written: that may include a trigger's interval. None if another run planned the epoch."""
+        """The time from the plan until the epoch was written, in seconds; until now if nobody has told when it was. None if
+        another run planned the epoch."""
         if self._planned_at is None or self._planned_at[0] != epoch:
             return None
-        written_at = None if self._folder is None else self._folder.written_at(epoch)
-        return (time.monotonic() if written_at is None else written_at) - self._planned_at[1]
+        known = self._written_at is not None and self._written_at[0] == epoch
+        written_at = self._written_at[1] if known and self._written_at is not None else time.monotonic()
+        return written_at - self._planned_at[1]

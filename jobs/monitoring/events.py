@@ -1,6 +1,7 @@
 """The output of a run: live progress bars on a terminal, one JSON line per event elsewhere."""
 
 import json
+import queue
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +23,26 @@ class Events(Protocol):
     """Receives the events of a run, in the driver's main thread."""
 
     def note(self, event: str, **facts: Any) -> None:
-        """Reports an event: started, resumed, joined, warning, stopping, finished, failed, metrics."""
+        """Reports an event: started, resumed, joined, warning, spark, stopping, finished, failed, metrics."""
 
     def progress(self, progress: JobProgress) -> None:
         """Reports the job's progress; called up to a few times per second."""
+
+
+class Notes:
+    """Events that other threads report, kept until the main thread takes them."""
+
+    def __init__(self) -> None:
+        self._kept: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+
+    def add(self, event: str, **facts: Any) -> None:
+        self._kept.put((event, facts))
+
+    def pass_on(self, events: Events) -> None:
+        """Reports what was added since the last call."""
+        while not self._kept.empty():
+            event, facts = self._kept.get()
+            events.note(event, **facts)
 
 
 class JsonEvents:

@@ -12,7 +12,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.log_range import TableChanges
 from tidemark.state.phase import Phase
-from tidemark.state.plan import AwaitedLog, Exhausted, PlanRecord, TableState
+from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, TableState
 from tidemark.state.table import TableId
 
 
@@ -90,19 +90,25 @@ def read_progress(
     committed_epoch: int,
     run: RunSums = RunSums(),
 ) -> JobProgress | None:
-    """Returns the progress after `committed_epoch`; None if no epoch is planned yet."""
+    """Returns the progress after `committed_epoch`, from the checkpoint; None if no epoch is planned yet."""
     epochs = checkpoint.plan_epochs()
     if not epochs:
         return None
     now = recover_state(checkpoint, job, state, committed=committed_epoch)
+    return progress_of(state, now, checkpoint.plan(max(epochs)), committed_epoch, run)
+
+
+def progress_of(
+    job_state: JobState, now: EnumeratorState, newest: PlanRecord | None, committed_epoch: int, run: RunSums
+) -> JobProgress:
+    """Returns the progress in the state `now`. `newest`: the newest plan, None before the first."""
     newest_us = now.totals.newest_commit_us
     copied = {
-        key.table: TableState(key.table, 0, key.columns) for key in state.split_keys
+        key.table: TableState(key.table, 0, key.columns) for key in job_state.split_keys
     }  # some may not have joined yet
     copied |= {table.table: table for table in now.tables}
     followed = {sums.table: sums for sums in now.totals.changes}
-    newest = checkpoint.plan(max(epochs))
-    lag_bytes = _lag_bytes(newest, committed_epoch)
+    lag_bytes = None if newest is None else _lag_bytes(newest, committed_epoch)
     ran_to_now = run.epochs > 0 and now.phase is Phase.STREAM
     return JobProgress(
         mode=now.mode,
@@ -119,9 +125,10 @@ def read_progress(
         reconnects=now.totals.reconnects,
         caught_up=run.idle or now.phase is Phase.DONE or (ran_to_now and lag_bytes == 0),
         tables=tuple(
-            _of_table(schema.table, copied.get(schema.table), followed.get(schema.table)) for schema in state.schemas
+            _of_table(schema.table, copied.get(schema.table), followed.get(schema.table))
+            for schema in job_state.schemas
         ),
-        as_of=iso_time(newest.planned_at_us),
+        as_of=iso_time(time.time_ns() // 1000 if newest is None else newest.planned_at_us),
     )
 
 

@@ -1,4 +1,4 @@
-"""The executors' side of the data source: from an epoch's plan to change batches.
+"""From an epoch's plan to change batches: the tasks of an epoch, and the reading of a task's parts.
 
 The part of a split is its published file, which the first task attempt created. The part of the log is read from the log by
 each task attempt: the plan fixes the range, and every read of it gives the same changes.
@@ -37,7 +37,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.failpoints import failpoint
 from tidemark.state.log_range import LogRange, TableChanges
 from tidemark.state.phase import Phase
-from tidemark.state.plan import LogWork, SnapshotWork
+from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
@@ -46,7 +46,7 @@ from tidemark.state.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class SplitsTask:
-    """The splits that one Spark task reads, one after the other, on one connection."""
+    """The splits that one task reads, one after the other, on one connection."""
 
     splits: tuple[Split, ...]
     anchor: Position
@@ -62,7 +62,7 @@ class LogTask:
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """Everything that an executor needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
+    """Everything that a task needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
     its plan."""
 
     epoch: int
@@ -76,8 +76,13 @@ class PartTask:
 
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
-    """The Spark tasks of a planned epoch."""
-    record = context.checkpoint.plan(epoch)
+    """The tasks of a planned epoch."""
+    return tasks_of_plan(context, context.checkpoint.plan(epoch))
+
+
+def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
+    """The tasks of an epoch. A task reads and writes its parts one after the other."""
+    epoch = record.plan.epoch
     plan, schemas = record.plan, context.state.schemas_after(record.state.joined)
     match plan.work:
         case SnapshotWork(tasks, anchor):

@@ -19,10 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidemark.state.change_batch import TRANSPORT, to_transport
-
 if TYPE_CHECKING:
-    from tidemark.jobs.planner import Planner
     from tidemark.jobs.spark.read_parts import PartTask
     from tidemark.jobs.spark.run_context import RunContext
     from tidemark.jobs.spark.stream_source import DirectPlanner
@@ -43,26 +40,19 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = dict(options)
-        self._typed = "run" not in options
-        self._job: tuple[RunContext, Planner | DirectPlanner] | None = None
+        self._job: tuple[RunContext, DirectPlanner] | None = None
         self._held: ExitStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": {}, "_typed": self._typed, "_job": None, "_held": None}
+        return {"_options": {}, "_job": None, "_held": None}
 
-    def _opened(self) -> "tuple[RunContext, Planner | DirectPlanner]":
-        """The job of a user's query is held from the first call until this process ends."""
+    def _opened(self) -> "tuple[RunContext, DirectPlanner]":
+        """The job is held from the first call until this process ends."""
         if self._job is None:
-            if self._typed:
-                from tidemark.jobs.spark.stream_source import open_options
+            from tidemark.jobs.spark.stream_source import open_options
 
-                self._held = ExitStack()
-                self._job = self._held.enter_context(open_options(self._options))
-            else:
-                from tidemark.jobs.spark.run_context import take_context
-
-                context = take_context(self._options["run"])
-                self._job = context, context.planner()
+            self._held = ExitStack()
+            self._job = self._held.enter_context(open_options(self._options))
         return self._job
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 -- Spark's name
@@ -90,10 +80,7 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from tidemark.state.typed_rows import typed_batches
 
         assert isinstance(partition, PartPartition)
-        items = read_part(partition.task)
-        if self._typed:
-            return typed_batches(items)
-        return (to_transport(item) for item in items)
+        return typed_batches(read_part(partition.task))
 
 
 class TidemarkDataSource(DataSource):
@@ -104,8 +91,6 @@ class TidemarkDataSource(DataSource):
         return "tidemark"
 
     def schema(self) -> StructType:
-        if "run" in self.options:
-            return from_arrow_schema(TRANSPORT)
         from tidemark.jobs.spark.stream_source import table_schema
         from tidemark.state.typed_rows import typed_schema
 

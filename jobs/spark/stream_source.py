@@ -125,5 +125,5 @@ def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, Direc
     job = job_of_options(options)
     with hold_job(job, JsonEvents()) as held:
         _the_table(job, held.state.schemas)
-        context = RunContext(job, held.server, held.state, folder=None)
+        context = RunContext(job, held.server, held.state)
         yield context, DirectPlanner(context, held)

@@ -1,75 +1,135 @@
-"""Writes parts from the transport's rows: by the sink's writer on executors, or by the sink on the driver."""
+"""Runs the tasks of an epoch: each one reads its parts and writes them to the sink, in one process."""
 
-from collections.abc import Iterable, Iterator
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidemark.conf.redaction import redact_exception
+from tidemark.jobs.spark.read_parts import PartTask, read_part
 from tidemark.sinks.sink import EpochSink, JobIdentity, PartSink, Schemas
-from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, from_transport
+from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
 
-RESULT = pa.schema(
-    [
-        pa.field("epoch", pa.int64(), nullable=False),
-        pa.field("part", pa.string(), nullable=False),
-        pa.field("row_count", pa.int64(), nullable=False),
-        pa.field("is_snapshot", pa.bool_(), nullable=False),
-    ]
-)
+MAX_ITEMS_AHEAD = 4
+"""Items that are read while an earlier one is being written. An item has a few MiB at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A part that the sink has."""
+
+    part: str
+    row_count: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.part != LOG_PART
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Writes epochs. `schemas`: those of the tables as the sink receives them."""
+    """The sink of a run. `schemas`: those of the tables as the sink receives them."""
 
     sink: PartSink | EpochSink
     job: JobIdentity
     schemas: Schemas
 
-    def write(self, batch: DataFrame) -> Iterator[tuple[int, int, bool]]:
-        """Writes an epoch, given as rows of TRANSPORT. Yields (epoch, row count, is it a split) of each part when all are
-        durable."""
-        if isinstance(self.sink, EpochSink):
-            for end in self.sink.write_epoch(batch, self.job, self.schemas):
-                yield end.epoch, end.row_count, end.part != LOG_PART
-            return
-        written = batch.mapInArrow(PartWriting(self.sink, self.job, self.schemas), from_arrow_schema(RESULT)).collect()
-        for row in written:
-            yield row["epoch"], row["row_count"], row["is_snapshot"]
-
 
 @dataclass(frozen=True, slots=True)
-class PartWriting:
-    """The function for mapInArrow: takes TRANSPORT batches of one partition, yields RESULT rows. Pickled with each task."""
+class TaskWriting:
+    """Reads and writes tasks. Pickled with each Spark job."""
 
     sink: PartSink
     job: JobIdentity
     schemas: Schemas
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, tasks: Iterable[PartTask]) -> Iterator[Written]:
+        """Yields each part once it is durable. Raises TidemarkError without secrets in its text."""
+        for task in tasks:
+            yield from self.write(task)
+
+    def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
+        """As above, for one task. Ends without an error once `given_up` is set; the part in work does not take effect."""
         writer = self.sink.writer(self.job)
         try:
-            for result in writer.write(_items(batches), self.schemas):
-                failpoint("sink.after_commit")
-                row = {
-                    "epoch": result.epoch,
-                    "part": result.part,
-                    "row_count": result.row_count,
-                    "is_snapshot": result.part != LOG_PART,
-                }
-                yield pa.RecordBatch.from_pylist([row], schema=RESULT)
+            with _Ahead(read_part(task), given_up) as items:
+                for result in writer.write(items, self.schemas):
+                    failpoint("sink.after_commit")
+                    yield Written(result.part, result.row_count)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
 
 
-def _items(batches: Iterable[pa.RecordBatch]) -> Iterator[PartItem]:
-    for batch in batches:
-        for item in from_transport(batch):
+@dataclass(frozen=True, slots=True)
+class TaskReading:
+    """The function for mapInArrow: takes the indices of tasks, yields their parts as batches of TRANSPORT."""
+
+    tasks: Sequence[PartTask]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                for item in read_part(self.tasks[index]):
+                    yield to_transport(item)
+
+
+class _Ahead:
+    """Iterates over items that a thread reads meanwhile. Reading and writing overlap: decoding and Arrow release the GIL.
+
+    The thread ends with the `with` block. What the reader raises is raised here. Once `given_up` is set, the items end, so
+    that no further part is complete.
+    """
+
+    def __init__(self, items: Iterator[PartItem], given_up: threading.Event | None) -> None:
+        self._items = items
+        self._given_up = threading.Event() if given_up is None else given_up
+        self._closed = threading.Event()
+        self._read: queue.Queue[PartItem | BaseException | None] = queue.Queue(MAX_ITEMS_AHEAD)
+        self._thread = threading.Thread(target=self._run, name="tidemark reader", daemon=True)
+
+    def __enter__(self) -> Iterator[PartItem]:
+        self._thread.start()
+        return self._taken()
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        while self._thread.is_alive():  # it may wait for room in the queue
+            self._drop_all()
+            self._thread.join(0.01)
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                self._read.put(item)
+                if self._closed.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 -- raised again by the thread that writes
+            self._read.put(error)
+        else:
+            self._read.put(None)
+        finally:
+            close = getattr(self._items, "close", None)
+            if close is not None:
+                close()
+
+    def _taken(self) -> Iterator[PartItem]:
+        while not self._given_up.is_set():
+            item = self._read.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
             if isinstance(item, PartEnd):
                 failpoint("sink.before_commit")
             yield item
+
+    def _drop_all(self) -> None:
+        try:
+            while True:
+                self._read.get_nowait()
+        except queue.Empty:
+            return

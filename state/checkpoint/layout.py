@@ -1,7 +1,7 @@
 """The layout of a job's checkpoint: the name of every file in it, and the ways to read, write and remove them.
 
-No other module spells such a name. Names that sort by epoch have ten digits. "The planner" is the process of the driver
-that plans epochs; "a task" is a Spark task of an epoch.
+No other module spells such a name. Names that sort by epoch have ten digits. "The planner" is the part of the driver that
+plans epochs; "a task" reads and writes a part of an epoch, in the driver or on an executor.
 
     job                     what the job is (JobState).
                             Written by the driver at the first start, before the first read. Never removed.
@@ -31,7 +31,10 @@ that plans epochs; "a task" is a Spark task of an epoch.
                             Written by the planner (events, run: by the driver). Each file replaces the one before it.
     probe-…                 tells whether the storage can create a file only where there is none.
                             Written and removed by the driver at the first start.
-    spark/                  Spark's own checkpoint of the streaming query. Written and removed by Spark.
+    committed/e0000000042   the sink has all of the epoch. Only the newest epoch has such a file: older ones are committed,
+                            because a later one is planned.
+                            Written by the driver once the sink has the epoch. Removed when the next one is committed.
+    spark/                  Spark's own checkpoint of a streaming query, in which earlier versions ran. Only read.
 
 Every file is written once and never changed. A missing or damaged file is an error, never read as "nothing there yet".
 """
@@ -69,6 +72,7 @@ REREADS_FOLDER = "rereads"
 FINISHED_FOLDER = "finished"
 COPIES_FOLDER = "copies"
 HISTORY_FOLDER = "history"
+COMMITTED_FOLDER = "committed"
 SPARK_FOLDER = "spark"
 
 _FOLDERS_OF_A_STARTED_JOB = (
@@ -135,6 +139,10 @@ def epochs_of_finished_file(name: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
+def committed_file(epoch: int) -> str:
+    return f"{COMMITTED_FOLDER}/{_epoch(epoch)}"
+
+
 def copy_file(table_folder: str) -> str:
     return f"{COPIES_FOLDER}/{table_folder}"
 
@@ -170,9 +178,6 @@ class Checkpoint:
     @classmethod
     def at(cls, url: str) -> "Checkpoint":
         return cls(url, open_store(url))
-
-    def spark_folder(self) -> str:
-        return f"{self.url.rstrip('/')}/{SPARK_FOLDER}"
 
     def job_state(self) -> JobState | None:
         """The state with the tables that joined, or None if the job was never started. Raises CheckpointError if `job` is
@@ -261,7 +266,23 @@ class Checkpoint:
                 self.store.delete(known)
 
     def committed_epoch(self) -> int:
-        """The last epoch that Spark's query has committed, 0 before the first; read from Spark's own log."""
+        """The last epoch of which the sink has everything, 0 before the first. The newest planned epoch is committed if it is
+        marked so. If the mark is missing, the epoch runs again, and the sink skips what it has."""
+        newest = max(self.plan_epochs(), default=0)
+        if newest == 0 or self.store.read(committed_file(newest)) is not None or self._committed_by_spark() == newest:
+            return newest
+        return newest - 1
+
+    def mark_committed(self, epoch: int) -> None:
+        """Marks an epoch of which the sink has everything."""
+        name = committed_file(epoch)
+        self.store.create(name, b"committed\n")
+        for known in self.store.list(COMMITTED_FOLDER):
+            if known != name:
+                self.store.delete(known)
+
+    def _committed_by_spark(self) -> int:
+        """The last epoch that a streaming query of an earlier version has committed, 0 if there is none."""
         batches = [int(name.rpartition("/")[2]) for name in self.store.list(f"{SPARK_FOLDER}/commits")]
         if not batches:
             return 0

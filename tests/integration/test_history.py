@@ -19,7 +19,6 @@ from tidemark.jobs.monitoring.events import TerminalEvents
 from tidemark.jobs.monitoring.history import Kept
 from tidemark.jobs.monitoring.progress import read_progress
 from tidemark.jobs.monitoring.running_splits import RunningSplits
-from tidemark.jobs.spark.planner_ipc import PlannerIpc
 from tidemark.jobs.spark.read_parts import read_part, tasks_of
 from tidemark.jobs.spark.run_context import RunContext
 from tidemark.jobs.startup import open_job
@@ -28,20 +27,19 @@ from tidemark.state.checkpoint.layout import Checkpoint
 
 
 def test_an_epoch_lasts_until_it_is_written_not_until_the_next_is_triggered(shop: Database, tmp_path: Path) -> None:
-    job, folder = load_job_file(job_of(tmp_path, shop)), PlannerIpc(tmp_path)
+    job = load_job_file(job_of(tmp_path, shop))
     with open_job(job, Notes()) as opened:
-        context = RunContext(job, opened.held.server, opened.held.state, folder)
+        context = RunContext(job, opened.held.server, opened.held.state)
         planner = context.planner()
         planner.end_at_log_end()
         began = time.monotonic()
         assert planner.next_epoch(0) == 1
-        folder.note_written(1)
+        planner.note_written(1)
         longest = time.monotonic() - began
         for task in tasks_of(context, 1):
             assert list(read_part(task))
         assert planner.next_epoch(1) == 2
-        folder.ask_to_stop()
-        assert planner.next_epoch(1) == 1
+        planner.save_history()
     kept = Kept(Checkpoint.at(job.checkpoint).store, EPOCHS).load()
     assert kept is not None
     (epoch,) = kept.recent
@@ -68,7 +66,7 @@ def test_splits_of_the_running_epoch_are_counted_as_they_are_read(
         return line
 
     with open_job(job, Notes()) as opened:
-        context = RunContext(job, opened.held.server, opened.held.state, PlannerIpc(tmp_path))
+        context = RunContext(job, opened.held.server, opened.held.state)
         assert context.planner().next_epoch(0) == 1
         assert (running.count(1), "━" in shown()) == ({}, False)
         first, second = tasks_of(context, 1)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tidemark.jobs.monitoring.spark_metrics import NAME
 
 from tests.support.cli import CommandLine
 from tests.support.jobs import SPARK, Process, running, write_job
 from tests.support.servers import Database
 from tidemark.jobs.monitoring.history import Kept
-from tidemark.jobs.monitoring.spark_metrics import NAME
 from tidemark.state.checkpoint.codec import EPOCHS
 from tidemark.state.checkpoint.history import EpochStretch
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -43,7 +43,7 @@ class Job:
         """Starts a run before the test's changes. Yields it and the last committed epoch."""
         job = load_job_file(self.path)
         with open_job(job, Notes(), standby=True) as opened:
-            context = RunContext(job, opened.held.server, opened.held.state, folder=None)
+            context = RunContext(job, opened.held.server, opened.held.state)
             yield context, Checkpoint.at(job.checkpoint).committed_epoch()
 
     def stops(self, kind: type[TidemarkError], match: str) -> None:

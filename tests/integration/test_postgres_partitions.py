@@ -180,7 +180,7 @@ def test_a_job_that_runs_looks_before_each_plan(job: Job) -> None:
     file = load_job_file(job.path)
     checkpoint = Checkpoint.at(file.checkpoint)
     with open_job(file, Notes()) as opened:
-        planner = RunContext(file, opened.held.server, opened.held.state, folder=None).planner()
+        planner = RunContext(file, opened.held.server, opened.held.state).planner()
         committed = checkpoint.committed_epoch()
         for statement, match in (
             (ATTACH.format("q", 40), r"public\.q of public\.r was attached with rows"),

@@ -46,7 +46,7 @@ def test_what_no_sink_has_taken_is_not_given_up(job: Path, postgres_source_datab
     checkpoint = Checkpoint.at(settings.checkpoint)
     database.execute("INSERT INTO t VALUES (1, 1, 1)")
     with open_job(settings, Notes()) as opened:
-        context = RunContext(settings, opened.held.server, opened.held.state, folder=None)
+        context = RunContext(settings, opened.held.server, opened.held.state)
         for _ in range(2):  # a start that reads the epoch, and is killed before the sink has it
             planner = context.planner()
             planner.end_at_log_end()

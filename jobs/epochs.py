@@ -1,0 +1,117 @@
+"""The loop of a run: plans epochs, has them run, and commits them, one after the other.
+
+next_epoch → the plan is durable → the engine runs it → the sink has it → marked as committed → next_epoch …
+"""
+
+import threading
+import time
+
+from tidemark.enumerator.enumerator import in_mode
+from tidemark.jobs.engine import Engine
+from tidemark.jobs.monitoring.events import Notes
+from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
+from tidemark.jobs.planner import Planner
+from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.spark.write_parts import Writing, Written
+from tidemark.state.failpoints import failpoint
+from tidemark.state.phase import Phase
+from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
+
+
+class EpochLoop:
+    """One per run. `run` blocks until the run is done; another thread may call `stop` and read the attributes.
+
+    `interval_seconds`: the trigger's interval, None to end at the log's present end. `running`: the plan of the epoch in
+    work. `progress`: after the newest committed epoch, None before the first plan.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        writing: Writing,
+        engine: Engine,
+        summary: RunSummary,
+        notes: Notes,
+        *,
+        interval_seconds: float | None,
+    ) -> None:
+        self._context = context
+        self._writing = writing
+        self._engine = engine
+        self._summary = summary
+        self._notes = notes
+        self._interval_seconds = interval_seconds
+        self._stop = threading.Event()
+        self._epoch_seconds = 0.0
+        self.committed = context.checkpoint.committed_epoch()
+        self.running: PlanRecord | None = None
+        self.progress: JobProgress | None = None
+
+    def stop(self) -> None:
+        """Lets the epoch in work finish; no further one is planned."""
+        self._stop.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def run(self, *, max_epochs: int | None = None) -> None:
+        """Raises TidemarkError; everything committed is kept."""
+        planner = self._context.planner()
+        if self._interval_seconds is None:
+            planner.end_at_log_end()
+        while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
+            began = time.monotonic()
+            epoch = planner.next_epoch(self.committed)
+            if epoch > self.committed:
+                record = planner.record(epoch)
+                self._run(planner, record)
+                if self._interval_seconds is None or not _reads_all(record):
+                    continue
+            elif self._interval_seconds is None:
+                self._show(planner, idle=True)
+                return
+            else:
+                self._show(planner, idle=True)
+            self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
+        planner.save_history()
+
+    def _run(self, planner: Planner, record: PlanRecord) -> None:
+        """Runs an epoch to its end."""
+        began, epoch, writing = time.monotonic(), record.plan.epoch, self._writing
+        for text in record.warnings:
+            self._notes.add("warning", text=text)
+        self.running = record
+        self.progress = self._progress(in_mode(record.state, self._context.job.mode), record)
+        written = self._engine.run(record)
+        failpoint("driver.epoch_written")
+        planner.note_written(epoch)
+        self._context.checkpoint.mark_committed(epoch)
+        failpoint("driver.epoch_committed")
+        self.running, self.committed = None, epoch
+        self._epoch_seconds += time.monotonic() - began
+        self._count(written)
+        writing.sink.committed_before(writing.job, epoch)
+        self._show(planner)
+
+    def _count(self, written: list[Written]) -> None:
+        self._summary.epochs += 1
+        self._summary.rows += sum(part.row_count for part in written if part.is_snapshot)
+        self._summary.changes += sum(part.row_count for part in written if not part.is_snapshot)
+
+    def _show(self, planner: Planner, *, idle: bool = False) -> None:
+        """Shows the state after the newest epoch, which is committed."""
+        newest = planner.record(self.committed) if self.committed else None
+        self.progress = self._progress(planner.state_after(self.committed), newest, idle=idle)
+
+    def _progress(self, state: EnumeratorState, newest: PlanRecord | None, *, idle: bool = False) -> JobProgress:
+        sums = RunSums(self._summary.epochs, self._epoch_seconds, self._summary.changes, idle)
+        return progress_of(self._context.state, state, newest, self.committed, sums)
+
+
+def _reads_all(record: PlanRecord) -> bool:
+    """True if the epoch reads the log up to the end that it had when the epoch was planned."""
+    awaited = record.state.awaited
+    is_last = isinstance(awaited, AwaitedLog) and (record.plan.bytes_behind or 0) <= awaited.size_bytes
+    return is_last and record.plan.phase is Phase.STREAM
