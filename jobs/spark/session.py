@@ -12,9 +12,8 @@ from typing import Any
 from urllib.request import url2pathname
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark import SparkContext, SparkFiles
-from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -155,8 +154,9 @@ def start_workers(session: SparkSession) -> None:
 
 
 def _start_workers(session: SparkSession) -> None:
-    """Ignores errors: if there is a problem, the tasks of an epoch meet it, too, and report it."""
-    with contextlib.suppress(Py4JError, PySparkException, ConnectionError):
+    """Ignores errors: if there is a problem, the tasks of an epoch meet it, too, and report it. The session may also be
+    stopped meanwhile."""
+    with contextlib.suppress(Exception):
         run_a_task(session)
 
 
