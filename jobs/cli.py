@@ -20,10 +20,9 @@ from tidemark.jobs.commands.drop import drop
 from tidemark.jobs.commands.plan import plan
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.validate import validate
-from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, ending_of
+from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
 from tidemark.jobs.monitoring.events import open_events
 from tidemark.jobs.run_summary import summarised
-from tidemark.jobs.spark.session import debugging
 from tidemark.readers.projection.settings import lines_of
 from tidemark.state.errors import JobFileError, TidemarkError
 

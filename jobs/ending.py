@@ -1,5 +1,6 @@
 """The ending of a command: its exit code, with the cause and the remedy that its last line on stderr names."""
 
+import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ class Ending:
 
 
 INTERRUPTION = Ending(INTERRUPTED, "interrupted; the state is safe.", "run the same command again to continue.")
+
+
+def debugging() -> bool:
+    """True if TIDEMARK_DEBUG is set: stack traces are shown, ours and Spark's."""
+    return bool(os.environ.get("TIDEMARK_DEBUG"))
 
 
 def ending_of(error: BaseException) -> Ending:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
@@ -15,11 +16,11 @@ import pyarrow as pa
 from pyspark import SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
-from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 import tidemark
 from tidemark.conf.model import JobFile
+from tidemark.jobs.ending import debugging
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.class_data_sharing import archive_options
 from tidemark.state.errors import SinkError
@@ -40,11 +41,6 @@ DEFAULTS = {
 _PACKAGES_REMEDY = (
     "Give Spark those packages' jars by spark.jars, or a repository that it reaches by spark.jars.repositories."
 )
-
-
-def debugging() -> bool:
-    """True if TIDEMARK_DEBUG is set: stack traces are shown, ours and Spark's."""
-    return bool(os.environ.get("TIDEMARK_DEBUG"))
 
 
 def open_session(job: JobFile) -> SparkSession:
@@ -74,23 +70,29 @@ def open_session(job: JobFile) -> SparkSession:
         with _home_in_environment() if forking else contextlib.nullcontext():
             session = builder.getOrCreate()
     except PySparkRuntimeError as error:
-        if error.getCondition() == "JAVA_GATEWAY_EXITED" and "spark.jars.packages" in settings:
+        if "JAVA_GATEWAY_EXITED" in str(error) and "spark.jars.packages" in settings:
             packages = settings["spark.jars.packages"]
             remedy = _PACKAGES_REMEDY if needs is None else needs.missing_packages_remedy
             raise SinkError(f"Spark did not start; perhaps {packages} can't be downloaded.", remedy) from error
         raise
     session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
-    for name in (
-        "SQLQueryContextLogger",
-        "DataFrameQueryContextLogger",
-    ):  # stack traces of errors that we raise, on stderr
-        PySparkLogger.getLogger(name).disabled = not debugging()
+    _silence_query_context_loggers()
     # A change batch is one row of several MiB: the JVM must pass rows on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     session.conf.set("spark.sql.streaming.stopTimeout", "60s")
     _let_workers_import_us(session.sparkContext)
     _leave_sigterm_to_us(session.sparkContext, submitted=submitted)
     return session
+
+
+def _silence_query_context_loggers() -> None:
+    """They print stack traces of errors that we raise on stderr. Spark before 4.0 has none."""
+    if find_spec("pyspark.logger") is None:
+        return
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = not debugging()
 
 
 def _with_retries(master: str) -> str:

@@ -1,23 +1,23 @@
 """The Spark session of a run: started when it is first needed, or early in the background, and the jobs that run in it."""
 
 import threading
-from collections.abc import Sequence
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Notes
-from tidemark.jobs.spark.executors import require_shared_checkpoint
 from tidemark.jobs.spark.read_parts import PartTask
-from tidemark.jobs.spark.session import open_session, start_workers, stop_quietly
 from tidemark.jobs.spark.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink
 from tidemark.state.change_batch import TRANSPORT
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A run that needs no Spark does not import it: pyspark is imported where it is used.
 
 
 class SparkSessions:
@@ -34,8 +34,10 @@ class SparkSessions:
         """Starts Spark in the background. An error is raised again where the session is needed."""
         threading.Thread(target=self._try_to_start, name="tidemark Spark start", daemon=True).start()
 
-    def session(self) -> SparkSession:
+    def session(self) -> "SparkSession":
         """Starts Spark if it does not run. Raises what `open_session` raises."""
+        from tidemark.jobs.spark.session import open_session, start_workers
+
         with self._lock:
             if self._session is None:
                 self._notes.add("spark", text="starting Spark")
@@ -48,6 +50,8 @@ class SparkSessions:
         if self._lock.acquire(blocking=False):
             try:
                 if self._session is not None:
+                    from tidemark.jobs.spark.session import stop_quietly
+
                     stop_quietly(self._session)
                     self._session = None
             finally:
@@ -57,24 +61,24 @@ class SparkSessions:
         """Runs each task on an executor. Only reports come back."""
         context = self._shared_session(tasks[0]).sparkContext
         context.setJobDescription(_description(tasks[0]))
-        try:
+        with _causes():
             return list(context.parallelize(tasks, len(tasks)).mapPartitions(writing).collect())
-        except (Py4JError, PySparkException) as error:
-            raise _cause_of(error) from None
 
     def write_epoch(self, tasks: Sequence[PartTask], sink: EpochSink, writing: Writing) -> list[Written]:
         """Lets the sink write an epoch that Spark's tasks read."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
         session = self._shared_session(tasks[0])
         session.sparkContext.setJobDescription(_description(tasks[0]))
         indices = session.range(0, len(tasks), 1, len(tasks))
         batch = indices.mapInArrow(TaskReading(tasks), from_arrow_schema(TRANSPORT))
-        try:
+        with _causes():
             ends = sink.write_epoch(batch, writing.job, writing.schemas)
-        except (Py4JError, PySparkException) as error:
-            raise _cause_of(error) from None
         return [Written(end.part, end.row_count) for end in ends]
 
-    def _shared_session(self, task: PartTask) -> SparkSession:
+    def _shared_session(self, task: PartTask) -> "SparkSession":
+        from tidemark.jobs.spark.executors import require_shared_checkpoint
+
         session = self.session()
         if not self._is_shared:
             require_shared_checkpoint(session.sparkContext, Checkpoint.at(self._job.checkpoint), task.job_uuid)
@@ -92,7 +96,14 @@ def _description(task: PartTask) -> str:
     return f"tidemark {task.job.job}: epoch {task.epoch}"
 
 
-def _cause_of(error: Exception) -> Exception:
-    """Returns the TidemarkError that a worker raised, or else Spark's own error."""
-    known = from_text(str(error))
-    return error if known is None else known
+@contextmanager
+def _causes() -> Iterator[None]:
+    """Raises the TidemarkError that a worker raised instead of Spark's error that quotes it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        known = from_text(str(error))
+        raise error if known is None else known from None
