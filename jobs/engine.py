@@ -6,10 +6,10 @@ Both run the same function (`write_parts.TaskWriting`). A run that finds little 
 import threading
 from collections.abc import Iterator
 
-from tidemark.jobs.spark.read_parts import PartTask, tasks_of_plan
-from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.read_parts import PartTask, tasks_of_plan
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.spark.write_parts import TaskWriting, Writing, Written
+from tidemark.jobs.write_parts import TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink, SinkBusyError
 from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import AwaitedLog, PlanRecord

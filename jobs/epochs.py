@@ -11,9 +11,9 @@ from tidemark.jobs.engine import Engine
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
 from tidemark.jobs.planner import Planner
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
-from tidemark.jobs.spark.run_context import RunContext
-from tidemark.jobs.spark.write_parts import Writing, Written
+from tidemark.jobs.write_parts import Writing, Written
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord

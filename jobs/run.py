@@ -3,7 +3,6 @@
 lease → checks → checkpoint (job state durable) → sink prepared → epochs … → summary
 """
 
-import os
 import signal
 import threading
 import time
@@ -24,10 +23,10 @@ from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.spark.run_context import RunContext
-from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
@@ -47,13 +46,14 @@ def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool 
 def _run_job(job: JobFile, events: KeptEvents, summary: RunSummary, *, standby: bool) -> None:
     started, recorder, notes = time.monotonic(), RunRecorder(Checkpoint.at(job.checkpoint)), Notes()
     sessions = SparkSessions(job, notes)
+    needs_spark = _needs_spark(job)
     try:
-        if not standby and _needs_spark(job):
+        if needs_spark and not standby:
             sessions.start_early()
         with open_job(job, events, standby=standby, recorder=recorder) as opened, events.failures():
-            if is_submitted():
-                sessions.session()
             context = RunContext(job, opened.held.server, opened.held.state)
+            if needs_spark:
+                sessions.open(context.state.job_uuid)
             run = _Run(context, opened, sessions, events, notes, summary)
             with run.signals():
                 run.follow()
@@ -65,14 +65,10 @@ def _run_job(job: JobFile, events: KeptEvents, summary: RunSummary, *, standby: 
         sessions.stop()
 
 
-def is_submitted() -> bool:
-    """True under spark-submit: a cluster manager may take a driver without a session for one that failed."""
-    return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
-
-
 def _needs_spark(job: JobFile) -> bool:
-    """True if this run surely needs Spark, which may then start while the source is being checked."""
-    if is_submitted() or sink_needs(job.sink).spark is not None:
+    """True if this run surely needs Spark, which then starts while the source is being checked. Under spark-submit always:
+    a cluster manager takes a driver without a session for one that failed."""
+    if was_submitted() or sink_needs(job.sink).spark is not None:
         return True
     checkpoint = Checkpoint.at(job.checkpoint)
     try:

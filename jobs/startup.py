@@ -19,7 +19,7 @@ from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
-from tidemark.jobs.spark.write_parts import Writing
+from tidemark.jobs.write_parts import Writing
 from tidemark.readers.findings import raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer

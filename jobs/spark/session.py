@@ -23,6 +23,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.ending import debugging
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.class_data_sharing import archive_options
+from tidemark.jobs.spark.sessions import was_submitted
 from tidemark.state.errors import SinkError
 
 _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
@@ -30,12 +31,10 @@ _TASK_ATTEMPTS = 4
 WORKER_DAEMON = "tidemark.jobs.spark.worker_daemon"
 _HOME = Path(tidemark.__file__).resolve().parent.parent
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties").resolve()
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
-    # Rows pass the JVM as whole batches, so the second compiler costs more time than it saves. The second option is needed
-    # because the first compiler's code has only 48 MB by default, which Delta fills.
-    _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
 }
 """Settings of a session that we start. The job file's settings win."""
 _PACKAGES_REMEDY = (
@@ -49,18 +48,18 @@ def open_session(job: JobFile) -> SparkSession:
     Settings given to spark-submit win over the job file's. In local mode tasks are retried as on a cluster.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = was_submitted()
     builder = SparkSession.builder.appName(f"tidemark {job.job}")
     if not submitted:
         builder = builder.master(_with_retries(job.spark.master))
         builder = builder.config("spark.ui.showConsoleProgress", "false")
-    defaults = (
-        {} if submitted else DEFAULTS | {_JAVA_OPTIONS: f"{DEFAULTS[_JAVA_OPTIONS]} {archive_options()}".rstrip()}
-    )
+    defaults = {} if submitted else DEFAULTS
     forking = not submitted and job.spark.master.startswith("local")
     if forking:  # only then does the daemon find our code: by the environment of the JVM that we start
         defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
     settings = defaults | job.spark.conf_with_secrets()
+    if not submitted:
+        settings[_JAVA_OPTIONS] = _java_options(job.spark.conf_with_secrets().get(_JAVA_OPTIONS, ""))
     needs = sink_needs(job.sink).spark
     if needs is not None:
         settings |= needs.settings(settings, submitted=submitted)
@@ -79,10 +78,19 @@ def open_session(job: JobFile) -> SparkSession:
     _silence_query_context_loggers()
     # A change batch is one row of several MiB: the JVM must pass rows on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
-    session.conf.set("spark.sql.streaming.stopTimeout", "60s")
     _let_workers_import_us(session.sparkContext)
     _leave_sigterm_to_us(session.sparkContext, submitted=submitted)
     return session
+
+
+def _java_options(given: str) -> str:
+    """Adds our options to those of the job file, which come last and so win."""
+    # No rows pass the JVM, so the second compiler costs more time than it saves. The second option is needed because the
+    # first compiler's code has only 48 MB by default, which Delta fills.
+    options = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", archive_options()]
+    if _LOG_SETTINGS.is_file() and "log4j" not in given and " " not in str(_LOG_SETTINGS):
+        options.append(f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}")
+    return " ".join(filter(None, [*options, given]))
 
 
 def _silence_query_context_loggers() -> None:
@@ -150,7 +158,7 @@ def _leave_sigterm_to_us(context: SparkContext, *, submitted: bool) -> None:
 
 
 def start_workers(session: SparkSession) -> None:
-    """Starts the workers' daemon and runs a first task while the query is being set up. Only if the daemon is ours."""
+    """Starts the workers' daemon and runs a first task while the job starts. Only if the daemon is ours."""
     if session.sparkContext.getConf().get("spark.python.daemon.module") == WORKER_DAEMON:
         threading.Thread(target=_start_workers, args=(session,), daemon=True).start()
 

@@ -1,5 +1,6 @@
 """The Spark session of a run: started when it is first needed, or early in the background, and the jobs that run in it."""
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Notes
-from tidemark.jobs.spark.read_parts import PartTask
-from tidemark.jobs.spark.write_parts import TaskReading, TaskWriting, Writing, Written
+from tidemark.jobs.read_parts import PartTask
+from tidemark.jobs.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink
 from tidemark.state.change_batch import TRANSPORT
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # A run that needs no Spark does not import it: pyspark is imported where it is used.
+
+
+def was_submitted() -> bool:
+    """True under spark-submit."""
+    return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 class SparkSessions:
@@ -34,8 +40,18 @@ class SparkSessions:
         """Starts Spark in the background. An error is raised again where the session is needed."""
         threading.Thread(target=self._try_to_start, name="tidemark Spark start", daemon=True).start()
 
-    def session(self) -> "SparkSession":
-        """Starts Spark if it does not run. Raises what `open_session` raises."""
+    def open(self, job_uuid: str) -> "SparkSession":
+        """Starts Spark if it does not run, and checks once that executors share the job's checkpoint. Raises what
+        `open_session` raises, CheckpointError."""
+        from tidemark.jobs.spark.executors import require_shared_checkpoint
+
+        session = self._started()
+        if not self._is_shared:
+            require_shared_checkpoint(session.sparkContext, Checkpoint.at(self._job.checkpoint), job_uuid)
+            self._is_shared = True
+        return session
+
+    def _started(self) -> "SparkSession":
         from tidemark.jobs.spark.session import open_session, start_workers
 
         with self._lock:
@@ -59,7 +75,7 @@ class SparkSessions:
 
     def write_tasks(self, tasks: Sequence[PartTask], writing: TaskWriting) -> list[Written]:
         """Runs each task on an executor. Only reports come back."""
-        context = self._shared_session(tasks[0]).sparkContext
+        context = self.open(tasks[0].job_uuid).sparkContext
         context.setJobDescription(_description(tasks[0]))
         with _causes():
             return list(context.parallelize(tasks, len(tasks)).mapPartitions(writing).collect())
@@ -68,7 +84,7 @@ class SparkSessions:
         """Lets the sink write an epoch that Spark's tasks read."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        session = self._shared_session(tasks[0])
+        session = self.open(tasks[0].job_uuid)
         session.sparkContext.setJobDescription(_description(tasks[0]))
         indices = session.range(0, len(tasks), 1, len(tasks))
         batch = indices.mapInArrow(TaskReading(tasks), from_arrow_schema(TRANSPORT))
@@ -76,18 +92,9 @@ class SparkSessions:
             ends = sink.write_epoch(batch, writing.job, writing.schemas)
         return [Written(end.part, end.row_count) for end in ends]
 
-    def _shared_session(self, task: PartTask) -> "SparkSession":
-        from tidemark.jobs.spark.executors import require_shared_checkpoint
-
-        session = self.session()
-        if not self._is_shared:
-            require_shared_checkpoint(session.sparkContext, Checkpoint.at(self._job.checkpoint), task.job_uuid)
-            self._is_shared = True
-        return session
-
     def _try_to_start(self) -> None:
         try:
-            self.session()
+            self._started()
         except Exception:  # noqa: BLE001 -- whoever needs the session tries again, and meets the error
             return
 

@@ -19,8 +19,8 @@ from tidemark.jobs.monitoring.events import TerminalEvents
 from tidemark.jobs.monitoring.history import Kept
 from tidemark.jobs.monitoring.progress import read_progress
 from tidemark.jobs.monitoring.running_splits import RunningSplits
-from tidemark.jobs.spark.read_parts import read_part, tasks_of
-from tidemark.jobs.spark.run_context import RunContext
+from tidemark.jobs.read_parts import read_part, tasks_of
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.startup import open_job
 from tidemark.state.checkpoint.codec import EPOCHS, SPLITS
 from tidemark.state.checkpoint.layout import Checkpoint

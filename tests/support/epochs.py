@@ -8,8 +8,8 @@ from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
-from tidemark.jobs.spark.run_context import RunContext
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
 from tidemark.state.plan import PlanRecord

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
+from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.spark.run_context import RunContext
 from tidemark.readers.log.finished_splits import load_gap_filter
 from tidemark.readers.log.gap import Gap
 from tidemark.readers.log.gap_filter import GapFilter

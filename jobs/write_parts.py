@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidemark.conf.redaction import redact_exception
-from tidemark.jobs.spark.read_parts import PartTask, read_part
+from tidemark.jobs.read_parts import PartTask, read_part
 from tidemark.sinks.sink import EpochSink, JobIdentity, PartSink, Schemas
 from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
