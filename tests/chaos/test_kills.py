@@ -27,6 +27,7 @@ FAILPOINTS = (
     "planner.after_plan",
     "planner.after_finished_splits",
     "driver.epoch_written",
+    "driver.epoch_committed",
     "snapshot.after_low",
     "snapshot.after_select",
     "publish.before",
