@@ -19,6 +19,10 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
 
 
+FORGET_SECONDS = 10.0
+"""The least time between two calls that let the sink's ledger drop old entries."""
+
+
 class EpochLoop:
     """One per run. `run` blocks until the run is done; another thread may call `stop` and read the attributes.
 
@@ -44,7 +48,8 @@ class EpochLoop:
         self._interval_seconds = interval_seconds
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
-        self.committed = context.checkpoint.committed_epoch()
+        self._forget_at = 0.0
+        self.committed = self._marked = context.checkpoint.committed_epoch()
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
 
@@ -61,21 +66,24 @@ class EpochLoop:
         planner = self._context.planner()
         if self._interval_seconds is None:
             planner.end_at_log_end()
-        while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
-            began = time.monotonic()
-            epoch = planner.next_epoch(self.committed)
-            if epoch > self.committed:
-                record = planner.record(epoch)
-                self._run(planner, record)
-                if self._interval_seconds is None or not _reads_all(record):
-                    continue
-            elif self._interval_seconds is None:
-                self._show(planner, idle=True)
-                return
-            else:
-                self._show(planner, idle=True)
-            self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
-        planner.save_history()
+        try:
+            while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
+                began = time.monotonic()
+                epoch = planner.next_epoch(self.committed)
+                if epoch > self.committed:
+                    record = planner.record(epoch)
+                    self._run(planner, record)
+                    if self._interval_seconds is None or not _reads_all(record):
+                        continue  # the next plan says that this epoch is committed
+                else:
+                    self._show(planner, idle=True)
+                    if self._interval_seconds is None:
+                        return
+                self._mark()
+                self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
+        finally:
+            self._mark()
+            planner.save_history()
 
     def _run(self, planner: Planner, record: PlanRecord) -> None:
         """Runs an epoch to its end."""
@@ -87,13 +95,20 @@ class EpochLoop:
         written = self._engine.run(record)
         failpoint("driver.epoch_written")
         planner.note_written(epoch)
-        self._context.checkpoint.mark_committed(epoch)
-        failpoint("driver.epoch_committed")
         self.running, self.committed = None, epoch
         self._epoch_seconds += time.monotonic() - began
         self._count(written)
-        writing.sink.committed_before(writing.job, epoch)
         self._show(planner)
+        if time.monotonic() >= self._forget_at:
+            writing.sink.committed_before(writing.job, epoch)
+            self._forget_at = time.monotonic() + FORGET_SECONDS
+
+    def _mark(self) -> None:
+        """Marks the newest epoch that this run has written as committed."""
+        if self.committed != self._marked:
+            self._context.checkpoint.mark_committed(self.committed)
+            self._marked = self.committed
+            failpoint("driver.epoch_committed")
 
     def _count(self, written: list[Written]) -> None:
         self._summary.epochs += 1
