@@ -182,6 +182,11 @@ class Snapshot(Section):
         description="Number of Spark tasks that read splits. Spark runs as many of them at the same time as it has cores. Each "
         "running task has one connection to the source, in MySQL sometimes two.",
     )
+    driver_rows: Annotated[StrictInt, annotated_types.Ge(0), Written("a number of rows; 0 for none")] = Field(
+        50_000,
+        description="If all tables together have at most about this many rows, the driver reads them itself, and Spark is not "
+        "started for them. 0: Spark reads all splits.",
+    )
     interleave: Annotated[Flag, AfterValidator(_only_false)] = Field(
         False, description="Whether the log is read while splits are still being read. Only `false` for now."
     )

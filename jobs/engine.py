@@ -1,19 +1,23 @@
-"""Runs an epoch's tasks: a small log range in the driver's own process, everything else as a Spark job.
+"""Runs an epoch's tasks: few rows and little log in the driver's own process, everything else as a Spark job.
 
 Both run the same function (`write_parts.TaskWriting`). A run that finds little to do never starts a JVM.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 
+from tidemark.conf.model import JobFile
 from tidemark.jobs.read_parts import PartTask, tasks_of_plan
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.write_parts import TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink, SinkBusyError
 from tidemark.state.errors import TidemarkError
-from tidemark.state.plan import AwaitedLog, PlanRecord
+from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Exhausted, PlanRecord, TableState
 
+MAX_SPLITS_HERE = 16
+"""Splits that the driver reads itself. A split has at most about `snapshot.split_rows` rows, whatever the server estimates."""
 MAX_ATTEMPTS = 4
 """Attempts at a task in the driver's process: as many as Spark makes by default."""
 
@@ -43,9 +47,8 @@ class Engine:
         self._given_up.set()
 
     def is_small(self, record: PlanRecord) -> bool:
-        """True for a log range that is read sooner than Spark would start."""
-        awaited = record.state.awaited
-        return isinstance(awaited, AwaitedLog) and awaited.size_bytes <= self._context.job.log.driver_bytes
+        """True for an epoch that this process runs."""
+        return is_small(record.state, self._context.job)
 
     def _written_here(self, writing: TaskWriting, task: PartTask) -> Iterator[Written]:
         """Tries again after an error that may pass: what is durable is skipped by the next attempt."""
@@ -58,3 +61,29 @@ class Engine:
                     raise
             else:
                 return
+
+
+def is_small(state: EnumeratorState, job: JobFile) -> bool:
+    """True if the planned epoch is read sooner than Spark would start."""
+    match state.awaited:
+        case AwaitedLog(size_bytes=size_bytes):
+            return size_bytes <= job.log.driver_bytes
+        case AwaitedSplits(first_id, end_id):
+            few = end_id - first_id <= MAX_SPLITS_HERE
+            return few and _rows_to_read(state.tables, job.snapshot.split_rows) <= job.snapshot.driver_rows
+        case None:
+            return False
+
+
+def _rows_to_read(tables: Sequence[TableState], split_rows: int) -> float:
+    """Estimates the rows of all tables that the snapshot has not read before this epoch. Infinite if the epoch leaves some for
+    later ones, or if nothing is known about a table."""
+    if not all(isinstance(table.cursor, Exhausted) for table in tables):
+        return inf
+    return sum(_rows_of(table, split_rows) for table in tables if table.done_splits < table.planned_splits)
+
+
+def _rows_of(table: TableState, split_rows: int) -> float:
+    if not table.columns:
+        return inf  # its one split may be of any size
+    return table.planned_splits * split_rows if table.estimated_rows is None else table.estimated_rows

@@ -18,7 +18,6 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
 
-
 FORGET_SECONDS = 10.0
 """The least time between two calls that let the sink's ledger drop old entries."""
 

@@ -30,7 +30,7 @@ from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
-from tidemark.state.phase import Phase
+from tidemark.state.plan import Exhausted, Untouched
 
 POLL_SECONDS = 0.25
 
@@ -66,16 +66,20 @@ def _run_job(job: JobFile, events: KeptEvents, summary: RunSummary, *, standby: 
 
 
 def _needs_spark(job: JobFile) -> bool:
-    """True if this run surely needs Spark, which then starts while the source is being checked. Under spark-submit always:
-    a cluster manager takes a driver without a session for one that failed."""
+    """True if this run surely needs Spark, which then starts while the source is being checked. A first start does not know
+    yet how many rows there are. Under spark-submit always: a cluster manager takes a driver without a session for one that
+    failed."""
     if was_submitted() or sink_needs(job.sink).spark is not None:
         return True
     checkpoint = Checkpoint.at(job.checkpoint)
     try:
         state = checkpoint.job_state()
         if state is None:
-            return job.has_snapshot
-        return recover_state(checkpoint, job, state).phase is Phase.SNAPSHOT
+            return False
+        return any(
+            not isinstance(table.cursor, Untouched | Exhausted)
+            for table in recover_state(checkpoint, job, state).tables
+        )
     except (TidemarkError, OSError):
         return False  # the job will not start
 

@@ -36,6 +36,8 @@ def test_random_kills_on_a_cluster(request: pytest.FixtureRequest, tmp_path: Pat
         source=source_of(mysql_database),
         sink={"type": "files", "path": str(tmp_path / "out")},
         trigger="200ms",
+        snapshot={"split_rows": 500, "parallelism": 2, "driver_rows": 0},
+        log={"driver_bytes": 0},
     )
     cluster = Cluster(tmp_path / "cluster", request.getfixturevalue("bare_python"), request.getfixturevalue("our_zip"))
     cluster.folder.mkdir()

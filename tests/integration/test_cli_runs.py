@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import INTERRUPTED, CommandLine, waits_for_lease
-from tests.support.jobs import SPARK, Process, run_to_end, running, write_job
+from tests.support.jobs import BY_SPARK, SPARK, Process, run_to_end, running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
 
@@ -42,6 +42,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
             tmp_path,
             trigger="300ms",
             source={"url": url, "tables": [f"{mysql_database.name}.*"]},
+            snapshot={"driver_rows": 0},
             sink={"type": "files", "path": str(tmp_path / "out")},
             spark={**SPARK, "conf": {**SPARK["conf"], **logged}},  # type: ignore[dict-item]
         )
@@ -119,7 +120,7 @@ def test_an_error_on_an_executor_ends_the_run_with_its_code_and_cause(
         source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.*"]},
         sink={"type": "mirror", "url": postgres_database.url, "table": "{table}"},
     )
-    process = run_to_end(job, "--summary", str(tmp_path / "summary.json"), expect=5)
+    process = run_to_end(job, *BY_SPARK, "--summary", str(tmp_path / "summary.json"), expect=5)
     last = process.error_text().splitlines()[-1]
     told = json.loads((tmp_path / "summary.json").read_text())
     assert (told["exit_code"], last) == (5, f"tidemark: {told['cause']} Remedy: {told['remedy']}")

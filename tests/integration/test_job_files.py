@@ -11,7 +11,7 @@ import pytest
 from tests.support.all_types import create_all_types, insert_edge_rows
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied
-from tests.support.jobs import run_to_end, running, source_of, write_job
+from tests.support.jobs import BY_SPARK, run_to_end, running, source_of, write_job
 from tests.support.reference_rows import differences, reference_rows
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, connect_for_transactions, create_tables
@@ -30,7 +30,7 @@ def run_job(request: pytest.FixtureRequest) -> RunJob:
     protocol, and without Spark on the others, whose readers alone are different."""
 
     def with_spark(job: Path) -> int:
-        epochs: int = run_to_end(job).events()[-1]["epochs"]
+        epochs: int = run_to_end(job, *BY_SPARK).events()[-1]["epochs"]
         return epochs
 
     return with_spark if request.node.callspec.id in WITH_SPARK else lambda job: len(run_epochs(job))

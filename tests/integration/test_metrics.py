@@ -55,7 +55,7 @@ def test_a_running_job_is_seen_by_prometheus_status_and_spark(
         trigger="1s",
         metrics={"port": 0},
         source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.*"]},
-        snapshot={"split_rows": 2, "parallelism": 2},
+        snapshot={"split_rows": 2, "parallelism": 2, "driver_rows": 0},
         sink={"type": "files", "path": str(tmp_path / "out")},
         spark={**SPARK, "conf": {**SPARK["conf"], **logged}},  # type: ignore[dict-item]
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.history import assert_copied
-from tests.support.jobs import ROOT, SPARK, Process, run_to_end, start_process, write_job
+from tests.support.jobs import BY_SPARK, ROOT, SPARK, Process, run_to_end, start_process, write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
 
@@ -33,7 +33,7 @@ def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tm
     )
     tables = ("--set", f"source.tables=['{mysql_database.name}.*']")
     with Writers(mysql_database, uids, count=2, seed=1, pause_seconds=0.02):
-        submitted = submit(job, our_zip, *tables, "--summary", str(tmp_path / "summary.json"))
+        submitted = submit(job, our_zip, *tables, *BY_SPARK, "--summary", str(tmp_path / "summary.json"))
         assert submitted.wait() == 0, submitted.error_text()
         going_on = submit(job, our_zip, *tables, "--set", "trigger=200ms")
         going_on.wait_until(lambda: any(event.get("changes") for event in going_on.events()))

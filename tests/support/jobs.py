@@ -11,6 +11,7 @@ from devtools.databases import Database
 from devtools.job_process import ROOT, Process, start_process, start_tidemark
 
 __all__ = [
+    "BY_SPARK",
     "ROOT",
     "SPARK",
     "Process",
@@ -30,6 +31,9 @@ SPARK = {
         "spark.sql.codegen.wholeStage": "false",
     },
 }
+
+BY_SPARK = ("--set", "snapshot.driver_rows=0", "--set", "log.driver_bytes=0")
+"""Arguments of a run whose splits and log are all read by Spark."""
 
 
 def source_of(database: Database, **settings: Any) -> dict[str, Any]:

@@ -22,10 +22,10 @@ def armed(folder: Path, failpoints: tuple[str, ...]) -> Iterator[dict[str, str]]
     assert not left, f"these failpoints were never reached: {left}"
 
 
-def run_until_done(job: Path, environment: dict[str, str]) -> int:
+def run_until_done(job: Path, environment: dict[str, str], *arguments: str) -> int:
     """Starts the job again and again until a run ends by itself with 0. Returns the number of runs."""
     for count in range(1, MAX_RUNS + 1):
-        with running(job, environment=environment) as process:
+        with running(job, *arguments, environment=environment) as process:
             if process.wait() == 0:
                 return count
     raise AssertionError(f"{MAX_RUNS} runs did not finish: {process.error_text()}")
