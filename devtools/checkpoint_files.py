@@ -40,6 +40,7 @@ from tidemark.state.plan import (
 )
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.projection import TableProjection
+from tidemark.state.reached import Reached
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import Column, TableId, TableSchema
@@ -79,6 +80,7 @@ STATE = EnumeratorState(
     awaited=AwaitedSplits(7, 9),
     joined=1,
     totals=LogTotals(CHANGES, 4, 5, 6, 7),
+    reached=Reached(2, 5),
 )
 PARTITIONS = Partitions(
     2**40,
@@ -93,8 +95,8 @@ SNAPSHOT_PLAN = PlanRecord(
     warnings=("w",),
 )
 LOG_PLAN = PlanRecord(
-    Plan(4, Phase.STREAM, LogWork(RANGE)),
-    replace(STATE, phase=Phase.STREAM, last_high=None, awaited=AwaitedLog(RANGE, 10)),
+    Plan(4, Phase.STREAM, LogWork(RANGE, after=Reached(2, 5))),
+    replace(STATE, phase=Phase.STREAM, last_high=None, awaited=AwaitedLog(RANGE, 10), reached=Reached(4, 0)),
 )
 SCHEMA = TableSchema(
     TABLE,

@@ -31,6 +31,7 @@ from tidemark.state.plan import (
     TableState,
 )
 from tidemark.state.position import Position
+from tidemark.state.reached import NOTHING_REACHED, Reached
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
@@ -110,6 +111,7 @@ def first_state(job: JobState, settings: Settings) -> EnumeratorState:
         last_high=None,
         batch_bytes=settings.max_batch_bytes,
         awaited=None,
+        reached=NOTHING_REACHED,
     )
     return _settled(state)
 
@@ -308,6 +310,7 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
         tables=tuple(tables),
         next_split_id=end_id,
         awaited=AwaitedSplits(state.next_split_id, end_id),
+        reached=state.reached and replace(state.reached, splits=state.reached.splits + len(splits)),
     )
 
 
@@ -316,9 +319,9 @@ def _plan_log(state: EnumeratorState, extent: LogExtent, limit: Position) -> tup
         return None, state
     stop = extent.stop_after(state.position, state.batch_bytes, limit=limit)
     log_range = LogRange(state.position, stop, state.prepared)
-    plan = Plan(state.epoch + 1, state.phase, LogWork(log_range))
+    plan = Plan(state.epoch + 1, state.phase, LogWork(log_range, after=state.reached))
     awaited = AwaitedLog(log_range, extent.bytes_between(state.position, stop))
-    return plan, replace(state, epoch=plan.epoch, awaited=awaited)
+    return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0))
 
 
 def _inconsistent(message: str) -> CheckpointError:

@@ -40,6 +40,7 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.projection import TableProjection
+from tidemark.state.reached import Reached
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
@@ -58,6 +59,7 @@ class LogTask:
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
+    after: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,10 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
     match plan.work:
         case SnapshotWork(tasks, anchor):
             return [_task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor)) for splits in tasks]
-        case LogWork(log_range):
+        case LogWork(log_range, after=after):
             filtered = record.state.tables if plan.phase is Phase.CATCH_UP else ()
             columns = {table.table: table.columns for table in filtered if not table.passed}
-            return [_task(context, epoch, schemas, LogTask(log_range, columns))]
+            return [_task(context, epoch, schemas, LogTask(log_range, columns, after))]
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
@@ -173,8 +175,8 @@ class _Part:
             self._seq += 1
             self.row_count += row_count
 
-    def end(self) -> PartEnd:
-        return PartEnd(self._epoch, self._name, self._seq, self.row_count)
+    def end(self, after: Reached | None = None) -> PartEnd:
+        return PartEnd(self._epoch, self._name, self._seq, self.row_count, after)
 
 
 def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
@@ -212,7 +214,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         last_high=last_high,
     )
     checkpoint.create_log_report(task.epoch, report)
-    yield part.end()
+    yield part.end(work.after)
 
 
 def _key_reading(server: SourceServer, toastable: Sequence[TableSchema]) -> AbstractContextManager[KeyReading | None]:

@@ -23,12 +23,14 @@ from tidemark.jobs.write_parts import Writing
 from tidemark.readers.findings import raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
+from tidemark.sinks.fencing import Written, require_same_time
 from tidemark.sinks.sink import JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
 from tidemark.state.job_state import JobState
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
+from tidemark.state.reached import NOTHING_REACHED
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableSchema
 
@@ -41,9 +43,8 @@ class HeldJob:
     state: JobState
     lease: Lease
 
-    @property
-    def identity(self) -> JobIdentity:
-        return JobIdentity(self.state.job_uuid, self.state.job_name)
+    def identity(self, owner: int) -> JobIdentity:
+        return JobIdentity(self.state.job_uuid, self.state.job_name, owner)
 
     def require_lease(self) -> None:
         """Raises JobHeldError once the lease is lost."""
@@ -75,23 +76,35 @@ def open_job(
         raise_problems(sink.check(schemas, JobIdentity(state.job_uuid, state.job_name), written))
 
     with hold_job(job, events, standby=standby, admit=admit, recorder=recorder) as held:
-        _prepare(job, sink, held)
+        identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
+        _prepare(job, sink, identity, held.state)
         schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
-        yield OpenedJob(held, Writing(sink, held.identity, schemas))
+        yield OpenedJob(held, Writing(sink, identity, schemas))
 
 
-def _prepare(job: JobFile, sink: Sink, held: HeldJob) -> None:
+def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> None:
     """Prepares the sink. Raises SinkError; if the job file now has another location, the message names the old one."""
     checkpoint, identity = Checkpoint.at(job.checkpoint), sink_identity(job.sink)
     known = checkpoint.sink_identity()
     relocation = None if known is None else known.relocation(identity)
     try:
-        sink.prepare(held.identity, held.state.outputs, checkpoint.written_tables(held.state))
+        sink.prepare(owner, state.outputs, checkpoint.written_tables(state))
+        _require_same_time(checkpoint, sink.written(owner))
     except SinkError as error:
         if relocation is None:
             raise
         raise SinkError(f"{error.message} {relocation}", error.remedy) from error
     checkpoint.create_sink_identity(identity)
+
+
+def _require_same_time(checkpoint: Checkpoint, written: Written | None) -> None:
+    """Raises SinkError if the target was set back, CheckpointError if the checkpoint was."""
+    if written is None:
+        return
+    committed, planned = checkpoint.committed_epoch(), max(checkpoint.plan_epochs(), default=0)
+    reached = NOTHING_REACHED if committed == 0 else checkpoint.plan(committed).state.reached
+    if reached is not None:  # None: the job was started by an older version
+        require_same_time(written, reached, committed, planned)
 
 
 @contextmanager

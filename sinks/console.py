@@ -42,6 +42,9 @@ class ConsoleSink:
     def writer(self, job: JobIdentity) -> "ConsoleWriter":
         return ConsoleWriter(sys.stdout if self.stream is None else self.stream)
 
+    def written(self, job: JobIdentity) -> None:
+        return None
+
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         pass
 

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Iterator
 from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
 from tidemark.state.errors import SinkError
+from tidemark.state.reached import Reached
 
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 
 
 class Part:
-    """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete."""
+    """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete. Then `after` is
+    what the target must have before it (PartEnd)."""
 
     def __init__(self, epoch: int, name: str, items: Iterator[PartItem]) -> None:
         self.epoch, self.name = epoch, name
         self.row_count = 0
         self.complete = False
+        self.after: Reached | None = None
         self._items = items
         self._batch_count = 0
         self._last_seq: int | None = None
@@ -37,7 +40,7 @@ class Part:
             self._check_order(item)
             if isinstance(item, PartEnd):
                 self._check_end(item)
-                self.complete = True
+                self.complete, self.after = True, item.after
                 return
             self._batch_count += 1
             self.row_count += item.row_count if isinstance(item, PublishedFile) else item.rows.num_rows

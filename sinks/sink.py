@@ -5,7 +5,8 @@ executors and writes part by part. An `EpochSink` lets Spark write: it gets a wh
 
 A part (a split, or an epoch's range of the log) takes effect whole and once. Its rows and the ledger's entry for (job uuid,
 epoch, part) become durable together. A part that the ledger has is read to its end and skipped. Two attempts at one part may
-run at the same time; one of them takes effect.
+run at the same time; one of them takes effect. A part of a driver that was replaced, or of an epoch that is not next, is
+refused (`tidemark.sinks.fencing`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +21,20 @@ from tidemark.state.table import TableId, TableSchema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidemark.sinks.fencing import Written
+
 Schemas: TypeAlias = Mapping[tuple[TableId, int], TableSchema]
 """Schemas by table and schema version."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """A job in the ledger. `uuid` is created at the job's first start and kept in its checkpoint. `name` is for people."""
+    """A job in the ledger. `uuid` is created at the job's first start and kept in its checkpoint. `name` is for people.
+    `owner` is the number of the driver that runs it, greater than that of each earlier one; 0 in checks before it has one."""
 
     uuid: str
     name: str
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,8 @@ class PartWriter(Protocol):
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         """Writes the parts of one Spark partition one after the other. Yields each result once its part is durable.
 
-        Raises SinkError; SinkBusyError if writing the part again may succeed. After an error, or if the iterator is closed
-        before its end, nothing of the unfinished part takes effect.
+        Raises SinkError; SinkBusyError if writing the part again may succeed; JobHeldError if another driver has taken the
+        job over. After an error, or if the iterator is closed before its end, nothing of the unfinished part takes effect.
         """
 
 
@@ -110,11 +115,15 @@ class Sink(Protocol):
         """
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
-        """Creates what is missing and marks the tables as this job's. May be repeated. `written`: as in `check`.
-        Raises SinkError with every problem.
+        """Creates what is missing and marks the tables as this job's. Then nothing that a driver with a smaller number than
+        `job.owner` writes takes effect any more. May be repeated. `written`: as in `check`. Raises SinkError with every
+        problem, JobHeldError if a driver with a greater number was prepared.
 
         Called by the driver that has the job's lease, before the first epoch of a start.
         """
+
+    def written(self, job: JobIdentity) -> "Written | None":
+        """Returns what the target has of the job, None if a sink keeps no such record. Called after `prepare`."""
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Tells that the epochs before `epoch` are committed and will not be written again. The ledger may drop them."""

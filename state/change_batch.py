@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from tidemark.state.reached import Reached
 from tidemark.state.table import TableId, TableSchema
 
 LOG_PART = "log"
@@ -62,6 +63,8 @@ TRANSPORT = pa.schema(
         pa.field("payload", pa.binary()),
         pa.field("file", pa.string()),
         pa.field("truncates", pa.bool_(), nullable=False),
+        pa.field("after_log_epoch", pa.int64()),
+        pa.field("after_splits", pa.int64()),
     ]
 )
 
@@ -117,12 +120,14 @@ class PublishedFile:
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The part is complete: `row_count` rows in `seq` batches and files."""
+    """The part is complete: `row_count` rows in `seq` batches and files. `after`: of a log part, what the target must have
+    before the part, None if the plan does not say."""
 
     epoch: int
     part: str
     seq: int
     row_count: int
+    after: Reached | None = None
 
 
 PartItem: TypeAlias = ChangeBatch | PublishedFile | PartEnd
@@ -136,11 +141,13 @@ def to_transport(item: PartItem) -> pa.RecordBatch:
             with pa.ipc.new_stream(buffer, rows.schema) as writer:
                 writer.write_batch(rows)
             head = [epoch, part, seq, table.database, table.name, version, rows.num_rows]
-            values = [*head, buffer.getvalue(), None, is_truncation(rows)]
+            values = [*head, buffer.getvalue(), None, is_truncation(rows), None, None]
         case PublishedFile(epoch, part, seq, table, version, row_count, name):
             values = [epoch, part, seq, table.database, table.name, version, row_count, None, name, False]
-        case PartEnd(epoch, part, seq, row_count):
+            values += [None, None]
+        case PartEnd(epoch, part, seq, row_count, after):
             values = [epoch, part, seq, None, None, None, row_count, None, None, False]
+            values += [None, None] if after is None else [after.log_epoch, after.splits]
     arrays = []
     for value, field in zip(values, TRANSPORT, strict=True):
         if isinstance(value, pa.Buffer):
@@ -155,7 +162,7 @@ def from_transport(batch: pa.RecordBatch) -> list[PartItem]:
     """Returns the items of a TRANSPORT batch. Payloads are not copied."""
     items: list[PartItem] = []
     epochs, parts, seqs, databases, tables, versions, counts = (batch.column(i).to_pylist() for i in range(7))
-    payloads, files = batch.column(7), batch.column(8).to_pylist()
+    payloads, files, *after = batch.column(7), *(batch.column(i).to_pylist() for i in (8, 10, 11))
     for i in range(batch.num_rows):
         if files[i] is not None:
             table = TableId(databases[i], tables[i])
@@ -163,7 +170,8 @@ def from_transport(batch: pa.RecordBatch) -> list[PartItem]:
             continue
         payload = payloads[i].as_buffer()
         if payload is None:
-            items.append(PartEnd(epochs[i], parts[i], seqs[i], counts[i]))
+            reached = None if after[0][i] is None else Reached(after[0][i], after[1][i])
+            items.append(PartEnd(epochs[i], parts[i], seqs[i], counts[i], reached))
             continue
         rows = pa.ipc.open_stream(payload).read_next_batch()
         if rows.num_rows != counts[i]:

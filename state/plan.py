@@ -12,6 +12,7 @@ from tidemark.state.log_range import NOTHING_READ, LogRange, LogTotals, Prepared
 from tidemark.state.partitions import KeptPartitions
 from tidemark.state.phase import Phase
 from tidemark.state.position import Position
+from tidemark.state.reached import Reached
 from tidemark.state.split import Bound, SharedSnapshot, Split
 from tidemark.state.table import TableId
 
@@ -121,10 +122,14 @@ class SnapshotWork:
 
 @dataclass(frozen=True, slots=True)
 class LogWork:
-    """A range of the log, read by one Spark task. The gap filter is needed in phase CATCH_UP only."""
+    """A range of the log, read by one Spark task. The gap filter is needed in phase CATCH_UP only.
+
+    `after`: what the target must have before it takes the range. None in plans of older versions, which did not say.
+    """
 
     range: LogRange
     kind: Literal["log"] = "log"
+    after: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,8 @@ class EnumeratorState:
     the least high: an XA transaction prepared in between may be committed after all highs.
     `last_high`: the greatest high. None before the first report, and again when tables join after the log has passed it.
     `batch_bytes`: how much log an epoch reads at most. `joined`: how many of JobState.joined are taken in.
+    `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
+    version started.
     """
 
     mode: Mode
@@ -180,6 +187,7 @@ class EnumeratorState:
     awaited: AwaitedSplits | AwaitedLog | None
     joined: int = 0
     totals: LogTotals = NOTHING_READ
+    reached: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)

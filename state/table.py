@@ -18,12 +18,13 @@ class TableId:
 
 LEDGER_TABLE = "tidemark_ledger"
 REGISTRY_TABLE = "tidemark_tables"
-"""Tidemark's own tables in a mirror's target: the parts that it holds, and whose each table is."""
+FENCE_TABLE = "tidemark_fence"
+"""Tidemark's own tables in a mirror's target: the parts that it holds, whose each table is, and who may write."""
 
 
 def is_own_table(name: str) -> bool:
     """No job copies a table of such a name, nor writes a copy under it, in whatever schema: each write would bring another."""
-    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE}
+    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class DeltaSink:
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)
 
+    def written(self, job: JobIdentity) -> None:
+        """Delta's log has the last epoch of each table, not of the job."""
+
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Does nothing. Delta drops old transaction identifiers itself, if a table is configured so."""
 

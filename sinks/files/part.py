@@ -1,8 +1,7 @@
 """The open files of one part. Memory and the number of open files are bounded, however many tables the part has."""
 
 import os
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from tidemark.sinks.files.ledger import sync_folder
 from tidemark.sinks.files.parquet_file import ParquetFile
 from tidemark.sinks.rows.json_lines import JsonLinesFile
 from tidemark.state.checkpoint.store import CheckpointStore
@@ -46,11 +46,11 @@ class _OpenTable:
 
 
 class FilesPart:
-    """One part's files. `add` rows or `add_file`, then `publish`. Leaving the context without that removes all files."""
+    """One part's files. `add` rows or `add_file`, then `complete`, then `publish`. Leaving the context without that removes all
+    files. `staged` names a new file of the staging folder."""
 
-    def __init__(self, root: Path, file_name: str, file_format: Format) -> None:
-        self._root, self._file_name, self._format = root, file_name, file_format
-        self._attempt = uuid.uuid4().hex
+    def __init__(self, staged: Callable[[], Path], file_name: str, file_format: Format) -> None:
+        self._staged, self._file_name, self._format = staged, file_name, file_format
         self._tables: dict[Path, _OpenTable] = {}
         self._published: dict[Path, Path] = {}
         self._buffered_bytes = 0
@@ -80,8 +80,7 @@ class FilesPart:
                 f"{folder} would get two files of one part.", "This is a bug of Tidemark: please report it."
             )
         if table is None:
-            temporary = folder / f".{self._file_name}.{self._attempt}.tmp"
-            table = self._tables[folder] = _OpenTable(folder, schema, temporary)
+            table = self._tables[folder] = _OpenTable(folder, schema, self._staged())
         elif table.schema.arrow_schema() != schema.arrow_schema():
             raise SinkError(
                 f"The columns of {schema.table} change inside one part.", f"Please report this, and {START_OVER}."
@@ -96,7 +95,7 @@ class FilesPart:
 
     def add_file(self, folder: Path, published: CheckpointStore, name: str) -> None:
         """Adds a published file with all of the part's rows of one table. Raises SinkError if it is gone."""
-        temporary = folder / f".{self._file_name}.{self._attempt}.tmp"
+        temporary = self._staged()
         if folder in self._tables or folder in self._published:
             raise SinkError(
                 f"{folder} would get two files of one part.", "This is a bug of Tidemark: please report it."
@@ -108,10 +107,13 @@ class FilesPart:
                 "Nothing is lost. If the job fails with this error, start it again.",
             )
 
-    def publish(self) -> None:
-        """Closes every file, then renames all of them to their visible names."""
+    def complete(self) -> None:
+        """Closes every file. All of them are durable in the staging folder then."""
         for table in self._tables.values():
             self._complete(table)
+
+    def publish(self) -> None:
+        """Renames the files to their visible names."""
         complete = {table.folder: table.temporary for table in self._tables.values()} | self._published
         for folder, temporary in complete.items():
             os.replace(temporary, folder / self._file_name)
@@ -136,7 +138,7 @@ class FilesPart:
 
     def _write_spill(self, table: _OpenTable) -> None:
         if table.spill is None:
-            table.spill = table.temporary.with_name(f".spill-{table.temporary.name[1:]}")
+            table.spill = self._staged()
         with table.spill.open("ab") as file, pa.ipc.new_stream(file, table.buffered[0].schema) as writer:
             for batch in table.buffered:
                 writer.write_batch(batch)
@@ -166,12 +168,3 @@ def _spilled(path: Path) -> Iterator[list[pa.RecordBatch]]:
                     chunk = []
         if chunk:
             yield chunk
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

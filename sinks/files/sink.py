@@ -1,12 +1,13 @@
 """The files sink: change batches appended as Parquet or JSON Lines under `<path>/<database>.<table>/`.
 
-A part's rows of one table are one file, named after epoch and part: `e0000000042-s17.parquet`. It is written under a hidden
-name in the same folder, fsynced and renamed. So a reader sees a whole file or none, and a replay replaces a file by an equal
-one. When all files of a part exist, an entry in `<path>/_tidemark/<job uuid>/` records the part: these files are the ledger.
+A part's rows of one table are one file, named after epoch and part: `e0000000042-s17.parquet`. It is written in the driver's
+staging folder, fsynced and renamed. So a reader sees a whole file or none, and a replay replaces a file by an equal one. When
+all files of a part exist, an entry in `<path>/_tidemark/<job uuid>/` records the part (sinks/files/ledger.py).
 Spark, Hive and Arrow ignore names that start with a dot or an underscore.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,23 +15,20 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from tidemark.sinks.files.part import FilesPart, Format, sync_folder
+from tidemark.sinks.fencing import Written
+from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
+from tidemark.sinks.files.part import FilesPart, Format
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, no_mark, raise_problems
 from tidemark.state.change_batch import ChangeBatch, PartItem, meta_fields
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import JobFileError, SinkError
-from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
 
-LEDGER_FOLDER = "_tidemark"
 OWNER_FILE = "_tidemark.json"
 TEMPORARY = re.compile(r"\..+\.tmp")
-_PART_NAME = re.compile(r"[a-z][a-z0-9]*")
-_ENTRY = re.compile(r"e(\d+)-[a-z][a-z0-9]*\.json")
 
 
 def scheme_of(path: str) -> str:
@@ -74,12 +72,6 @@ def _folder_safe(name: str) -> str:
         for character in name
     )
     return f"%{ord(safe[0]):02X}{safe[1:]}" if safe[:1] in {"_", " "} else safe
-
-
-def part_file_name(epoch: int, part: str, extension: str) -> str:
-    if not _PART_NAME.fullmatch(part):
-        raise ValueError(f"not the name of a part: {part!r}")
-    return f"e{epoch:010d}-{part}.{extension}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +129,39 @@ class FilesSink:
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         raise_problems(self.check(schemas, job, written))
-        root = self.root
+        root, ledger = self.root, FilesLedger.of(self.root, job)
         try:
-            self._ledger(job).mkdir(parents=True, exist_ok=True)
+            ledger.take_over()
+            device = ledger.staging.stat().st_dev
             for schema in schemas:
                 folder = root / table_folder_name(schema.table)
                 folder.mkdir(exist_ok=True)
+                if folder.stat().st_dev != device:
+                    raise SinkError(
+                        f"{folder} and {root} are on two filesystems: no file can be moved into it as a whole.",
+                        "Let all of sink.path be on one filesystem.",
+                    )
                 _claim(folder, job)
                 for name in os.listdir(folder):
                     if TEMPORARY.fullmatch(name):
                         (folder / name).unlink(missing_ok=True)
         except OSError as exc:
+            ledger.require_owner()
             raise SinkError(f"{root} can't be prepared: {exc}.", "Give the job's user write permission there.") from exc
 
     def writer(self, job: JobIdentity) -> "FilesWriter":
-        return FilesWriter(self, self._ledger(job))
+        return FilesWriter(self, FilesLedger.of(self.root, job))
+
+    def written(self, job: JobIdentity) -> Written:
+        return FilesLedger.of(self.root, job).written()
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
-        ledger = self._ledger(job)
-        for name in os.listdir(ledger) if ledger.is_dir() else []:
-            match = _ENTRY.fullmatch(name)
-            if match is not None and int(match[1]) < epoch:
-                (ledger / name).unlink(missing_ok=True)
-
-    def _ledger(self, job: JobIdentity) -> Path:
-        return self.root / LEDGER_FOLDER / job.uuid
+        ledger = FilesLedger.of(self.root, job)
+        try:
+            ledger.forget_before(epoch)
+        except OSError as exc:
+            ledger.require_owner()
+            raise SinkError(f"{ledger.folder} can't be written to: {exc}.", "Check that filesystem.") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +169,20 @@ class FilesWriter:
     """A `PartWriter`."""
 
     sink: FilesSink
-    ledger: Path
+    ledger: FilesLedger
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         for part in parts_of(items):
             yield self._write_part(part, schemas)
 
     def _write_part(self, part: Part, schemas: Schemas) -> PartResult:
-        entry = self.ledger / part_file_name(part.epoch, part.name, "json")
-        recorded = self._recorded(part, entry)
+        with self._storing(part):
+            self.ledger.require_owner()
+            recorded = self.ledger.recorded(part.epoch, part.name)
         if recorded is None:
             file_name = part_file_name(part.epoch, part.name, self.sink.format)
-            with FilesPart(self.sink.root, file_name, self.sink.format) as files:
+            staged = functools.partial(self.ledger.staged, part.epoch)
+            with FilesPart(staged, file_name, self.sink.format) as files:
                 for item in part.content():
                     folder = self.sink.root / table_folder_name(item.table)
                     with self._storing(part):
@@ -189,19 +191,19 @@ class FilesWriter:
                         else:
                             assert self.sink.published is not None, "published files need their store"
                             files.add_file(folder, self.sink.published, item.name)
-                recorded = self._recorded(part, entry)  # another attempt may have finished first
-                if recorded is None:
-                    with self._storing(part):
+                with self._storing(part):
+                    files.complete()
+                    written = self.ledger.written()
+                    recorded = self.ledger.recorded(part.epoch, part.name)  # another attempt may have finished first
+                    if recorded is None:
+                        self.ledger.require_next(part.epoch, part.name, part.after, written)
                         files.publish()
-                        _write_whole(entry, {"row_count": part.row_count})
+                        self.ledger.record(part.epoch, part.name, part.row_count)
+                if recorded is None:
                     return PartResult(part.epoch, part.name, part.row_count, skipped=False)
         part.read_to_end()
         check_repeated_part(part, recorded)
         return PartResult(part.epoch, part.name, part.row_count, skipped=True)
-
-    def _recorded(self, part: Part, entry: Path) -> int | None:
-        with self._storing(part):
-            return _recorded_row_count(entry)
 
     @contextlib.contextmanager
     def _storing(self, part: Part) -> Iterator[None]:
@@ -209,19 +211,13 @@ class FilesWriter:
         try:
             yield
         except OSError as exc:
+            self.ledger.require_owner()
+            if isinstance(exc, FileNotFoundError):  # the driver has removed what late writers left
+                self.ledger.require_next(part.epoch, part.name, None, self.ledger.written())
             raise SinkError(
                 f"{part} could not be written to {self.sink.root}: {exc}.",
                 "Check that filesystem (space, permissions, quota), then start the job again.",
             ) from exc
-
-
-def _recorded_row_count(entry: Path) -> int | None:
-    try:
-        return int(json.loads(entry.read_text())["row_count"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError) as exc:
-        raise SinkError(f"{entry} is damaged.", f"Restore it from a copy, or {START_OVER}.") from exc
 
 
 def _owner(folder: Path) -> JobIdentity | None:
@@ -231,32 +227,14 @@ def _owner(folder: Path) -> JobIdentity | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as exc:
-        raise SinkError(f"{folder / OWNER_FILE} is damaged.", f"Restore it from a copy, or {START_OVER}.") from exc
+        raise damaged(folder / OWNER_FILE) from exc
 
 
 def _claim(folder: Path, job: JobIdentity) -> None:
     if _owner(folder) is None:
-        _write_whole(folder / OWNER_FILE, {"job": job.name, "job_uuid": job.uuid}, replace=False)
+        path = folder / OWNER_FILE
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        write_whole(path, {"job": job.name, "job_uuid": job.uuid}, temporary, replace=False)
     owner = _owner(folder)
     if owner is None or owner.uuid != job.uuid:
         raise SinkError(f"{folder} was claimed by another job just now.", "Set another sink.path.")
-
-
-def _write_whole(path: Path, content: dict[str, Any], *, replace: bool = True) -> None:
-    """Writes a file durably and atomically. Without `replace` an existing file is kept."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("x") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            os.replace(temporary, path)
-        else:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)

@@ -1,17 +1,21 @@
-"""Tidemark's own tables in a mirror's target: the ledger of written parts, and the registry of the tables' owners.
+"""Tidemark's own tables in a mirror's target: the ledger of written parts, the fence, and the registry of the tables' owners.
 
-Both kinds of server share everything here but a few words of SQL. A part's ledger entry is the first statement of the
-part's transaction: of two attempts at a part, the second waits for the first one's entry, and then finds it or not.
+Both kinds of server share everything here but a few words of SQL. A part's ledger entry is the first write of the part's
+transaction, behind the fence: of two attempts at a part, the second waits for the first one's entry, and then finds it or not.
 """
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from tidemark.sinks.fencing import Written
+from tidemark.sinks.mirror.fence import Fence
 from tidemark.sinks.mirror.target import Owner, TargetName
 from tidemark.sinks.sink import JobIdentity
+from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
+from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE
 
 _OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
 
@@ -23,6 +27,9 @@ class LedgerSession(ABC):
     _INSERT: ClassVar[str]
     """An INSERT that leaves out rows whose key exists, up to the table's name, and what follows its VALUES."""
     _SKIP_EXISTING: ClassVar[str]
+    _LOCK_SHARED: ClassVar[str]
+    """What follows a SELECT that locks its rows shared."""
+    _job: JobIdentity
     _part: tuple[str, int, str]
 
     @abstractmethod
@@ -91,16 +98,16 @@ class LedgerSession(ABC):
         )
         self.end_transaction(doing)
 
-    def forget_parts(self, job_uuid: str, before_epoch: int) -> None:
-        doing = "removing old entries of the ledger"
-        self.execute(
-            f"DELETE FROM {self._ledger} WHERE job_uuid = %s AND epoch < %s", (job_uuid, before_epoch), doing=doing
-        )
-        self.end_transaction(doing)
+    def take_over(self, job: JobIdentity) -> None:
+        self._fence.take_over(job)
 
-    def begin(self, job_uuid: str, epoch: int, part: str) -> int | None:
+    def written(self, job: JobIdentity) -> Written:
+        return self._fence.written(job)
+
+    def begin(self, job: JobIdentity, epoch: int, part: str) -> int | None:
         self.start_transaction()
-        self._part = (job_uuid, epoch, part)
+        self._job, self._part = job, (job.uuid, epoch, part)
+        self._fence.enter(job)
         entered = self.execute(
             f"{self._INSERT} {self._ledger} (job_uuid, epoch, part) VALUES (%s, %s, %s) {self._SKIP_EXISTING}",
             self._part,
@@ -119,12 +126,20 @@ class LedgerSession(ABC):
             )
         return int(found[0][0])
 
-    def commit(self, row_count: int) -> None:
+    def commit(self, row_count: int, after: Reached | None) -> None:
+        _, epoch, part = self._part
+        if part == LOG_PART:
+            self._fence.move_on(self._job, epoch, after)
         self.execute(
             f"UPDATE {self._ledger} SET row_count = %s WHERE job_uuid = %s AND epoch = %s AND part = %s",
             (row_count, *self._part),
         )
         self.end_transaction("committing")
+
+    @property
+    def _fence(self) -> Fence:
+        table = _escape_percent(self.full_name(TargetName(self.home, FENCE_TABLE)))
+        return Fence(self, table, self._ledger, self._INSERT, self._SKIP_EXISTING, self._LOCK_SHARED)
 
     @property
     def _ledger(self) -> str:

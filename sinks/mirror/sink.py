@@ -1,4 +1,4 @@
-"""The mirror sink on the driver: checks the target, creates and claims tables, removes old ledger entries."""
+"""The mirror sink on the driver: checks the target, takes the job over there, creates and claims tables."""
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
@@ -8,6 +8,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.planning import (
     Found,
@@ -96,6 +97,7 @@ class MirrorSink:
                 if not session.schema_exists(name):
                     session.create_schema(name)
             session.create_bookkeeping()
+            session.take_over(job)
             for schema, target in targets:
                 self._prepare_table(session, job, schema, target)
 
@@ -116,6 +118,9 @@ class MirrorSink:
     def writer(self, job: JobIdentity) -> MirrorWriter:
         return MirrorWriter(self.connect, self.template, job)
 
-    def committed_before(self, job: JobIdentity, epoch: int) -> None:
+    def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:
-            session.forget_parts(job.uuid, epoch)
+            return session.written(job)
+
+    def committed_before(self, job: JobIdentity, epoch: int) -> None:
+        """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""

@@ -6,9 +6,11 @@ from typing import Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity
+from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableSchema
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
@@ -143,15 +145,21 @@ class Session(Protocol):
 
     def create_table(self, sql: str) -> None: ...
     def mark_created(self, target: TargetName) -> None: ...
-    def forget_parts(self, job_uuid: str, before_epoch: int) -> None: ...
+    def take_over(self, job: JobIdentity) -> None:
+        """Makes the job's driver the owner. Raises JobHeldError if a later one is."""
 
-    def begin(self, job_uuid: str, epoch: int, part: str) -> int | None:
+    def written(self, job: JobIdentity) -> Written: ...
+
+    def begin(self, job: JobIdentity, epoch: int, part: str) -> int | None:
         """Begins a transaction with the part's ledger entry. A second attempt waits here until the first one has ended.
 
         Returns None, or the part's row count if the ledger has the part already. Then no transaction is open.
+        Raises JobHeldError if another driver has taken over.
         """
 
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
-    def commit(self, row_count: int) -> None: ...
+    def commit(self, row_count: int, after: Reached | None) -> None:
+        """`after`: as in PartEnd. Raises SinkError if a log part is not the next one."""
+
     def rollback(self) -> None: ...
     def close(self) -> None: ...

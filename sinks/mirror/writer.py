@@ -62,7 +62,7 @@ class MirrorWriter:
 
         def attempt(session: Session) -> PartResult:
             number = next(attempts)
-            recorded = session.begin(self.job.uuid, part.epoch, part.name)
+            recorded = session.begin(self.job, part.epoch, part.name)
             if recorded is None:
                 self._fill(session, part, [chunk], schemas)
                 return PartResult(part.epoch, part.name, part.row_count, skipped=False)
@@ -75,7 +75,7 @@ class MirrorWriter:
     def _write_large(
         self, connection: "_Connection", part: Part, chunks: Iterator[Chunk], schemas: Schemas
     ) -> PartResult:
-        recorded = connection.retry(lambda session: session.begin(self.job.uuid, part.epoch, part.name))
+        recorded = connection.retry(lambda session: session.begin(self.job, part.epoch, part.name))
         if recorded is not None:
             for _ in chunks:
                 pass
@@ -91,7 +91,7 @@ class MirrorWriter:
 
     def _is_recorded(self, connection: "_Connection", part: Part) -> bool:
         connection.drop()
-        recorded = connection.retry(lambda session: session.begin(self.job.uuid, part.epoch, part.name))
+        recorded = connection.retry(lambda session: session.begin(self.job, part.epoch, part.name))
         if recorded is None:
             connection.session().rollback()
             return False
@@ -107,7 +107,7 @@ class MirrorWriter:
                 if table not in writers:
                     writers[table] = self._rows(session, schema)
                 _apply(writers[table], schema, batches, is_log=part.name == LOG_PART)
-        session.commit(part.row_count)
+        session.commit(part.row_count, part.after)
 
     def _rows(self, session: Session, schema: TableSchema) -> TableRows:
         """Checks the table again: if it was altered since `prepare`, it could silently round values."""

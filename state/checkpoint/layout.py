@@ -9,6 +9,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver at that start, before anything of them is read. Never removed.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
+    owners/0000000007       the number of a driver: its host, process and time, for people.
+                            Written by the driver before it writes to the target. Removed by the next driver.
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
                             Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit.
     partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
@@ -41,7 +43,9 @@ Every file is written once and never changed. A missing or damaged file is an er
 
 import hashlib
 import json
+import os
 import socket
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -63,6 +67,7 @@ KEPT_PLANS = 100
 JOB_FILE = "job"
 SINK_FILE = "sink"
 JOINED_FOLDER = "joined"
+OWNERS_FOLDER = "owners"
 PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
 PUBLISHED_FOLDER = "published"
@@ -91,6 +96,10 @@ NOT_SHARED_REMEDY = (
 
 def joined_file(number: int) -> str:
     return f"{JOINED_FOLDER}/{number:010d}"
+
+
+def owner_file(number: int) -> str:
+    return f"{OWNERS_FOLDER}/{number:010d}"
 
 
 def plan_file(epoch: int) -> str:
@@ -228,6 +237,19 @@ class Checkpoint:
         if self.plan_epochs():
             raise self._lost(SINK_FILE)
         self.store.create(SINK_FILE, SINK.encode(identity))
+
+    def take_owner(self) -> int:
+        """Returns a number for this driver that no other driver has, greater than that of each earlier one."""
+        facts = {"host": socket.gethostname(), "process": os.getpid(), "taken_at_us": time.time_ns() // 1000}
+        while True:
+            earlier = self.store.list(OWNERS_FOLDER)
+            number = max((int(name.rpartition("/")[2]) for name in earlier), default=0) + 1
+            created = self.store.create(owner_file(number), json.dumps(facts).encode())
+            # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
+            if created and max(self.store.list(OWNERS_FOLDER)) == owner_file(number):
+                for name in earlier:
+                    self.store.delete(name)
+                return number
 
     def written_tables(self, state: JobState) -> frozenset[TableId]:
         """The tables that a sink was prepared for and that may hold rows: those that the newest plan knows."""

@@ -136,7 +136,7 @@ def test_failure_at_each_step_leaves_whole_files_and_a_replay_completes_them(
         step += 1
         files.clear(ORDERS)
         files.clear(ITEMS)
-        for mark in (Path(files.place) / "_tidemark" / files.job.uuid).iterdir():
+        for mark in (Path(files.place) / "_tidemark" / files.job.uuid).glob("*.json"):
             mark.unlink()
         with monkeypatch.context() as patched:
             failing = Failing(step, patched)
@@ -163,7 +163,7 @@ def test_killed_writer_leaves_no_visible_file_and_prepare_clears_its_traces(file
     code = (
         "import os, sys\n"
         "from tidemark.sinks.files import part as files_part\n"
-        "files_part.FilesPart.publish = lambda self: ([self._complete(t) for t in self._tables.values()], os._exit(9))\n"
+        "files_part.FilesPart.publish = lambda self: os._exit(9)\n"
         "from tidemark.sinks.files.sink import FilesSink\n"
         "from tidemark.sinks.sink import JobIdentity\n"
         "from tests.support.change_parts import *\n"
@@ -199,7 +199,7 @@ def test_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_ledger_is_an_error(files: SinkCase) -> None:
     files.write(snapshot_part(1, 1, ORDERS, [order(1)]))
-    (mark,) = (Path(files.place) / "_tidemark" / files.job.uuid).iterdir()
+    (mark,) = (Path(files.place) / "_tidemark" / files.job.uuid).glob("*.json")
     mark.write_text("")
     with pytest.raises(SinkError, match="is damaged"):
         files.write(snapshot_part(1, 1, ORDERS, [order(1)]))
@@ -297,13 +297,13 @@ def test_a_splits_file_is_taken_as_it_is(taking: SinkCase, monkeypatch: pytest.M
     (taken,) = Path(taking.place, FOLDER).glob("*.parquet")
     assert taken.stat().st_nlink == 2  # not copied
     assert [result.skipped for result in taking.write(TAKEN)] == [True]
-    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).iterdir():
+    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).glob("*.json"):
         mark.unlink()
     assert [result.skipped for result in taking.write(TAKEN)] == [False]
     assert hidden(taking) == []
     taken.unlink()
     sink.published.delete("published/e1-s1")  # type: ignore[union-attr]
-    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).iterdir():
+    for mark in (Path(taking.place) / "_tidemark" / taking.job.uuid).glob("*.json"):
         mark.unlink()
     with pytest.raises(SinkError, match="its epoch is committed"):
         taking.write(TAKEN)

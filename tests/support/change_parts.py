@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd, batch_schema
+from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
 COMMITTED_AT = datetime.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=datetime.timezone.utc)
@@ -113,12 +114,14 @@ def _left_out(schema: TableSchema, values: Sequence[Any]) -> list[str] | None:
     return [c.name for c, value in zip(schema.captured, values, strict=True) if value is UNCHANGED] or None
 
 
-def part(epoch: int, name: str, batches: Sequence[tuple[TableSchema, pa.RecordBatch]]) -> list[ChangeBatch | PartEnd]:
+def part(
+    epoch: int, name: str, batches: Sequence[tuple[TableSchema, pa.RecordBatch]], after: Reached | None = None
+) -> list[ChangeBatch | PartEnd]:
     items: list[ChangeBatch | PartEnd] = [
         ChangeBatch(epoch, name, seq, schema.table, schema.version, batch)
         for seq, (schema, batch) in enumerate(batches)
     ]
-    items.append(PartEnd(epoch, name, len(batches), sum(batch.num_rows for _, batch in batches)))
+    items.append(PartEnd(epoch, name, len(batches), sum(batch.num_rows for _, batch in batches), after))
     return items
 
 
@@ -128,10 +131,12 @@ def snapshot_part(
     return part(epoch, f"s{split}", [(schema, rows(schema, [(INSERT, v) for v in values], snapshot=True))])
 
 
-def log_part(epoch: int, *transactions: tuple[TableSchema, Iterable[Change]]) -> list[ChangeBatch | PartEnd]:
-    """A part with a batch for each of the pairs; versions grow with epoch and position."""
+def log_part(
+    epoch: int, *transactions: tuple[TableSchema, Iterable[Change]], after: Reached | None = None
+) -> list[ChangeBatch | PartEnd]:
+    """A part with a batch for each of the pairs; versions grow with epoch and position. `after`: as in PartEnd."""
     batches = [
         (schema, rows(schema, changes, version=1000 * epoch + place))
         for place, (schema, changes) in enumerate(transactions)
     ]
-    return part(epoch, "log", batches)
+    return part(epoch, "log", batches, after)

@@ -127,6 +127,30 @@ class SinkCase:
         found = [row for path in files for row in read(path)]
         return sorted(found, key=lambda row: (row["_commit_version"], row["_seq"]))
 
+    def back_up(self) -> Callable[[], None]:
+        """Takes a backup of the whole target, with Tidemark's own tables or files. Returns a function that puts it back."""
+        if self.kind in FILE_SINKS:
+            kept = self.place.with_name(f"backup-{uuid.uuid4().hex}")
+            shutil.copytree(self.place, kept)
+
+            def put_back() -> None:
+                shutil.rmtree(self.place)
+                shutil.copytree(kept, self.place)
+
+            return put_back
+        tables = {table: self.place.query(f"SELECT * FROM {table}") for table in _tables(self)}
+
+        def put_rows_back() -> None:
+            with closing(self.place.connect()) as connection, connection.cursor() as cursor:
+                for table in _tables(self):
+                    cursor.execute(f"DELETE FROM {table}")
+                    if rows := tables.get(table, []):
+                        holes = ", ".join(["%s"] * len(rows[0]))
+                        cursor.executemany(f"INSERT INTO {table} VALUES ({holes})", rows)
+                connection.commit()
+
+        return put_rows_back
+
     def clear(self, schema: TableSchema) -> None:
         """Empties the table without the sink."""
         if self.kind in FILE_SINKS:
@@ -134,6 +158,12 @@ class SinkCase:
             self.sink.prepare(self.job, [schema])
         else:
             self.place.execute(f"DELETE FROM {target_name(self, schema)}")
+
+
+def _tables(case: SinkCase) -> list[str]:
+    schema = "public" if case.kind == "postgres" else case.place.name
+    found = case.place.query("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", (schema,))
+    return sorted(name for (name,) in found)
 
 
 def target_name(case: SinkCase, schema: TableSchema) -> str:

@@ -18,7 +18,7 @@ from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, 
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import ValueRange, mysql_value_range
 from tidemark.state.errors import JobFileError
-from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, TableSchema
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
@@ -45,6 +45,7 @@ class MySqlSession(LedgerSession):
 
     _INSERT = "INSERT IGNORE INTO"
     _SKIP_EXISTING = ""
+    _LOCK_SHARED = "LOCK IN SHARE MODE"
 
     def __init__(self, connection: Connection, home: str, source_kind: SourceKind) -> None:
         self._connection = connection
@@ -184,6 +185,13 @@ class MySqlSession(LedgerSession):
             "part varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, row_count bigint NULL, "
             "written_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), PRIMARY KEY (job_uuid, epoch, part)"
             ") ENGINE=InnoDB",
+            doing=doing,
+        )
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, FENCE_TABLE))} ("
+            "job_uuid varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+            "name varchar(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, value bigint NOT NULL, "
+            "PRIMARY KEY (job_uuid, name)) ENGINE=InnoDB",
             doing=doing,
         )
         self.execute(

@@ -16,7 +16,7 @@ from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, postgres_value_range, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.state.errors import SinkError
-from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, TableSchema
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -60,6 +60,7 @@ class PostgresSession(LedgerSession):
 
     _INSERT = "INSERT INTO"
     _SKIP_EXISTING = "ON CONFLICT DO NOTHING"
+    _LOCK_SHARED = "FOR SHARE"
 
     def __init__(self, connection: Connection, source_kind: SourceKind) -> None:
         self._connection = connection
@@ -172,6 +173,11 @@ class PostgresSession(LedgerSession):
             f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, LEDGER_TABLE))} ("
             "job_uuid text NOT NULL, epoch bigint NOT NULL, part text NOT NULL, row_count bigint, "
             "written_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job_uuid, epoch, part))",
+            doing=doing,
+        )
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, FENCE_TABLE))} ("
+            "job_uuid text NOT NULL, name text NOT NULL, value bigint NOT NULL, PRIMARY KEY (job_uuid, name))",
             doing=doing,
         )
         self.execute(
