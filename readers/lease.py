@@ -1,7 +1,10 @@
-"""The lease: a lock in the source, named after the job and its checkpoint. It ensures that one driver at a time runs a job.
+"""The lease: locks in the source, named after the job's checkpoint and its slot. It ensures that one driver at a time runs a
+job, and that two jobs do not share a slot.
 
-The checkpoint must always be written in the same way. The lock is held as long as its connection lives. It is a lock of one
-server, not of a cluster. All runs of a job must connect to the same server, which their positions require too.
+The checkpoint is known by a text that is in it, so it does not matter how its folder is written. The locks are held as long as
+their connection lives. They are locks of one server, not of a cluster. All runs of a job must connect to the same server, which
+their positions require too. The lease only avoids wasted work: that a late driver writes nothing is for the sink's fence
+(tidemark.sinks.fencing).
 """
 
 import hashlib
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar
 
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
 PING_SECONDS = 2.0
@@ -24,31 +28,45 @@ CLOSE_SECONDS = 5.0
 REACQUIRE_SECONDS = 60.0
 """The time after a broken connection in which the lease must be taken again. Then it counts as lost."""
 
+PROOF_SECONDS = REACQUIRE_SECONDS + 30.0
+"""A lease that was not seen in the server for so long counts as lost, whatever its watcher is doing."""
 
-def lock_name(job: str, checkpoint: str) -> str:
-    """Returns a name of at most 64 characters, MySQL's limit. `checkpoint` tells jobs with the same name apart."""
-    return "tidemark:" + hashlib.sha256(f"{job}\0{checkpoint}".encode()).hexdigest()[:40]
+IDLE_SECONDS = 8
+"""The server ends the connection of a lease that asks nothing for so long: its process is frozen, or its machine is dead."""
+
+
+def lock_name(kind: str, name: str) -> str:
+    """Returns a name of at most 64 characters, MySQL's limit."""
+    return "tidemark:" + hashlib.sha256(f"{kind}\0{name}".encode()).hexdigest()[:40]
+
+
+def checkpoint_lock(checkpoint: str) -> str:
+    """Returns the name of the lock that the driver of a checkpoint holds. `checkpoint`: as in the job file."""
+    return lock_name("checkpoint", Checkpoint.at(checkpoint).lease_id())
 
 
 class Lock(ABC):
-    """A lock in the source, on a separate connection that `try_to_take` opens."""
+    """One or more locks in the source, taken in their order, on a separate connection that `try_to_take` opens."""
 
     error_class: ClassVar[type[Exception]]
     """The base class of the database driver's errors. All queries may raise them or OSError."""
+    held_for: str = "runs this job"
+    """What the holder of the lock does that could not be taken last, for messages."""
 
     @abstractmethod
     def try_to_take(self, wait_seconds: int) -> int | None:
-        """Returns the own connection's id, None if another connection has the lock after `wait_seconds`.
+        """Returns the own connection's id, None if another connection has one of the locks after `wait_seconds`.
 
         Raises SourceUnavailableError, SourceNotUsableError.
         """
 
     @abstractmethod
-    def is_mine(self) -> bool: ...
+    def is_mine(self) -> bool:
+        """Whether this connection has all of the locks."""
 
     @abstractmethod
     def holder_id(self) -> int | None:
-        """Returns the id of the connection that has the lock, None if none has it."""
+        """Returns the id of another connection that has one of the locks, None if there is none."""
 
     @abstractmethod
     def whereabouts(self, holder: int) -> str:
@@ -72,8 +90,9 @@ def connection_broke(host: str) -> SourceUnavailableError:
 class Lease:
     """A lease, held from `take` to `close`. A background thread watches it.
 
-    If the connection breaks, the lease is taken again on a new one. It is lost if another driver has it then, or if it can't be
-    taken for REACQUIRE_SECONDS. From then on `held()` is False. `on_lost` is called once, in the background thread.
+    If the connection breaks, the lease is taken again on a new one. It is lost if another driver has it then, if it can't be
+    taken for REACQUIRE_SECONDS, if the thread ends for any other reason, or if it was not seen for PROOF_SECONDS. From then on
+    `held()` is False. `on_lost` is called once, in the background thread.
     """
 
     @classmethod
@@ -89,6 +108,7 @@ class Lease:
         self._closing = threading.Event()
         self._lost = threading.Event()
         self._own_id: int | None = None
+        self._proven_at = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="tidemark lease", daemon=True)
 
     def take(self, *, wait: bool) -> None:
@@ -105,7 +125,8 @@ class Lease:
         self._thread.start()
 
     def held(self) -> bool:
-        return not self._lost.is_set() and not self._closing.is_set()
+        is_recent = time.monotonic() - self._proven_at < PROOF_SECONDS
+        return is_recent and not self._lost.is_set() and not self._closing.is_set()
 
     def close(self) -> None:
         """Gives the lease back. May be called twice."""
@@ -126,20 +147,27 @@ class Lease:
         self.close()
 
     def _watch(self) -> None:
-        while not self._closing.wait(PING_SECONDS):
-            if not self._is_mine() and not self._take_again():
-                break
-        self._lock.drop()
-        if not self._closing.is_set():
-            self._lost.set()
-            if self._on_lost is not None:
+        try:
+            while not self._closing.wait(PING_SECONDS):
+                if not self._is_mine() and not self._take_again():
+                    break
+        finally:  # after an unexpected error, too: nobody watches the lease any more
+            is_lost = not self._closing.is_set()
+            if is_lost:
+                self._lost.set()
+            self._lock.drop()
+            if is_lost and self._on_lost is not None:
                 self._on_lost()
 
     def _is_mine(self) -> bool:
+        asked_at = time.monotonic()
         try:
-            return self._lock.is_mine()
+            is_mine = self._lock.is_mine()
         except (self._lock.error_class, OSError):
             return False
+        if is_mine:
+            self._proven_at = asked_at
+        return is_mine
 
     def _take_again(self) -> bool:
         """Takes the lease on a new connection. Returns False if it is lost.
@@ -164,19 +192,21 @@ class Lease:
         return False
 
     def _try_to_take(self, wait_seconds: int) -> bool:
+        asked_at = time.monotonic()
         own_id = self._lock.try_to_take(wait_seconds)
-        if own_id is not None:
-            self._own_id = own_id
-        return own_id is not None
+        if own_id is None:
+            return False
+        self._own_id, self._proven_at = own_id, asked_at
+        return True
 
     def _held_by_another(self) -> JobHeldError:
         holder = self._lock.holder_id()
         if holder is None:
-            return JobHeldError("Another driver runs this job.", "Wait until it ends, or stop it.")
+            return JobHeldError(f"Another driver {self._lock.held_for}.", "Wait until it ends, or stop it.")
         where = self._lock.whereabouts(holder)
         shown = f"connection {holder} to the source" + (f", {where}" if where else "")
         return JobHeldError(
-            f"Another driver runs this job ({shown}).",
+            f"Another driver {self._lock.held_for} ({shown}).",
             f"Wait until it ends, stop it, or {self._lock.ending(holder)} on the source if its process is gone; with "
             "--standby this one waits and takes over.",
         )

@@ -6,7 +6,7 @@ import pymysql
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.source import Tls
-from tidemark.readers.lease import Lock, connection_broke
+from tidemark.readers.lease import IDLE_SECONDS, Lock, connection_broke
 from tidemark.readers.mysql.connect import Connection, connect, flavour_of, version_of
 
 READ_TIMEOUT_SECONDS = 10.0
@@ -28,6 +28,8 @@ class MySqlLock(Lock):
             )
         try:
             with self._connection.cursor() as cursor:
+                # A dead machine, or a frozen process, must not keep the lock for hours: the server notices neither.
+                cursor.execute("SET SESSION wait_timeout = %s", (IDLE_SECONDS,))
                 cursor.execute("SELECT GET_LOCK(%s, %s), CONNECTION_ID()", (self._name, wait_seconds))
                 row = cursor.fetchone()
         except (pymysql.MySQLError, OSError) as error:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.readers.found_source import FoundTables, checked
-from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
 from tidemark.readers.mysql.binlog.positions import LogPositions, binary_logs, log_end
@@ -209,7 +209,7 @@ def find_mysql(job: JobFile, *, needs_key: bool) -> Iterator[FoundMySql]:
 
 def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
-    return Lease.acquire(MySqlLock(job.source.url, job.source.tls, lock_name(job.job, job.checkpoint)), wait=wait)
+    return Lease.acquire(MySqlLock(job.source.url, job.source.tls, checkpoint_lock(job.checkpoint)), wait=wait)
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

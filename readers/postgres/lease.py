@@ -11,53 +11,88 @@ import psycopg2
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.source import Tls
-from tidemark.readers.lease import Lock, connection_broke
+from tidemark.readers.lease import IDLE_SECONDS, Lock, connection_broke
 from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.state.errors import SourceNotUsableError
 
 POLL_SECONDS = 0.2
 
 # pg_locks shows a bigint key as two halves: https://www.postgresql.org/docs/current/view-pg-locks.html
-_HOLDER = """
-SELECT pid FROM pg_locks
-WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = %s
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+_HOLDERS = """
+SELECT pid, count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = ANY(%s)
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+GROUP BY pid"""
 
 
 class AdvisoryLock(Lock):
+    """`names`: the job's lock, then that of its slot."""
+
     error_class: ClassVar[type[Exception]] = psycopg2.Error
 
-    def __init__(self, endpoint: Endpoint, tls: Tls | None, name: str) -> None:
-        self._endpoint, self._tls, self._key = endpoint, tls, lock_key(name)
+    def __init__(self, endpoint: Endpoint, tls: Tls | None, *names: str) -> None:
+        self._endpoint, self._tls, self._keys = endpoint, tls, [lock_key(name) for name in names]
         self._connection: Connection | None = None
 
     def try_to_take(self, wait_seconds: int) -> int | None:
-        if self._connection is None:
-            self._connection = connect(self._endpoint, self._tls)
         deadline = time.monotonic() + wait_seconds
         try:
-            with self._connection.cursor() as cursor:
-                while True:
-                    cursor.execute("SELECT pg_try_advisory_lock(%s), pg_backend_pid()", (self._key,))
-                    row = cursor.fetchone()
-                    if row is not None and row[0]:
-                        return int(row[1])
-                    if time.monotonic() >= deadline:
-                        return None
-                    time.sleep(POLL_SECONDS)
+            if self._connection is None:
+                self._connection = connect(self._endpoint, self._tls)
+                self._prepare(self._connection)
+            while not self._take_all(self._connection):
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(POLL_SECONDS)
+        except SourceNotUsableError:
+            self.drop()
+            raise
         except psycopg2.Error as error:
             self.drop()
             raise connection_broke(self._endpoint.host) from error
+        return self._connection.info.backend_pid
+
+    def _take_all(self, connection: Connection) -> bool:
+        """Takes the locks one after the other, so that two drivers never wait for each other."""
+        with connection.cursor() as cursor:
+            for number, key in enumerate(self._keys):
+                cursor.execute("SELECT pg_try_advisory_lock(%s)", (key,))
+                if cursor.fetchone() != (True,):
+                    self.held_for = "uses the replication slot of this job" if number else "runs this job"
+                    return False
+        return True
+
+    def _prepare(self, connection: Connection) -> None:
+        """Raises SourceNotUsableError behind a pooler: the locks would be those of a session that others use, too."""
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            if cursor.fetchone() != (connection.info.backend_pid,):
+                raise SourceNotUsableError(
+                    f"The connection to {self._endpoint.host}:{self._endpoint.port} goes through a pooler, which gives its "
+                    "sessions to other clients too.",
+                    "Write the address of the server itself into source.url.",
+                )
+            # A dead machine, or a frozen process, must not keep the locks for long: the server notices neither at once.
+            cursor.execute(
+                "SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 2; "
+                f"SELECT set_config(name, '{IDLE_SECONDS}s', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+            )
 
     def is_mine(self) -> bool:
-        return self._connection is not None and self.holder_id() == self._connection.info.backend_pid
+        return self._connection is not None and self._holders() == {self._connection.info.backend_pid: len(self._keys)}
 
     def holder_id(self) -> int | None:
         if self._connection is None:
             return None
+        own = self._connection.info.backend_pid
+        return next((pid for pid in self._holders() if pid != own), None)
+
+    def _holders(self) -> dict[int, int]:
+        """How many of the locks each connection has."""
+        assert self._connection is not None
         with self._connection.cursor() as cursor:
-            cursor.execute(_HOLDER, (self._key,))
-            row = cursor.fetchone()
-        return None if row is None else int(row[0])
+            cursor.execute(_HOLDERS, (self._keys,))
+            return {int(pid): int(count) for pid, count in cursor.fetchall()}
 
     def whereabouts(self, holder: int) -> str:
         """Needs no privilege if the holder has the same role, which is the rule: a role sees its own connections."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tidemark.conf.model import JobFile
 from tidemark.conf.reading import StartAtEnd, StartAtLsn
 from tidemark.readers.found_source import FoundTables, checked
-from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.postgres.connect import Connection, connect
@@ -291,7 +291,8 @@ def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
 
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
-    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, lock_name(job.job, job.checkpoint)), wait=wait)
+    names = checkpoint_lock(job.checkpoint), lock_name("slot", job.slot)
+    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, *names), wait=wait)
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

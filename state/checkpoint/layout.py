@@ -9,6 +9,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver at that start, before anything of them is read. Never removed.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
+    lease                   a random text that names the job's lease, however the checkpoint's folder is written.
+                            Written by the first driver, before it takes the lease. Never removed.
     owners/0000000007       the number of a driver: its host, process and time, for people.
                             Written by the driver before it writes to the target. Removed by the next driver.
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
@@ -46,6 +48,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -66,6 +69,7 @@ KEPT_PLANS = 100
 
 JOB_FILE = "job"
 SINK_FILE = "sink"
+LEASE_FILE = "lease"
 JOINED_FOLDER = "joined"
 OWNERS_FOLDER = "owners"
 PLANS_FOLDER = "plans"
@@ -237,6 +241,11 @@ class Checkpoint:
         if self.plan_epochs():
             raise self._lost(SINK_FILE)
         self.store.create(SINK_FILE, SINK.encode(identity))
+
+    def lease_id(self) -> str:
+        """Returns the text that names the job's lease. Copies of this checkpoint have the same."""
+        self.store.create(LEASE_FILE, str(uuid.uuid4()).encode())
+        return self._read(LEASE_FILE).decode()
 
     def take_owner(self) -> int:
         """Returns a number for this driver that no other driver has, greater than that of each earlier one."""

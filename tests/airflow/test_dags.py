@@ -17,7 +17,7 @@ from scripts.demo_shop import MYSQL_TABLES, load_shop
 from scripts.demo_table import DATABASE
 from scripts.demo_writers import Writers
 from tests.support.airflow import Airflow, Login
-from tidemark.readers.lease import lock_name
+from tidemark.readers.lease import checkpoint_lock
 
 pytestmark = [pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -128,7 +128,7 @@ def test_exit_codes_decide_about_retries(shop: Server, airflow: Airflow) -> None
     assert airflow.task(SUBMIT) == ("failed", 1)
     airflow.run(CLI, expect=1, tables=["shop.nothing"], generation=4)
     assert airflow.task(CLI) == ("failed", 1)
-    held = lock_name("shop-1", str(airflow.checkpoints / "shop-1"))
+    held = checkpoint_lock(str(airflow.checkpoints / "shop-1"))
     with contextlib.closing(shop.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT GET_LOCK(%s, 0)", (held,))
         with airflow.running(CLI) as process:

@@ -17,7 +17,7 @@ from tests.support.jobs import running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
-from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.mysql import connect as connecting
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -229,7 +229,7 @@ def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, 
     source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
     path = job_of(tmp_path, source_database)
     job = load_job_file(path)
-    with contextlib.closing(Lease.acquire(MySqlLock(job.source.url, None, lock_name(job.job, job.checkpoint)))):
+    with contextlib.closing(Lease.acquire(MySqlLock(job.source.url, None, checkpoint_lock(job.checkpoint)))):
         ended = tidemark("run", path)
         assert ended.code == 6
         assert "Another driver runs this job" in ended.last_line

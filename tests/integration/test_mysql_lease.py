@@ -2,18 +2,25 @@
 
 import contextlib
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from devtools.server import Server
 from devtools.servers import start_server
+from tests.support.epochs import Notes
+from tests.support.jobs import source_of, write_job
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database, FindServer
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.startup import hold_job
 from tidemark.readers import lease as leasing
-from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
+from tidemark.readers.mysql import lease as mysql_lease
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.errors import JobHeldError
 
@@ -155,6 +162,84 @@ def test_a_read_only_replica_gives_leases(find_server: FindServer, name: str) ->
         assert lease.held()
         with pytest.raises(JobHeldError):
             Lease.acquire(MySqlLock(root_endpoint(server), None, name))
+
+
+@pytest.mark.pitfall(94)
+def test_one_checkpoint_has_one_lease_however_it_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    names = {checkpoint_lock(text) for text in (f"{folder}", f"{folder}/", f"file://{folder}", f"{tmp_path}/link")}
+    assert len(names) == 1
+    shutil.copytree(folder, tmp_path / "copy")
+    assert checkpoint_lock(f"{tmp_path}/copy") in names
+    assert checkpoint_lock(f"{tmp_path}/other") not in names
+
+
+@pytest.mark.pitfall(94)
+def test_a_job_runs_once_under_two_spellings_of_its_checkpoint(source_database: Database, tmp_path: Path) -> None:
+    source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    (tmp_path / "link").symlink_to(tmp_path)
+    job = write_job(tmp_path, source=source_of(source_database), sink={"type": "console"})
+    again = hold_job(load_job_file(job, [f"checkpoint={tmp_path}/link/checkpoint/"]), Notes())
+    with hold_job(load_job_file(job), Notes()), pytest.raises(JobHeldError, match="Another driver runs this job"), again:
+        pass
+
+
+@pytest.mark.pitfall(95)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_unexpected_error_of_the_watcher_loses_the_lease(
+    source_database: Database, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class UnexpectedError(Exception):
+        pass
+
+    def is_mine(lock: MySqlLock) -> bool:
+        raise UnexpectedError
+
+    lost = threading.Event()
+    with Lease.acquire(MySqlLock(root_endpoint(source_database.server), None, name), on_lost=lost.set) as lease:
+        monkeypatch.setattr(MySqlLock, "is_mine", is_mine)
+        assert lost.wait(DEADLINE_SECONDS)
+        assert not lease.held()
+    assert holder_of(source_database.server, name) is None
+
+
+@pytest.mark.pitfall(95)
+def test_a_lease_whose_watcher_hangs_is_lost(
+    source_database: Database, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "PROOF_SECONDS", 0.5)
+    hanging, end = threading.Event(), threading.Event()
+    original = MySqlLock.is_mine
+
+    def is_mine(lock: MySqlLock) -> bool:
+        hanging.set()
+        end.wait(DEADLINE_SECONDS)
+        return original(lock)
+
+    with Lease.acquire(MySqlLock(root_endpoint(source_database.server), None, name)) as lease:
+        monkeypatch.setattr(MySqlLock, "is_mine", is_mine)
+        assert hanging.wait(DEADLINE_SECONDS)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while lease.held():
+            assert time.monotonic() < deadline
+        end.set()
+
+
+@pytest.mark.pitfall(95)
+def test_a_frozen_driver_loses_its_lease_soon(
+    source_database: Database, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stays open, as that of a dead machine does."""
+    monkeypatch.setattr(mysql_lease, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(leasing, "PING_SECONDS", 3600)
+    endpoint = root_endpoint(source_database.server)
+    with (
+        Lease.acquire(MySqlLock(endpoint, None, name)),
+        Lease.acquire(MySqlLock(endpoint, None, name), wait=True) as second,
+    ):
+        assert second.held()
 
 
 def test_names_of_locks_fit_and_differ() -> None:

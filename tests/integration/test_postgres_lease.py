@@ -2,20 +2,28 @@
 
 import contextlib
 import secrets
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from devtools.servers import start_server
+from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.sources import acquire_lease
 from tidemark.readers import lease as leasing
 from tidemark.readers.lease import Lease, lock_name
+from tidemark.readers.postgres import lease as postgres_lease
 from tidemark.readers.postgres.lease import AdvisoryLock, lock_key
-from tidemark.state.errors import JobHeldError
+from tidemark.state.errors import JobHeldError, SourceNotUsableError
 
 pytestmark = pytest.mark.integration
 
@@ -149,3 +157,68 @@ def test_leases_of_different_databases_are_different(postgres_database: Database
         time.sleep(0.2)
         assert first.held()
         assert second.held()
+
+
+@pytest.mark.pitfall(94)
+def test_two_jobs_with_one_slot_do_not_run_at_once(postgres_database: Database, tmp_path: Path) -> None:
+    postgres_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    section = source_of(postgres_database)
+    first, second = (
+        load_job_file(write_job(folder, job="shop", source=section, sink={"type": "console"}))
+        for folder in (tmp_path / "a", tmp_path / "b")
+        if folder.mkdir() is None
+    )
+    slot_is_held = pytest.raises(JobHeldError, match="Another driver uses the replication slot of this job")
+    with acquire_lease(first, wait=False), slot_is_held:
+        acquire_lease(second, wait=False)
+    with acquire_lease(second, wait=False) as lease:
+        assert lease.held()
+
+
+@pytest.mark.pitfall(95)
+def test_a_frozen_driver_loses_its_lease_soon(
+    postgres_database: Database, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stays open, as that of a dead machine does."""
+    monkeypatch.setattr(postgres_lease, "IDLE_SECONDS", 1)
+    monkeypatch.setattr(leasing, "PING_SECONDS", 3600)
+    endpoint = superuser(postgres_database)
+    first, second = AdvisoryLock(endpoint, None, name), AdvisoryLock(endpoint, None, name)
+    with Lease.acquire(first), Lease.acquire(second, wait=True) as lease:
+        assert lease.held()
+
+
+class Pooler(threading.Thread):
+    """Between a client and the server. It tells the client another backend's id and else changes nothing, as pgbouncer does."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(daemon=True)
+        self._server = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.start()
+
+    def run(self) -> None:
+        with self._listener:
+            client, _ = self._listener.accept()
+        with client, socket.create_connection(self._server) as server:
+            greeted = False
+            while readable := select.select([client, server], [], [], DEADLINE_SECONDS)[0]:
+                data = readable[0].recv(1 << 16)
+                if not data:
+                    return
+                if readable[0] is server and not greeted and (place := data.find(b"K\0\0\0\x0c")) >= 0:
+                    greeted, data = True, data[: place + 5] + b"\0\0\0\x07" + data[place + 9 :]
+                (client if readable[0] is server else server).sendall(data)
+
+
+@pytest.mark.pitfall(95)
+def test_a_pooler_is_refused(postgres_database: Database, name: str) -> None:
+    direct = superuser(postgres_database)
+    through = replace(direct, host="127.0.0.1", port=Pooler(direct.host, direct.port).port)
+    with pytest.raises(SourceNotUsableError, match="goes through a pooler") as caught:
+        Lease.acquire(AdvisoryLock(through, None, name))
+    assert caught.value.remedy == "Write the address of the server itself into source.url."
+    assert holder_of(postgres_database, name) is None
+    with Lease.acquire(AdvisoryLock(direct, None, name)) as lease:
+        assert lease.held()
