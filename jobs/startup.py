@@ -143,6 +143,10 @@ def _checked_state(job: JobFile, found: FoundSource, events: Events, admit: Admi
         facts = {"source": found.name, "watermarks": found.watermarks()}
         events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts)
         return state
+    healed = checkpoint.heal_newest_plan()
+    if healed is not None:
+        text = f"A power cut has left an incomplete plan of epoch {healed}. Nothing of it had run, so it is made again."
+        events.note("warning", text=text)
     _check_same_job(job, found, state, events)
     facts = {"source": found.name, "watermarks": found.watermarks()}
     events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch(), **facts)

@@ -3,7 +3,7 @@
 A process may freeze at any point and go on hours later, when another driver has taken the job over. And a target may be set
 back: restored from a backup, failed over to a standby that lagged behind, or exchanged. So the target's record has the number
 of the driver that owns it (a greater one for each driver), and how far the copy has come. A write that does not fit is
-refused. docs/adr/0020 has the reasons.
+refused. docs/adr/0021 has the reasons.
 """
 
 from collections.abc import Mapping

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.fencing import require_owner, taken_over
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, SinkBusyError, no_mark, raise_problems
 from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType, PartItem
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS _tidemark_tables (name TEXT PRIMARY KEY, job_uuid TEX
 CREATE TABLE IF NOT EXISTS _tidemark_parts (
     job_uuid TEXT, epoch INTEGER, part TEXT, row_count INTEGER NOT NULL, PRIMARY KEY (job_uuid, epoch, part)
 );
+CREATE TABLE IF NOT EXISTS _tidemark_fence (job_uuid TEXT PRIMARY KEY, owner INTEGER NOT NULL);
 """
 
 
@@ -80,6 +82,9 @@ class SqliteSink:
         with _sqlite_errors(self.path), contextlib.closing(connect(self.path)) as connection:
             connection.executescript(_LEDGER)
             with transaction(connection):
+                if (owner_now := _fence(connection, job) or 0) > job.owner:
+                    raise taken_over(job, owner_now, self.path)
+                connection.execute("INSERT OR REPLACE INTO _tidemark_fence VALUES (?, ?)", (job.uuid, job.owner))
                 for schema in schemas:
                     connection.execute(_create_table(schema))
                     owner = (str(schema.table), job.uuid, job.name)
@@ -87,6 +92,9 @@ class SqliteSink:
 
     def writer(self, job: JobIdentity) -> "SqliteWriter":
         return SqliteWriter(self.path, job)
+
+    def written(self, job: JobIdentity) -> None:
+        """The ledger forgets epochs, so it can't tell how far the copy has come."""
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         with _sqlite_errors(self.path), contextlib.closing(connect(self.path)) as connection:
@@ -115,6 +123,7 @@ class SqliteWriter:
         key = (self.job.uuid, part.epoch, part.name)
         # One transaction makes rows and ledger entry durable together.
         with _sqlite_errors(self.path), contextlib.closing(connect(self.path)) as connection, transaction(connection):
+            require_owner(self.job, _fence(connection, self.job), self.path)
             found = connection.execute(
                 "SELECT row_count FROM _tidemark_parts WHERE (job_uuid, epoch, part) = (?, ?, ?)", key
             ).fetchone()
@@ -127,6 +136,11 @@ class SqliteWriter:
         part.read_to_end()
         check_repeated_part(part, found[0])
         return PartResult(part.epoch, part.name, part.row_count, skipped=True)
+
+
+def _fence(connection: sqlite3.Connection, job: JobIdentity) -> int | None:
+    found = connection.execute("SELECT owner FROM _tidemark_fence WHERE job_uuid = ?", (job.uuid,)).fetchone()
+    return None if found is None else int(found[0])
 
 
 class _Changes:

@@ -105,6 +105,12 @@ class Codec(Generic[T]):
         return json.dumps(value).encode()
 
 
+def is_torn(data: bytes | pa.Buffer) -> bool:
+    """Whether this is what a power cut may leave of a file that was being written: nothing, only its beginning, or zeros."""
+    content = bytes(data)
+    return not content.endswith(b"\n") or content.count(b"\n") != 2 or b"\0" in content
+
+
 def _header(fields: Mapping[str, Any], body: bytes) -> bytes:
     """The first line: `fields`, then the checksum of the other fields and `body`."""
     covered = {name: value for name, value in fields.items() if name != "crc32"}

@@ -52,7 +52,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tidemark.state.checkpoint.codec import JOB, JOINED, KEY_REREADS, LOG_REPORT, PARTITIONS, PLAN, SINK
+from tidemark.state.checkpoint.codec import JOB, JOINED, KEY_REREADS, LOG_REPORT, PARTITIONS, PLAN, SINK, is_torn
 from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState, Joined
@@ -273,6 +273,22 @@ class Checkpoint:
 
     def plan(self, epoch: int) -> PlanRecord:
         return PLAN.decode(self._read(plan_file(epoch)), plan_file(epoch))
+
+    def heal_newest_plan(self) -> int | None:
+        """Removes the newest plan if a power cut has left only a part of it. Returns its epoch.
+
+        Nothing of an epoch runs before its plan is durable, so nothing of this one has run. If the storage had lost a plan
+        that was durable, something of its epoch would be there; then the plan stays, and reading it is an error. Called by the
+        driver that holds the lease.
+        """
+        newest = max(self.plan_epochs(), default=0)
+        data = self.store.read(plan_file(newest)) if newest else None
+        if data is None or not is_torn(data):
+            return None
+        if published_files(self.store, newest) or self.has_log_report(newest) or self.store.read(rereads_file(newest)):
+            return None
+        self.store.delete(plan_file(newest))
+        return newest
 
     def create_plan(self, record: PlanRecord) -> None:
         """Raises CheckpointError if the epoch has a plan already: another driver runs this job."""

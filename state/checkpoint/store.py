@@ -52,7 +52,7 @@ class LocalStore:
 
     def create(self, name: str, data: pa.Buffer | bytes) -> bool:
         target = Path(self.root, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
             with temporary.open("xb") as file:
@@ -62,6 +62,7 @@ class LocalStore:
             try:
                 os.link(temporary, target)
             except FileExistsError:
+                _sync_folder(target.parent)  # its creator may have been killed before it did so
                 return False
             except OSError as exc:
                 if exc.errno in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
@@ -135,6 +136,15 @@ def _has_default_rights(folder: Path) -> bool:
         return _DEFAULT_RIGHTS in os.listxattr(folder)
     except (AttributeError, OSError):  # a system or filesystem that has none
         return False
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates the folder durably, with those above it."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

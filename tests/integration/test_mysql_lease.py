@@ -182,7 +182,11 @@ def test_a_job_runs_once_under_two_spellings_of_its_checkpoint(source_database: 
     (tmp_path / "link").symlink_to(tmp_path)
     job = write_job(tmp_path, source=source_of(source_database), sink={"type": "console"})
     again = hold_job(load_job_file(job, [f"checkpoint={tmp_path}/link/checkpoint/"]), Notes())
-    with hold_job(load_job_file(job), Notes()), pytest.raises(JobHeldError, match="Another driver runs this job"), again:
+    with (
+        hold_job(load_job_file(job), Notes()),
+        pytest.raises(JobHeldError, match="Another driver runs this job"),
+        again,
+    ):
         pass
 
 

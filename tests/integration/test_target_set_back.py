@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase
+from tidemark.state.checkpoint.layout import Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90)]
@@ -124,3 +125,18 @@ def test_a_checkpoint_that_was_set_back_stops_the_job_until_its_newest_files_are
     source.execute("UPDATE orders SET note = 'fourth'")
     assert run_epochs(job) == ["stream"]
     assert_complete(target, source, job)
+
+
+@pytest.mark.pitfall(96)
+def test_a_power_cut_while_a_plan_is_written_loses_nothing(job: Path, source: Database, target: SinkCase) -> None:
+    run_epochs(job)
+    notes = Notes()
+    newest = max(Checkpoint.at(str(job.parent / "checkpoint")).plan_epochs())
+    (job.parent / "checkpoint" / plan_file(newest + 1)).write_bytes(b"")
+    source.execute("UPDATE orders SET note = 'second'")
+    assert run_epochs(job, notes=notes) == ["stream"]
+    assert [facts["text"] for event, facts in notes.found if event == "warning"][-1].startswith("A power cut")
+    assert_complete(target, source, job)
+    (job.parent / "checkpoint" / plan_file(newest + 1)).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        run_epochs(job)

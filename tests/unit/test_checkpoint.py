@@ -1,9 +1,13 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from devtools.checkpoint_files import LOG_PLAN, SNAPSHOT_PLAN
 from tidemark.state.checkpoint import codec, layout
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.key_rereads import KeyReread
@@ -100,3 +104,83 @@ def test_only_what_no_restart_needs_is_forgotten(tmp_path: Path) -> None:
     checkpoint.forget_staged({6})
     checkpoint.forget_finished_splits()
     assert [name for name in names if checkpoint.store.read(name) is not None] == [names[2], names[4], names[7]]
+
+
+def torn(content: bytes) -> list[bytes]:
+    """What a power cut may leave of a file."""
+    half = len(content) // 2
+    return [b"", content[:1], content[:half], content[:-1], bytes(len(content)), content[:half] + bytes(half)]
+
+
+@pytest.mark.pitfall(96)
+def test_a_newest_plan_that_a_power_cut_has_torn_was_not_made(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(tmp_path))
+    checkpoint.create_plan(SNAPSHOT_PLAN)
+    content = codec.PLAN.encode(LOG_PLAN)
+    for left in torn(content):
+        (tmp_path / layout.plan_file(4)).write_bytes(left)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            checkpoint.plan(4)
+        assert checkpoint.heal_newest_plan() == 4
+        assert checkpoint.plan_epochs() == [3]
+    checkpoint.create_plan(LOG_PLAN)
+    assert checkpoint.heal_newest_plan() is None
+    assert checkpoint.plan(4) == LOG_PLAN
+
+
+@pytest.mark.pitfall(96)
+def test_a_torn_plan_stays_an_error_where_its_epoch_has_run(tmp_path: Path) -> None:
+    """The storage has lost what it had called durable."""
+    checkpoint = Checkpoint.at(str(tmp_path))
+    checkpoint.create_plan(SNAPSHOT_PLAN)
+    checkpoint.create_plan(LOG_PLAN)
+    traces = [layout.published_split_file(4, 1), layout.log_report_file(4), layout.rereads_file(4)]
+    (tmp_path / layout.plan_file(4)).write_bytes(b"")
+    for name in traces:
+        checkpoint.store.create(name, b"x")
+        assert checkpoint.heal_newest_plan() is None
+        checkpoint.store.delete(name)
+    assert checkpoint.heal_newest_plan() == 4
+    (tmp_path / layout.plan_file(3)).write_bytes(
+        codec.PLAN.encode(SNAPSHOT_PLAN).replace(b'"warnings":["w"]', b'"warnings":["v"]')
+    )
+    assert checkpoint.heal_newest_plan() is None  # changed, not torn
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint.plan(3)
+
+
+@pytest.mark.pitfall(96)
+def test_a_created_file_survives_a_power_cut_with_all_folders_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: set[Path] = set()
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        """Keeps the names that are in a folder when it is synced."""
+        sync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        durable.update(path.iterdir() if path.is_dir() else ())
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = LocalStore(str(tmp_path / "a" / "b"))
+    assert store.create("plans/e1", b"x")
+    needed = [
+        tmp_path / "a",
+        tmp_path / "a" / "b",
+        tmp_path / "a" / "b" / "plans",
+        tmp_path / "a" / "b" / "plans" / "e1",
+    ]
+    assert durable.issuperset(needed)
+    durable.clear()
+    assert not store.create("plans/e1", b"y")  # the creator may have been killed before it synced the folder
+    assert needed[-1] in durable
+
+
+def test_each_driver_has_a_greater_number(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(tmp_path))
+    with ThreadPoolExecutor(4) as drivers:
+        taken = list(drivers.map(lambda _: checkpoint.take_owner(), range(40)))
+    assert len(set(taken)) == 40
+    assert checkpoint.take_owner() > max(taken)
+    assert [path.name for path in (tmp_path / "owners").iterdir()] == [f"{max(taken) + 1:010d}"]
