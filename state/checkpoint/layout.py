@@ -285,7 +285,8 @@ class Checkpoint:
         data = self.store.read(plan_file(newest)) if newest else None
         if data is None or not is_torn(data):
             return None
-        if published_files(self.store, newest) or self.has_log_report(newest) or self.store.read(rereads_file(newest)):
+        traces = [log_report_file(newest), rereads_file(newest), committed_file(newest)]
+        if published_files(self.store, newest) or any(self.store.read(name) is not None for name in traces):
             return None
         self.store.delete(plan_file(newest))
         return newest
