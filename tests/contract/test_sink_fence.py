@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.change_parts import INSERT, ITEMS, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
-from tests.support.sink_state import FILE_SINKS, SinkCase, any_sink, mirror, sorted_rows  # noqa: F401  # fixtures
+from tests.support.delta import commits_of, read_delta
+from tests.support.sink_state import FILE_SINKS, SinkCase, any_sink, make_case, mirror, sorted_rows  # noqa: F401  # fixtures
+from tidemark.sinks.delta import epoch as delta_epoch
+from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.fencing import Written, require_same_time
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.sink import JobIdentity, PartResult
@@ -156,6 +160,37 @@ def test_a_late_task_of_the_same_driver_writes_nothing(any_sink: SinkCase) -> No
     assert "comes too late" in str(frozen_log.error)
     assert places(any_sink) == before
     assert_holds(any_sink, order(1, "5"))
+
+
+@pytest.mark.pitfall(89)
+def test_a_frozen_driver_commits_nothing_old_to_delta(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta compares the epoch with the last one that the table has of the job, whichever driver comes."""
+    case = make_case("delta", request)
+    assert isinstance(case.sink, DeltaSink)
+    case.sink.prepare(case.job, [ORDERS, ITEMS])
+    case.write(snapshot_part(1, 1, ORDERS, [order(1)]))
+    late = log_part(2, (ORDERS, [(UPDATE, order(1, "two"))]))
+    gates, reached, thawed = iter([True]), threading.Event(), threading.Event()
+
+    def freeze(name: str) -> None:
+        if name == "sink.before_commit" and next(gates, False):
+            reached.set()
+            assert thawed.wait(200)
+
+    monkeypatch.setattr(delta_epoch, "failpoint", freeze)
+    with ThreadPoolExecutor(1) as frozen:
+        writing = frozen.submit(case.write, late)
+        assert reached.wait(100)
+        monkeypatch.setattr(delta_epoch, "_EPOCH_VIEW", "another_driver")  # which would have a Spark of its own
+        case.write(late, log_part(3, (ORDERS, [(UPDATE, order(1, "three"))])))
+        before = commits_of(case.sink, ORDERS)
+        thawed.set()
+        writing.result()
+    case.write(snapshot_part(1, 1, ORDERS, [order(1)]))
+    assert commits_of(case.sink, ORDERS) == before
+    assert read_delta(case.sink, ORDERS).column("note").to_pylist() == ["three"]
 
 
 def places(case: SinkCase) -> list[tuple[str, int]]:
