@@ -81,12 +81,18 @@ MakeJob = Callable[..., Job]
 def make_job(postgres_source_database: Database, tmp_path: Path) -> MakeJob:
     database = postgres_source_database
 
-    def make(publication: str = BY_NAME, *, table: str = "id int PRIMARY KEY, v text", run: bool = True) -> Job:
+    def make(
+        publication: str = BY_NAME,
+        *,
+        table: str = "id int PRIMARY KEY, v text",
+        options: str = "WITH (publish_via_partition_root = true)",
+        run: bool = True,
+    ) -> Job:
         database.execute(
             "CREATE SCHEMA shop",
             f"CREATE TABLE shop.t ({table})",
             "INSERT INTO shop.t (id, v) SELECT n, 'a' FROM generate_series(1, 5) AS n",
-            f"CREATE PUBLICATION {database.name} FOR {publication} WITH (publish_via_partition_root = true)",
+            f"CREATE PUBLICATION {database.name} FOR {publication} {options}",
         )
         path = write_job(
             tmp_path,
@@ -353,3 +359,42 @@ def test_a_table_that_is_attached_where_its_root_is_published_stops_the_job(
         with pytest.raises(LogPositionLostError, match=r"shop\.t"):
             list(read_part(task))
     job.stops(SourceNotUsableError, ABOVE)
+
+
+@pytest.mark.pitfall(117)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_a_publication_with_default_options_will_do_where_nothing_is_partitioned(
+    publication: str, make_job: MakeJob
+) -> None:
+    job = make_job(publication, options="", run=False)
+    job.follows()
+    job.do(
+        "INSERT INTO shop.t VALUES (6, 'b')", "UPDATE shop.t SET id = 7 WHERE id = 1", "DELETE FROM shop.t WHERE id = 2"
+    )
+    job.follows()
+    job.do(PARTITIONED, ATTACH, "INSERT INTO shop.root VALUES (8, 'b')")
+    job.follows()  # the changes of a partition keep their table's name
+
+
+@pytest.mark.pitfall(117)
+def test_a_publication_with_default_options_is_refused_for_a_partitioned_table(make_job: MakeJob) -> None:
+    job = make_job(options="", run=False)
+    job.do(
+        "DROP TABLE shop.t",
+        "CREATE TABLE shop.t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF shop.t FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO shop.t VALUES (1, 'a')",
+        f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.t",
+    )
+    with pytest.raises(SourceNotUsableError, match=r"publishes partitions instead of shop\.t") as caught:
+        job.run()
+    job.do(statement_of(caught.value))
+    job.do("UPDATE shop.t SET v = 'b'")
+    job.follows()
+    job.do("UPDATE shop.t SET id = 2")
+    job.follows()
+
+
+def statement_of(error: TidemarkError) -> str:
+    """The statement that a remedy consists of."""
+    return error.remedy.removesuffix(".")

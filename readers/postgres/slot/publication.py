@@ -30,7 +30,7 @@ SELECT c.oid::bigint, coalesce(r.oid::text, s.entry), to_jsonb(r) ->> 'prqual' I
        (SELECT concat(c.relnamespace::regnamespace, '.', c.relname)
         FROM pg_partition_ancestors(w.oid) AS a(oid) JOIN pg_class AS c ON c.oid = a.oid
         LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
-        WHERE a.oid <> w.oid AND coalesce(r.oid::text, %(schema_entry)s) IS NOT NULL LIMIT 1)
+        WHERE %(via_root)s AND a.oid <> w.oid AND coalesce(r.oid::text, %(schema_entry)s) IS NOT NULL LIMIT 1)
 FROM unnest(%(oids)s::oid[]) AS w(oid) JOIN pg_class AS c ON c.oid = w.oid
 LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
 CROSS JOIN LATERAL (SELECT %(schema_entry)s) AS s(entry)
@@ -69,9 +69,15 @@ def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> 
 
 
 def check_publication(
-    connection: Connection, name: str, tables: Collection[TableId], *, addable: Collection[TableId] = ()
+    connection: Connection,
+    name: str,
+    tables: Collection[TableId],
+    *,
+    partitioned: Collection[TableId],
+    addable: Collection[TableId] = (),
 ) -> list[Finding]:
-    """Returns the reasons why the log would lack changes of the tables. `addable`: the tables that the role may publish."""
+    """Returns the reasons why the log would lack changes of the tables. `partitioned`: those of the tables that have
+    partitions. `addable`: those that the role may publish."""
     head = _head(connection, name)
     if head is None:
         return [refusal(f"The publication {name} does not exist.", "Start a new job. It creates the publication.")]
@@ -85,10 +91,10 @@ def check_publication(
                 f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate').",
             )
         )
-    if not via_root:
+    if partitioned and not via_root:
         found.append(
             refusal(
-                f"The publication {name} publishes partitions instead of the partitioned tables.",
+                f"The publication {name} publishes partitions instead of {', '.join(map(str, sorted(partitioned)))}.",
                 f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true).",
             )
         )
@@ -203,7 +209,8 @@ def _memberships(connection: Connection, name: str, oids: Mapping[TableId, int])
 @dataclass(frozen=True, slots=True)
 class _Member:
     """A published table. `entry`: why it is published. `filtered`, `listed`: it has a row filter, a column list. `above`: a
-    published table of which it is a partition, and whose changes its changes are in the log."""
+    published table of which it is a partition, and whose changes its changes are in the log; None unless the publication
+    has publish_via_partition_root."""
 
     table: TableId
     entry: str
@@ -217,7 +224,7 @@ def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> 
     if head is None:
         return []
     entry = "'all'" if head[4] else (_SCHEMA_ENTRY if connection.server_version >= 15_00_00 else "NULL::text")
-    arguments = {"oids": list(oids.values()), "publication": head[0]}
+    arguments = {"oids": list(oids.values()), "publication": head[0], "via_root": head[3]}
     with connection.cursor() as cursor:
         cursor.execute(_MEMBERS.replace("%(schema_entry)s", entry), arguments)
         rows = cursor.fetchall()
