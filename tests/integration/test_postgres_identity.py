@@ -398,3 +398,83 @@ def test_a_publication_with_default_options_is_refused_for_a_partitioned_table(m
 def statement_of(error: TidemarkError) -> str:
     """The statement that a remedy consists of."""
     return error.remedy.removesuffix(".")
+
+
+LEAVES = (
+    "DROP TABLE shop.t",
+    "CREATE TABLE shop.t (id int PRIMARY KEY, v text, n int NOT NULL DEFAULT 1) PARTITION BY RANGE (id)",
+    "CREATE TYPE shop.mood AS ENUM ('fine')",
+    "CREATE TABLE shop.low (n int NOT NULL DEFAULT 1, m shop.mood DEFAULT 'fine', id int NOT NULL, v text)",
+    "ALTER TABLE shop.low DROP COLUMN m",
+    "ALTER TABLE shop.t ATTACH PARTITION shop.low FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE shop.high PARTITION OF shop.t FOR VALUES FROM (100) TO (200)",
+    "CREATE UNIQUE INDEX low_n ON shop.low (n)",
+    "INSERT INTO shop.t (id, v, n) VALUES (1, 'a', 1), (2, 'a', 2), (101, 'a', 101)",
+)
+BY_INDEX = "ALTER TABLE shop.low REPLICA IDENTITY USING INDEX low_n"
+
+
+def make_partitioned(make_job: MakeJob, publication: str) -> Job:
+    job = make_job(publication, run=False)
+    publish = [f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.t"] if publication == BY_NAME else []
+    job.do(*LEAVES, *publish)
+    job.run()
+    return job
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_key_that_changes_in_a_partition_with_another_identity_stops_the_job(
+    publication: str, put_back: bool, make_job: MakeJob
+) -> None:
+    """The log has the old row's n then, not its id."""
+    job = make_partitioned(make_job, publication)
+    job.do(BY_INDEX, "UPDATE shop.t SET id = 3 WHERE id = 1")
+    if put_back:
+        job.do("ALTER TABLE shop.low REPLICA IDENTITY DEFAULT", "DROP INDEX shop.low_n")
+    job.stops(SchemaChangedError if put_back else SourceNotUsableError, r"shop\.low.* replica identity")
+
+
+@pytest.mark.pitfall(102)
+def test_a_partition_with_another_identity_stops_a_running_job(make_job: MakeJob) -> None:
+    job = make_partitioned(make_job, BY_NAME)
+    with job.running() as (context, committed):
+        job.do(BY_INDEX, "UPDATE shop.t SET id = 3 WHERE id = 1")
+        epoch = context.planner().next_epoch(committed)
+        (task,) = tasks_of(context, epoch)
+        with pytest.raises(SchemaChangedError, match=r"shop\.low.* replica identity"):
+            list(read_part(task))
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_partitions_whose_identity_has_the_key_are_followed(publication: str, make_job: MakeJob) -> None:
+    job = make_partitioned(make_job, publication)
+    job.do(
+        "ALTER TABLE shop.low REPLICA IDENTITY FULL",
+        "UPDATE shop.t SET id = 3 WHERE id = 1",
+        "UPDATE shop.t SET v = 'b' WHERE id = 101",
+        "UPDATE shop.t SET id = 102 WHERE id = 2",
+    )
+    job.follows()
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_an_identity_of_an_unrelated_table_stops_nothing(publication: str, make_job: MakeJob) -> None:
+    """A TRUNCATE of two tables has the descriptions of both in a row, as the changes of a partition do."""
+    job = make_partitioned(make_job, publication)
+    job.do(
+        "CREATE TABLE shop.other (a int PRIMARY KEY, b int NOT NULL UNIQUE)",
+        "ALTER TABLE shop.other REPLICA IDENTITY USING INDEX other_b_key",
+    )
+    if publication == BY_NAME:
+        job.do(f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.other")
+        job.follows()
+    job.do(
+        "TRUNCATE shop.t, shop.other",
+        "BEGIN; INSERT INTO shop.other VALUES (1, 1); INSERT INTO shop.t VALUES (7, 'c'); UPDATE shop.other SET a = 2; COMMIT",
+        "INSERT INTO shop.t (id, v, n) VALUES (8, 'd', 2)",
+    )
+    job.follows()
