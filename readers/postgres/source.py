@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,13 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession
-from tidemark.readers.postgres.slot.publication import add_tables, create_publication, memberships, require_memberships
+from tidemark.readers.postgres.slot.publication import (
+    add_tables,
+    create_publication,
+    memberships,
+    published_later,
+    require_memberships,
+)
 from tidemark.readers.postgres.slot.server_log import ServerLog
 from tidemark.readers.postgres.slot.slot import (
     SlotSource,
@@ -36,6 +42,7 @@ from tidemark.readers.postgres.slot.slot import (
     create_slot,
     log_end,
     require_slot,
+    slot_exists,
     slot_range,
     wait_for_open_transactions,
 )
@@ -196,6 +203,8 @@ class FoundPostgres(FoundTables):
 
     connection: Connection
     info: ServerInfo
+    published: dict[TableId, str] = field(default_factory=dict)
+    """How the tables were published before the start position was taken."""
 
     @property
     def name(self) -> str:
@@ -218,9 +227,20 @@ class FoundPostgres(FoundTables):
         job, tables = self.job, [schema.table for schema in self.schemas]
         if not create_publication(self.connection, job.publication, tables):
             add_tables(self.connection, job.publication, tables)
-        end = log_end(self.connection)
+        self._note_memberships()
+        wait_for_open_transactions(self.connection)  # the log may lack what they wrote
+        end, is_new = log_end(self.connection), not slot_exists(self.connection, job.slot)
         kept_from = create_slot(self.connection, job.slot)
         now = WalPosition(max(end.lsn, kept_from.lsn))
+        start = self._wanted_start(kept_from, now)
+        if start.lsn < end.lsn and not is_new:
+            later = published_later(self.connection, job.publication, job.slot, tables)
+            if later:
+                raise _not_published_then(job, start, later)
+        return start
+
+    def _wanted_start(self, kept_from: WalPosition, now: WalPosition) -> WalPosition:
+        job = self.job
         if job.mode != "incremental" or (wanted := job.log_start) == StartAtEnd("latest"):
             return now
         if wanted == StartAtEnd("earliest"):
@@ -242,14 +262,18 @@ class FoundPostgres(FoundTables):
         """Waits for the transactions that were open when the tables were published: the log may lack their changes to these
         tables. Everything before the returned position is visible to every later snapshot."""
         add_tables(self.connection, self.job.publication, tables)
+        self._note_memberships()
         wait_for_open_transactions(self.connection)
         start = log_end(self.connection)
         wait_for_open_transactions(self.connection)
         return start
 
     def memberships(self) -> tuple[Membership, ...]:
-        found = memberships(self.connection, self.job.publication, [schema.table for schema in self.schemas])
-        return tuple(Membership(table, text) for table, text in sorted(found.items()))
+        return tuple(Membership(table, text) for table, text in sorted(self.published.items()))
+
+    def _note_memberships(self) -> None:
+        tables = [schema.table for schema in self.schemas]
+        self.published.update(memberships(self.connection, self.job.publication, tables))
 
     def partitions(self, tables: Sequence[TableId]) -> Partitions:
         oids = oids_of(self.schemas)
@@ -292,6 +316,14 @@ def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, lock_name(job.job, job.checkpoint)), wait=wait)
+
+
+def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[TableId]) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"The slot {job.slot} has log from before {', '.join(map(str, tables))} was published ({job.publication}), or it can't "
+        f"be proven that it has none: from {start} on, changes may be missing.",
+        "Write log.start: latest. Next time create the slot after the publication, when no other slot of the server is behind.",
+    )
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

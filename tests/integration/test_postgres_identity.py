@@ -1,111 +1,14 @@
 """A table's identity is its OID, whatever its name. The job follows it, or stops: changes are never lost silently."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
-from tests.support.history import read_history
-from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
-from tidemark.conf.load import load_job_file
+from tests.support.postgres_jobs import ALL, BY_NAME, IN_SCHEMA, Job, MakeJob, make_job
 from tidemark.jobs.read_parts import read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.startup import open_job
-from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, TidemarkError
 
+__all__ = ["make_job"]
+
 pytestmark = [pytest.mark.integration]
-
-BY_NAME, ALL, IN_SCHEMA = "TABLE shop.t", "ALL TABLES", "TABLES IN SCHEMA shop"
-Rows = dict[int, Any]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job that has copied shop.t, whose rows are 1 to 5 with v = a."""
-
-    database: Database
-    path: Path
-
-    def do(self, *statements: str) -> None:
-        self.database.execute(*statements)
-
-    def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
-        return run_epochs(self.path, *overrides, at_most=at_most)
-
-    @contextmanager
-    def running(self) -> Iterator[tuple[RunContext, int]]:
-        """Starts a run before the test's changes. Yields it and the last committed epoch."""
-        job = load_job_file(self.path)
-        with open_job(job, Notes(), standby=True) as opened:
-            context = RunContext(job, opened.held.server, opened.held.state)
-            yield context, Checkpoint.at(job.checkpoint).committed_epoch()
-
-    def stops(self, kind: type[TidemarkError], match: str) -> None:
-        """Asserts that the job stops, also at the next start, and writes nothing of the epoch."""
-        before = self.copied()
-        for _ in range(2):
-            with pytest.raises(kind, match=match) as caught:
-                self.run()
-            assert caught.value.exit_code in (3, 4)
-        assert self.copied() == before
-
-    def copied(self) -> Rows:
-        """The copy's rows: the last change of each key decides."""
-        rows: Rows = {}
-        history = read_history(self.path.parent / "out", "shop", "t").to_pylist()
-        for change in sorted(history, key=lambda change: (change["_commit_version"], change["_seq"])):
-            if change["_change_type"] == "truncate":
-                rows.clear()
-            elif change["_change_type"] == "delete":
-                rows.pop(change["id"], None)
-            elif change["_change_type"] != "update_preimage":
-                rows[change["id"]] = change["v"]
-        return rows
-
-    def follows(self) -> None:
-        """Runs the job, and asserts that the copy has the source's rows."""
-        self.run()
-        assert self.copied() == dict(self.database.query("SELECT id, v FROM shop.t"))
-
-
-MakeJob = Callable[..., Job]
-
-
-@pytest.fixture
-def make_job(postgres_source_database: Database, tmp_path: Path) -> MakeJob:
-    database = postgres_source_database
-
-    def make(
-        publication: str = BY_NAME,
-        *,
-        table: str = "id int PRIMARY KEY, v text",
-        options: str = "WITH (publish_via_partition_root = true)",
-        run: bool = True,
-    ) -> Job:
-        database.execute(
-            "CREATE SCHEMA shop",
-            f"CREATE TABLE shop.t ({table})",
-            "INSERT INTO shop.t (id, v) SELECT n, 'a' FROM generate_series(1, 5) AS n",
-            f"CREATE PUBLICATION {database.name} FOR {publication} {options}",
-        )
-        path = write_job(
-            tmp_path,
-            source=source_of(database, tables=["shop.t"]),
-            snapshot={"split_rows": 1, "parallelism": 1},
-            sink={"type": "files", "path": str(tmp_path / "out")},
-        )
-        made = Job(database, path)
-        if run:
-            made.run()
-        return made
-
-    return make
 
 
 @pytest.mark.pitfall(97)

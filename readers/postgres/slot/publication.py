@@ -41,6 +41,18 @@ _SCHEMA_ENTRY = """(SELECT 'schema ' || pn.oid::text || ' ' || coalesce(max(d.xm
   AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
   WHERE pn.pnnspid = c.relnamespace AND pn.pnpubid = %(publication)s GROUP BY pn.oid)"""
 
+# All that a slot decodes is decoded with catalogs in which every transaction below its catalog_xmin has ended.
+_PUBLISHED_LATER = """
+SELECT w.oid::bigint FROM unnest(%(oids)s::oid[]) AS w(oid) JOIN pg_class AS c ON c.oid = w.oid
+WHERE NOT EXISTS (
+    SELECT FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s AND age(s.catalog_xmin) < ALL (
+        SELECT age(p.xmin) FROM pg_publication AS p WHERE p.oid = %(publication)s
+        UNION ALL SELECT age(r.xmin) FROM pg_publication_rel AS r WHERE r.prrelid = w.oid AND r.prpubid = %(publication)s
+        {and_schema}))"""
+_SCHEMA_LATER = """UNION ALL SELECT age(unnest(ARRAY[pn.xmin, d.xmin])) FROM pg_publication_namespace AS pn
+        JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass WHERE pn.pnnspid = c.relnamespace AND pn.pnpubid = %(publication)s"""
+
 
 def create_publication(connection: Connection, name: str, tables: Sequence[TableId]) -> bool:
     """Creates the publication for exactly these tables. Returns False if it exists. Raises SourceNotUsableError."""
@@ -156,6 +168,20 @@ def require_memberships(
             "dropped: changes in between are not in the log.",
             f"{START_OVER_NOW} Do not alter the job's publication.",
         )
+
+
+def published_later(connection: Connection, name: str, slot: str, tables: Collection[TableId]) -> list[TableId]:
+    """Returns those of the tables for which it is not proven that the slot's log has all their changes: they were published,
+    or the publication was altered, after the slot was created, or shortly before."""
+    head, oids = _head(connection, name), _oids(connection, tables)
+    if head is None:
+        return sorted(tables)
+    and_schema = _SCHEMA_LATER if connection.server_version >= 15_00_00 else ""
+    with connection.cursor() as cursor:
+        query = _PUBLISHED_LATER.format(and_schema=and_schema)
+        cursor.execute(query, {"oids": list(oids.values()), "slot": slot, "publication": head[0]})
+        later = {int(row[0]) for row in cursor.fetchall()}
+    return sorted(table for table in tables if oids.get(table) is None or oids[table] in later)
 
 
 def publication_owner(connection: Connection, name: str) -> tuple[str, bool] | None:
