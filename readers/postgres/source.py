@@ -28,6 +28,7 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.readers.postgres.slot.publication import (
     add_tables,
     create_publication,
@@ -44,7 +45,6 @@ from tidemark.readers.postgres.slot.slot import (
     require_slot,
     slot_exists,
     slot_range,
-    wait_for_open_transactions,
 )
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.pages import page_statistics

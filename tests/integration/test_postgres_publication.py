@@ -1,5 +1,6 @@
 """Changes from before a table was published, or while it was not, are in no log: the job never follows such a log."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ EARLIEST, LATEST = (*INCREMENTAL, "log.start=earliest"), (*INCREMENTAL, "log.sta
 OLDER = r"from before .*shop\.t was published"
 NEW_SLOT = "SELECT pg_create_logical_replication_slot('{0}', 'pgoutput')"
 PUBLISH = "CREATE PUBLICATION {0} FOR {1} WITH (publish_via_partition_root = true)"
+PUBLISH_ALL = "ALTER PUBLICATION {0} SET (publish = 'insert, update, delete, truncate')"
 LEFT_OUT = "INSERT INTO shop.t VALUES (6, 'before')"
 
 
@@ -34,8 +36,7 @@ LEFT_OUT = "INSERT INTO shop.t VALUES (6, 'before')"
             ["ALTER PUBLICATION {0} DROP {1}", NEW_SLOT, LEFT_OUT, "ALTER PUBLICATION {0} ADD {1}"], id="newer entry"
         ),
         pytest.param(
-            [NEW_SLOT, "ALTER PUBLICATION {0} SET (publish = '')", LEFT_OUT]
-            + ["ALTER PUBLICATION {0} SET (publish = 'insert, update, delete, truncate')"],
+            [NEW_SLOT, "ALTER PUBLICATION {0} SET (publish = '')", LEFT_OUT, PUBLISH_ALL],
             id="altered publication",
         ),
     ],
@@ -73,7 +74,7 @@ def test_a_slot_that_is_newer_than_the_publication_has_the_whole_log(version: st
 @pytest.mark.pitfall(101)
 def test_an_older_slot_will_do_for_a_job_that_reads_the_rows_first(make_job: MakeJob) -> None:
     job = make_job(run=False)
-    job.do("DROP PUBLICATION {0}".format(job.database.name), NEW_SLOT.format(job.database.name), LEFT_OUT)
+    job.do(f"DROP PUBLICATION {job.database.name}", NEW_SLOT.format(job.database.name), LEFT_OUT)
     job.follows()
     job.do("INSERT INTO shop.t VALUES (7, 'after')")
     job.follows()
@@ -94,9 +95,10 @@ def test_a_table_that_leaves_the_publication_while_the_job_starts_is_found(
 
     monkeypatch.setattr(source, "create_slot", disturbed)
     job.do(NEW_SLOT.format(name))
-    with pytest.raises(LogPositionLostError, match=r"was altered for shop\.t"):
+    with contextlib.suppress(LogPositionLostError):  # of the first epoch, if it reads the log
         job.run(f"mode={mode}")
-        job.do("INSERT INTO shop.t VALUES (8, 'later')")
+    job.do("INSERT INTO shop.t VALUES (8, 'later')")
+    with pytest.raises(LogPositionLostError, match=r"was altered for shop\.t"):
         job.run(f"mode={mode}")
 
 

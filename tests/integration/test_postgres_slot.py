@@ -15,6 +15,7 @@ from tidemark.readers.postgres.connect import connect
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.slot import publication
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.readers.postgres.slot.server_log import ServerLog
 from tidemark.readers.postgres.slot.slot import (
     advance_slot,
@@ -23,7 +24,6 @@ from tidemark.readers.postgres.slot.slot import (
     create_slot,
     drop_slot,
     log_end,
-    wait_for_open_transactions,
 )
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_range import LogRange

@@ -10,7 +10,7 @@ import psycopg2
 
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
-from tidemark.readers.postgres.slot.slot import wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId
