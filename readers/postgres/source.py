@@ -14,7 +14,7 @@ from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
-from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
 from tidemark.readers.postgres.partitions.catalog import first_look
@@ -169,10 +169,10 @@ class PostgresLog:
     def read(self, log_range: LogRange) -> Iterator[LogBatch]:
         """Raises LogPositionLostError after the last batch if a table was out of the publication in the meantime."""
         yield from self.reader.read(log_range)
-        with closing(self.server.connect()) as connection:
-            known = {membership.table: membership.text for membership in self.server.memberships}
-            oids = oids_of(self.reader.schemas.values())
-            require_memberships(connection, self.server.slot_source.publication, known, oids)
+        known = {membership.table: membership.text for membership in self.server.memberships}
+        oids, name = oids_of(self.reader.schemas.values()), self.server.slot_source.publication
+        with closing(SqlSession(self.server.connect)) as session:
+            session.ask(lambda connection: require_memberships(connection, name, known, oids))
 
     @property
     def report(self) -> LogReport:
@@ -299,7 +299,7 @@ class FoundPostgres(FoundTables):
 def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
     source = job.source
-    with closing(connect(source.url, source.tls)) as connection:
+    with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
         result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
