@@ -28,6 +28,7 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
 from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.readers.postgres.slot.publication import (
     add_tables,
@@ -44,7 +45,7 @@ from tidemark.readers.postgres.slot.slot import (
     log_end,
     require_slot,
     slot_exists,
-    slot_range,
+    slot_extent,
 )
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.pages import page_statistics
@@ -62,9 +63,6 @@ from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import PartitionLook, Partitions
 from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.table import TableId, TableSchema
-
-ADVANCE_SECONDS = 5.0
-"""Minimum time between two advances of the slot: the server decodes the log for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,10 @@ class PostgresAccess:
         self._partitions_removed = server.job.source.partitions_removed
         self._join_lsns = list(join_lsns)
         self._session = SqlSession(server.connect)
-        self._advanced_at = 0.0
+        self._pace = AdvancePace()
+        self._extent: WalExtent | None = None
+        self._reached: WalPosition | None = None
+        self._warned: str | None = None
         self._schemas = {schema.table: schema for schema in schemas}
         self.keys: KeySource = PostgresKeys(self._session, self._schemas)
 
@@ -128,30 +129,46 @@ class PostgresAccess:
         return self._session.ask(log_end)
 
     def log_extent(self) -> WalExtent:
-        start, end = self._session.ask(lambda connection: slot_range(connection, self._slot))
-        return WalExtent(start, end)
+        self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
+        return self._extent
 
     def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        """Also warns, once for each, of transactions that hold the slot back."""
         keeps_removed = self._partitions_removed == "keep"
-        return self._session.ask(
+        seen = self._session.ask(
             lambda connection: look_again(
                 connection, self._slot_source, known, self._schemas, keeps_removed=keeps_removed
             )
         )
+        held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
+        if held_back is None or held_back.holder == self._warned:
+            return seen
+        self._warned = held_back.holder
+        return PartitionLook(seen.now, (*seen.warnings, held_back.warning))
+
+    def _decoded_again(self) -> int:
+        """Returns how many bytes of log that the job has read the server decodes again for the next range."""
+        extent, reached = self._extent, self._reached
+        return (
+            0
+            if extent is None or extent.decoded_from is None or reached is None
+            else reached.lsn - extent.decoded_from.lsn
+        )
 
     def committed(self, position: Position) -> None:
-        """Advances the slot, at most every ADVANCE_SECONDS. After a table joined, the slot is advanced before more is read:
-        servers released before 2025 lose a table's changes if they first decode a transaction that was open while the table
-        was published."""
-        reached = wal_position(position)
+        """Advances the slot where that is due. After a table joined, the slot is advanced before more is read: servers
+        released before 2025 lose a table's changes if they first decode a transaction that was open while the table was
+        published."""
+        reached = self._reached = wal_position(position)
+        began = time.monotonic()
         if self._join_lsns and reached.lsn >= min(self._join_lsns):
             self._session.ask(lambda connection: self._advance_past(connection, reached))
             self._join_lsns = [lsn for lsn in self._join_lsns if lsn > reached.lsn]
-        elif time.monotonic() < self._advanced_at + ADVANCE_SECONDS:
-            return
-        else:
+        elif self._pace.is_due(self._extent, reached, now=began):
             self._session.ask(lambda connection: advance_slot(connection, self._slot, reached))
-        self._advanced_at = time.monotonic()
+        else:
+            return
+        self._pace.advanced(began=began, ended=time.monotonic())
 
     def _advance_past(self, connection: Connection, reached: WalPosition) -> None:
         """Raises SourceNotUsableError if somebody else keeps reading from the slot."""

@@ -91,8 +91,9 @@ def make_job_in(
     table: str = "id int PRIMARY KEY, v text",
     options: str = "WITH (publish_via_partition_root = true)",
     run: bool = True,
+    **sections: Any,
 ) -> Job:
-    """Makes shop.t, its publication and a job for it. `run`: also copies its rows."""
+    """Makes shop.t, its publication and a job for it. `run`: also copies its rows. `sections`: of the job file."""
     database.execute(
         "CREATE SCHEMA shop",
         f"CREATE TABLE shop.t ({table})",
@@ -104,6 +105,7 @@ def make_job_in(
         source=source_of(database, tables=["shop.t"]),
         snapshot={"split_rows": 1, "parallelism": 1},
         sink={"type": "files", "path": str(folder / "out")},
+        **sections,
     )
     made = Job(database, path)
     if run:

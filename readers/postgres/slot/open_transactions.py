@@ -46,7 +46,7 @@ def describe(connection: Connection, xids: Collection[str] | None = None) -> lis
     with connection.cursor() as cursor:
         cursor.execute(_HOLDERS, {"xids": None if xids is None else list(xids)})
         rows = cursor.fetchall()
-    found = {}  # a process holds one lock for each subtransaction
+    found: dict[tuple[int | None, str | None], OpenTransaction] = {}  # a process holds one lock for each subtransaction
     for pid, user, application, gid, database, since in rows:
         found.setdefault((pid, gid), _described(pid, user, application, gid, database, since))
     return list(found.values())

@@ -15,6 +15,7 @@ from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER_NOW
 
@@ -28,6 +29,7 @@ _SLOT = """
 SELECT to_jsonb(s) || jsonb_build_object(
   'here', s.database IS NOT DISTINCT FROM current_database(),
   'confirmed', s.confirmed_flush_lsn - '0/0',
+  'restart', s.restart_lsn - '0/0',
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
@@ -116,8 +118,8 @@ def check_position(connection: Connection, slot: str, position: WalPosition) -> 
     return found
 
 
-def slot_range(connection: Connection, slot: str) -> tuple[WalPosition, WalPosition]:
-    """Returns the start and end of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
+def slot_extent(connection: Connection, slot: str) -> WalExtent:
+    """Returns the extent of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
     found = _find(connection, slot)
     if found is None:
         raise LogPositionLostError(
@@ -125,7 +127,9 @@ def slot_range(connection: Connection, slot: str) -> tuple[WalPosition, WalPosit
         )
     _check_kind(found, slot)
     _check_kept(found, slot)
-    return WalPosition(int(found["confirmed"])), log_end(connection)
+    return WalExtent(
+        WalPosition(int(found["confirmed"])), log_end(connection), decoded_from=WalPosition(int(found["restart"]))
+    )
 
 
 def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
