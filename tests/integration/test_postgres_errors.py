@@ -1,6 +1,7 @@
 """What a server or a network refuses ends a run with a cause, a remedy, and the exit code that tells schedulers what to do."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -91,19 +92,35 @@ def test_a_new_connection_that_is_lost_at_once_is_out_of_reach(
             context.planner().next_epoch(committed)
 
 
+@contextmanager
+def as_role(job: Job, *grants: str) -> Iterator[str]:
+    """Lets the job log in as a new role. Yields its name."""
+    with role(job.database, "USAGE ON SCHEMA shop", *grants, attributes="LOGIN REPLICATION") as endpoint:
+        written = yaml.safe_load(job.path.read_text())
+        login = f"{endpoint.user}:{endpoint.password.get_secret_value()}"
+        written["source"]["url"] = f"postgresql://{login}@{endpoint.host}:{endpoint.port}/{job.database.name}"
+        job.path.write_text(yaml.safe_dump(written))
+        yield endpoint.user
+
+
 @pytest.fixture
 def limited(make_job: MakeJob) -> Iterator[Job]:
     """A job whose role may do what a job needs, in a database of which each test takes one right away."""
     job = make_job(run=False)
-    grants = ("USAGE ON SCHEMA shop", "SELECT ON shop.t")
-    with role(job.database, *grants, attributes="LOGIN REPLICATION") as endpoint:
-        written = yaml.safe_load(job.path.read_text())
-        password = endpoint.password.get_secret_value()
-        written["source"]["url"] = (
-            f"postgresql://{endpoint.user}:{password}@{endpoint.host}:{endpoint.port}/{job.database.name}"
-        )
-        job.path.write_text(yaml.safe_dump(written))
+    with as_role(job, "SELECT ON shop.t"):
         yield job
+
+
+@pytest.mark.pitfall(115)
+def test_select_on_columns_is_refused_before_anything_is_made(make_job: MakeJob) -> None:
+    job = make_job(run=False)
+    with as_role(job, "SELECT (id, v) ON shop.t") as name:
+        with pytest.raises(SourceNotUsableError, match=r"may not lock shop\.t") as caught:
+            job.run()
+        assert job.database.query("SELECT FROM pg_replication_slots WHERE database = current_database()") == []
+        remedy = caught.value.remedy.partition(";")[0]
+        job.do(remedy.replace("the role of source.url", name))
+        job.follows()
 
 
 @pytest.mark.pitfall(118)
@@ -128,5 +145,5 @@ def test_a_query_that_the_server_refuses_is_told_with_its_remedy(what: str, mess
 @pytest.mark.pitfall(118)
 def test_drop_tells_what_the_server_refuses(limited: Job) -> None:
     limited.do("REVOKE SELECT ON pg_publication FROM PUBLIC")
-    with pytest.raises(SourceNotUsableError, match="permission denied for .*pg_publication"):
+    with pytest.raises(SourceNotUsableError, match=r"permission denied for .*pg_publication"):
         drop(load_job_file(limited.path), yes=True)
