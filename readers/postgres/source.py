@@ -17,7 +17,7 @@ from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
-from tidemark.readers.postgres.partitions.catalog import first_look
+from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
@@ -60,7 +60,7 @@ from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
-from tidemark.state.partitions import PartitionLook, Partitions
+from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.table import TableId, TableSchema
 
@@ -122,6 +122,7 @@ class PostgresAccess:
         self._extent: WalExtent | None = None
         self._reached: WalPosition | None = None
         self._warned: str | None = None
+        self._looked: tuple[tuple[WatchedTable, ...], str] | None = None
         self._schemas = {schema.table: schema for schema in schemas}
         self.keys: KeySource = PostgresKeys(self._session, self._schemas)
 
@@ -134,17 +135,27 @@ class PostgresAccess:
 
     def look_at_partitions(self, known: Partitions) -> PartitionLook:
         """Also warns, once for each, of transactions that hold the slot back."""
+        seen = self._look(known)
+        held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
+        if held_back is None or held_back.holder == self._warned:
+            return seen
+        self._warned = held_back.holder
+        return PartitionLook(seen.now, (*seen.warnings, held_back.warning))
+
+    def _look(self, known: Partitions) -> PartitionLook:
+        """Compares what the catalogs say of each table only if they changed since the last look."""
+        oids = [table.oid for table in known.tables]
+        ended_xid, text = self._session.ask(lambda connection: fingerprint(connection, oids))
+        if self._looked is not None and self._looked[0] is known.tables and self._looked[1] == text:
+            return PartitionLook(Partitions(ended_xid, known.tables))
         keeps_removed = self._partitions_removed == "keep"
         seen = self._session.ask(
             lambda connection: look_again(
                 connection, self._slot_source, known, self._schemas, keeps_removed=keeps_removed
             )
         )
-        held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
-        if held_back is None or held_back.holder == self._warned:
-            return seen
-        self._warned = held_back.holder
-        return PartitionLook(seen.now, (*seen.warnings, held_back.warning))
+        self._looked = seen.now.tables, text
+        return seen
 
     def _decoded_again(self) -> int:
         """Returns how many bytes of log that the job has read the server decodes again for the next range."""

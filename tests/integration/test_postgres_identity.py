@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.postgres_jobs import ALL, BY_NAME, IN_SCHEMA, Job, MakeJob, make_job
 from tidemark.jobs.read_parts import read_part, tasks_of
+from tidemark.readers.postgres import source
+from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, TidemarkError
 
 __all__ = ["make_job"]
@@ -381,3 +383,28 @@ def test_an_identity_of_an_unrelated_table_stops_nothing(publication: str, make_
         "INSERT INTO shop.t (id, v, n) VALUES (8, 'd', 2)",
     )
     job.follows()
+
+
+def test_tables_are_compared_only_if_the_catalogs_changed(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(ALL, table=TWO_COLUMNS)
+    looks = []
+    monkeypatch.setattr(source, "look_again", lambda *args, **options: looks.append(1) or look_again(*args, **options))
+    with job.running() as (context, _):
+        access = context.server.planner_access(context.state)
+        known = context.state.partitions
+        assert known is not None
+        for statement, changed in [
+            ("SELECT", True),
+            ("INSERT INTO shop.t VALUES (6, 'b')", False),
+            ("CREATE TABLE shop.unrelated (id int PRIMARY KEY)", False),
+            ("VACUUM FULL shop.t", True),
+            ("ALTER TABLE shop.t ALTER v SET STATISTICS 7", True),
+            ("CREATE UNIQUE INDEX ON shop.t (w)", True),
+            ("ANALYZE shop.t", False),
+        ]:
+            looks.clear()
+            job.do(statement)
+            seen = access.look_at_partitions(known)
+            assert bool(looks) == changed, statement
+            assert seen.now.ended_xid >= known.ended_xid
+            known = seen.now
