@@ -12,6 +12,9 @@ from tidemark.state.remedies import START_OVER
 FILE_START_POS = 4
 """The offset of a binlog file's first event, after four magic bytes."""
 
+LONGEST_RANGE_BYTES = 1 << 30
+"""The longest range that is planned because the server decodes the log before it again and again."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
@@ -93,10 +96,15 @@ class BinlogExtent:
 
 @dataclass(frozen=True, slots=True)
 class WalExtent:
-    """A LogExtent of PostgreSQL's log: from the first position that the job's slot keeps to the flushed end."""
+    """A LogExtent of PostgreSQL's log: from the first position that the job's slot keeps to the flushed end.
+
+    `decoded_from`: the position from which the server decodes the log for every range. If it stays behind, ranges get longer,
+    so that the whole costs at most about twice its decoding.
+    """
 
     start: WalPosition
     end: WalPosition
+    decoded_from: WalPosition | None = None
 
     def require(self, position: Position) -> None:
         position = wal_position(position)
@@ -117,5 +125,7 @@ class WalExtent:
         return wal_position(end).lsn - wal_position(start).lsn
 
     def stop_after(self, start: Position, batch_bytes: int, *, limit: Position) -> Position:
-        stop = wal_position(start).lsn + batch_bytes
+        begin = wal_position(start).lsn
+        decoded_again = 0 if self.decoded_from is None else min(begin - self.decoded_from.lsn, LONGEST_RANGE_BYTES)
+        stop = begin + max(batch_bytes, decoded_again)
         return WalPosition(min(stop, wal_position(limit).lsn, self.end.lsn))

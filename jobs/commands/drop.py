@@ -8,7 +8,7 @@ import typer
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
 from tidemark.jobs.sources import acquire_lease
-from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.slot.publication import drop_publication, publication_owner
 from tidemark.readers.postgres.slot.slot import drop_slot, slot_exists
 from tidemark.state.errors import JobFileError, JobHeldError
@@ -26,7 +26,7 @@ def drop(job: JobFile, *, yes: bool) -> None:
         lease = acquire_lease(job, wait=False)
     except JobHeldError as error:
         raise JobHeldError(error.message, "Stop it first: it can't continue without its slot.") from error
-    with lease, closing(connect(job.source.url, job.source.tls)) as connection:
+    with lease, closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
         _drop(job, connection, yes=yes)
 
 

@@ -6,6 +6,8 @@ transaction asks for it (`SET TRANSACTION READ WRITE`).
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import psycopg2
@@ -105,11 +107,49 @@ def prepare_session(connection: Connection) -> None:
                 "WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL",
                 (names, [SESSION[name] for name in names]),
             )
+            cursor.execute("SELECT pg_catalog.pg_backend_pid()")
+            ((process,),) = cursor.fetchall()
     except psycopg2.Error as error:
         raise SourceNotUsableError(
             f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
             "Use PostgreSQL 14 or newer, and connect directly, not through a proxy or pooler that filters settings.",
         ) from error
+    if process != connection.info.backend_pid:
+        raise SourceNotUsableError(
+            f"A connection pooler (such as pgbouncer) answers at {connection.info.host}:{connection.info.port}: it may give "
+            "each query another session of the server, while a job's lease, snapshots and settings belong to one session.",
+            "Connect directly: write the server's own host and port in source.url.",
+        )
+
+
+@contextmanager
+def sql_errors(connection: Connection) -> Iterator[None]:
+    """Turns the connection's own errors inside the block into SourceUnavailableError, if it was lost, or SourceNotUsableError,
+    if the server refused a query. Errors of other connections pass."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        if error.cursor is not None and error.cursor.connection is not connection:
+            raise
+        raise _query_error(connection, error) from error
+
+
+def _query_error(connection: Connection, error: psycopg2.Error) -> SourceNotUsableError:
+    if is_transient(error) or connection.closed:
+        return SourceUnavailableError(
+            f"The connection to the source was lost: {error_text(error)}",
+            "Check the server and the network between it and the driver and executors, then run the job again.",
+        )
+    if error.pgcode == _DENIED:
+        remedy = (
+            "GRANT the role of source.url what is missing. The page Permissions of the documentation has all grants."
+        )
+    else:
+        remedy = "Correct what the server's message says, then run the job again."
+    return SourceNotUsableError(f"The source refuses a query: {error_text(error)}.", remedy)
+
+
+_DENIED = "42501"
 
 
 def version_of(connection: Connection) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from tidemark.readers.postgres.connect import Connection, version_of
+from tidemark.readers.postgres.connect import Connection, sql_errors, version_of
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER
 
@@ -103,8 +103,10 @@ def read_identity(connection: Connection) -> ServerIdentity:
 
 
 def require_identity(connection: Connection, expected: ServerIdentity) -> None:
-    """Raises LogPositionLostError if this is another server: its rows and the job's positions must not be mixed."""
-    found = read_identity(connection)
+    """Raises LogPositionLostError if this is another server: its rows and the job's positions must not be mixed. Also raises
+    SourceUnavailableError, SourceNotUsableError: it is asked on new connections, before the first query is repeated."""
+    with sql_errors(connection):
+        found = read_identity(connection)
     if found == expected:
         return
     what = (

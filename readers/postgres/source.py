@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +14,10 @@ from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
-from tidemark.readers.postgres.connect import Connection, connect
+from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
-from tidemark.readers.postgres.partitions.catalog import first_look
+from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
@@ -28,7 +28,15 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession
-from tidemark.readers.postgres.slot.publication import add_tables, create_publication, memberships, require_memberships
+from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
+from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
+from tidemark.readers.postgres.slot.publication import (
+    add_tables,
+    create_publication,
+    memberships,
+    published_later,
+    require_memberships,
+)
 from tidemark.readers.postgres.slot.server_log import ServerLog
 from tidemark.readers.postgres.slot.slot import (
     SlotSource,
@@ -36,8 +44,8 @@ from tidemark.readers.postgres.slot.slot import (
     create_slot,
     log_end,
     require_slot,
-    slot_range,
-    wait_for_open_transactions,
+    slot_exists,
+    slot_extent,
 )
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.pages import page_statistics
@@ -52,12 +60,9 @@ from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
-from tidemark.state.partitions import PartitionLook, Partitions
+from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.table import TableId, TableSchema
-
-ADVANCE_SECONDS = 5.0
-"""Minimum time between two advances of the slot: the server decodes the log for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,11 @@ class PostgresAccess:
         self._partitions_removed = server.job.source.partitions_removed
         self._join_lsns = list(join_lsns)
         self._session = SqlSession(server.connect)
-        self._advanced_at = 0.0
+        self._pace = AdvancePace()
+        self._extent: WalExtent | None = None
+        self._reached: WalPosition | None = None
+        self._warned: str | None = None
+        self._looked: tuple[tuple[WatchedTable, ...], str] | None = None
         self._schemas = {schema.table: schema for schema in schemas}
         self.keys: KeySource = PostgresKeys(self._session, self._schemas)
 
@@ -121,30 +130,56 @@ class PostgresAccess:
         return self._session.ask(log_end)
 
     def log_extent(self) -> WalExtent:
-        start, end = self._session.ask(lambda connection: slot_range(connection, self._slot))
-        return WalExtent(start, end)
+        self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
+        return self._extent
 
     def look_at_partitions(self, known: Partitions) -> PartitionLook:
+        """Also warns, once for each, of transactions that hold the slot back."""
+        seen = self._look(known)
+        held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
+        if held_back is None or held_back.holder == self._warned:
+            return seen
+        self._warned = held_back.holder
+        return PartitionLook(seen.now, (*seen.warnings, held_back.warning))
+
+    def _look(self, known: Partitions) -> PartitionLook:
+        """Compares what the catalogs say of each table only if they changed since the last look."""
+        oids = [table.oid for table in known.tables]
+        ended_xid, text = self._session.ask(lambda connection: fingerprint(connection, oids))
+        if self._looked is not None and self._looked[0] is known.tables and self._looked[1] == text:
+            return PartitionLook(Partitions(ended_xid, known.tables))
         keeps_removed = self._partitions_removed == "keep"
-        return self._session.ask(
+        seen = self._session.ask(
             lambda connection: look_again(
                 connection, self._slot_source, known, self._schemas, keeps_removed=keeps_removed
             )
         )
+        self._looked = seen.now.tables, text
+        return seen
+
+    def _decoded_again(self) -> int:
+        """Returns how many bytes of log that the job has read the server decodes again for the next range."""
+        extent, reached = self._extent, self._reached
+        return (
+            0
+            if extent is None or extent.decoded_from is None or reached is None
+            else reached.lsn - extent.decoded_from.lsn
+        )
 
     def committed(self, position: Position) -> None:
-        """Advances the slot, at most every ADVANCE_SECONDS. After a table joined, the slot is advanced before more is read:
-        servers released before 2025 lose a table's changes if they first decode a transaction that was open while the table
-        was published."""
-        reached = wal_position(position)
+        """Advances the slot where that is due. After a table joined, the slot is advanced before more is read: servers
+        released before 2025 lose a table's changes if they first decode a transaction that was open while the table was
+        published."""
+        reached = self._reached = wal_position(position)
+        began = time.monotonic()
         if self._join_lsns and reached.lsn >= min(self._join_lsns):
             self._session.ask(lambda connection: self._advance_past(connection, reached))
             self._join_lsns = [lsn for lsn in self._join_lsns if lsn > reached.lsn]
-        elif time.monotonic() < self._advanced_at + ADVANCE_SECONDS:
-            return
-        else:
+        elif self._pace.is_due(self._extent, reached, now=began):
             self._session.ask(lambda connection: advance_slot(connection, self._slot, reached))
-        self._advanced_at = time.monotonic()
+        else:
+            return
+        self._pace.advanced(began=began, ended=time.monotonic())
 
     def _advance_past(self, connection: Connection, reached: WalPosition) -> None:
         """Raises SourceNotUsableError if somebody else keeps reading from the slot."""
@@ -162,10 +197,10 @@ class PostgresLog:
     def read(self, log_range: LogRange) -> Iterator[LogBatch]:
         """Raises LogPositionLostError after the last batch if a table was out of the publication in the meantime."""
         yield from self.reader.read(log_range)
-        with closing(self.server.connect()) as connection:
-            known = {membership.table: membership.text for membership in self.server.memberships}
-            oids = oids_of(self.reader.schemas.values())
-            require_memberships(connection, self.server.slot_source.publication, known, oids)
+        known = {membership.table: membership.text for membership in self.server.memberships}
+        oids, name = oids_of(self.reader.schemas.values()), self.server.slot_source.publication
+        with closing(SqlSession(self.server.connect)) as session:
+            session.ask(lambda connection: require_memberships(connection, name, known, oids))
 
     @property
     def report(self) -> LogReport:
@@ -196,6 +231,8 @@ class FoundPostgres(FoundTables):
 
     connection: Connection
     info: ServerInfo
+    published: dict[TableId, str] = field(default_factory=dict)
+    """How the tables were published before the start position was taken."""
 
     @property
     def name(self) -> str:
@@ -218,9 +255,20 @@ class FoundPostgres(FoundTables):
         job, tables = self.job, [schema.table for schema in self.schemas]
         if not create_publication(self.connection, job.publication, tables):
             add_tables(self.connection, job.publication, tables)
-        end = log_end(self.connection)
+        self._note_memberships()
+        wait_for_open_transactions(self.connection)  # the log may lack what they wrote
+        end, is_new = log_end(self.connection), not slot_exists(self.connection, job.slot)
         kept_from = create_slot(self.connection, job.slot)
         now = WalPosition(max(end.lsn, kept_from.lsn))
+        start = self._wanted_start(kept_from, now)
+        if start.lsn < end.lsn and not is_new:
+            later = published_later(self.connection, job.publication, job.slot, tables)
+            if later:
+                raise _not_published_then(job, start, later)
+        return start
+
+    def _wanted_start(self, kept_from: WalPosition, now: WalPosition) -> WalPosition:
+        job = self.job
         if job.mode != "incremental" or (wanted := job.log_start) == StartAtEnd("latest"):
             return now
         if wanted == StartAtEnd("earliest"):
@@ -242,14 +290,18 @@ class FoundPostgres(FoundTables):
         """Waits for the transactions that were open when the tables were published: the log may lack their changes to these
         tables. Everything before the returned position is visible to every later snapshot."""
         add_tables(self.connection, self.job.publication, tables)
+        self._note_memberships()
         wait_for_open_transactions(self.connection)
         start = log_end(self.connection)
         wait_for_open_transactions(self.connection)
         return start
 
     def memberships(self) -> tuple[Membership, ...]:
-        found = memberships(self.connection, self.job.publication, [schema.table for schema in self.schemas])
-        return tuple(Membership(table, text) for table, text in sorted(found.items()))
+        return tuple(Membership(table, text) for table, text in sorted(self.published.items()))
+
+    def _note_memberships(self) -> None:
+        tables = [schema.table for schema in self.schemas]
+        self.published.update(memberships(self.connection, self.job.publication, tables))
 
     def partitions(self, tables: Sequence[TableId]) -> Partitions:
         oids = oids_of(self.schemas)
@@ -275,7 +327,7 @@ class FoundPostgres(FoundTables):
 def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
     source = job.source
-    with closing(connect(source.url, source.tls)) as connection:
+    with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
         result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
@@ -293,6 +345,14 @@ def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     names = checkpoint_lock(job.checkpoint), lock_name("slot", job.slot)
     return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, *names), wait=wait)
+
+
+def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[TableId]) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"The slot {job.slot} has log from before {', '.join(map(str, tables))} was published ({job.publication}), or it can't "
+        f"be proven that it has none: from {start} on, changes may be missing.",
+        "Write log.start: latest. Next time create the slot after the publication, when no other slot of the server is behind.",
+    )
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

@@ -13,6 +13,7 @@ import pytest
 from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.certificates import serve_postgres, server_certificate, write_postgres_file
+from tests.support.pooler import pooler
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
@@ -250,3 +251,11 @@ def test_a_role_that_must_use_tls_is_told_so(tls_server: TlsServer) -> None:
     with pytest.raises(SourceNotUsableError, match=r"add source\.tls"):
         connect(enc, None)
     assert is_encrypted(enc, Tls(ca=tls_server.ca))
+
+
+def test_a_pooler_is_refused(postgres_source_database: Database) -> None:
+    endpoint = superuser(postgres_source_database)
+    with pooler(endpoint.host, endpoint.port) as port, pytest.raises(SourceNotUsableError, match="pooler") as caught:
+        connect(dataclasses.replace(endpoint, host="127.0.0.1", port=port), None)
+    assert "source.url" in caught.value.remedy
+    connect(endpoint, None).close()

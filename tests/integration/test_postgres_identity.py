@@ -1,105 +1,16 @@
 """A table's identity is its OID, whatever its name. The job follows it, or stops: changes are never lost silently."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
-from tests.support.history import read_history
-from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
-from tidemark.conf.load import load_job_file
+from tests.support.postgres_jobs import ALL, BY_NAME, IN_SCHEMA, Job, MakeJob, make_job
 from tidemark.jobs.read_parts import read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.startup import open_job
-from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.readers.postgres import source
+from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, TidemarkError
 
+__all__ = ["make_job"]
+
 pytestmark = [pytest.mark.integration]
-
-BY_NAME, ALL, IN_SCHEMA = "TABLE shop.t", "ALL TABLES", "TABLES IN SCHEMA shop"
-Rows = dict[int, Any]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job that has copied shop.t, whose rows are 1 to 5 with v = a."""
-
-    database: Database
-    path: Path
-
-    def do(self, *statements: str) -> None:
-        self.database.execute(*statements)
-
-    def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
-        return run_epochs(self.path, *overrides, at_most=at_most)
-
-    @contextmanager
-    def running(self) -> Iterator[tuple[RunContext, int]]:
-        """Starts a run before the test's changes. Yields it and the last committed epoch."""
-        job = load_job_file(self.path)
-        with open_job(job, Notes(), standby=True) as opened:
-            context = RunContext(job, opened.held.server, opened.held.state)
-            yield context, Checkpoint.at(job.checkpoint).committed_epoch()
-
-    def stops(self, kind: type[TidemarkError], match: str) -> None:
-        """Asserts that the job stops, also at the next start, and writes nothing of the epoch."""
-        before = self.copied()
-        for _ in range(2):
-            with pytest.raises(kind, match=match) as caught:
-                self.run()
-            assert caught.value.exit_code in (3, 4)
-        assert self.copied() == before
-
-    def copied(self) -> Rows:
-        """The copy's rows: the last change of each key decides."""
-        rows: Rows = {}
-        history = read_history(self.path.parent / "out", "shop", "t").to_pylist()
-        for change in sorted(history, key=lambda change: (change["_commit_version"], change["_seq"])):
-            if change["_change_type"] == "truncate":
-                rows.clear()
-            elif change["_change_type"] == "delete":
-                rows.pop(change["id"], None)
-            elif change["_change_type"] != "update_preimage":
-                rows[change["id"]] = change["v"]
-        return rows
-
-    def follows(self) -> None:
-        """Runs the job, and asserts that the copy has the source's rows."""
-        self.run()
-        assert self.copied() == dict(self.database.query("SELECT id, v FROM shop.t"))
-
-
-MakeJob = Callable[..., Job]
-
-
-@pytest.fixture
-def make_job(postgres_source_database: Database, tmp_path: Path) -> MakeJob:
-    database = postgres_source_database
-
-    def make(publication: str = BY_NAME, *, table: str = "id int PRIMARY KEY, v text", run: bool = True) -> Job:
-        database.execute(
-            "CREATE SCHEMA shop",
-            f"CREATE TABLE shop.t ({table})",
-            "INSERT INTO shop.t (id, v) SELECT n, 'a' FROM generate_series(1, 5) AS n",
-            f"CREATE PUBLICATION {database.name} FOR {publication} WITH (publish_via_partition_root = true)",
-        )
-        path = write_job(
-            tmp_path,
-            source=source_of(database, tables=["shop.t"]),
-            snapshot={"split_rows": 1, "parallelism": 1},
-            sink={"type": "files", "path": str(tmp_path / "out")},
-        )
-        made = Job(database, path)
-        if run:
-            made.run()
-        return made
-
-    return make
 
 
 @pytest.mark.pitfall(97)
@@ -353,3 +264,147 @@ def test_a_table_that_is_attached_where_its_root_is_published_stops_the_job(
         with pytest.raises(LogPositionLostError, match=r"shop\.t"):
             list(read_part(task))
     job.stops(SourceNotUsableError, ABOVE)
+
+
+@pytest.mark.pitfall(117)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL, IN_SCHEMA])
+def test_a_publication_with_default_options_will_do_where_nothing_is_partitioned(
+    publication: str, make_job: MakeJob
+) -> None:
+    job = make_job(publication, options="", run=False)
+    job.follows()
+    job.do(
+        "INSERT INTO shop.t VALUES (6, 'b')", "UPDATE shop.t SET id = 7 WHERE id = 1", "DELETE FROM shop.t WHERE id = 2"
+    )
+    job.follows()
+    job.do(PARTITIONED, ATTACH, "INSERT INTO shop.root VALUES (8, 'b')")
+    job.follows()  # the changes of a partition keep their table's name
+
+
+@pytest.mark.pitfall(117)
+def test_a_publication_with_default_options_is_refused_for_a_partitioned_table(make_job: MakeJob) -> None:
+    job = make_job(options="", run=False)
+    job.do(
+        "DROP TABLE shop.t",
+        "CREATE TABLE shop.t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF shop.t FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO shop.t VALUES (1, 'a')",
+        f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.t",
+    )
+    with pytest.raises(SourceNotUsableError, match=r"publishes partitions instead of shop\.t") as caught:
+        job.run()
+    job.do(statement_of(caught.value))
+    job.do("UPDATE shop.t SET v = 'b'")
+    job.follows()
+    job.do("UPDATE shop.t SET id = 2")
+    job.follows()
+
+
+def statement_of(error: TidemarkError) -> str:
+    """The statement that a remedy consists of."""
+    return error.remedy.removesuffix(".")
+
+
+LEAVES = (
+    "DROP TABLE shop.t",
+    "CREATE TABLE shop.t (id int PRIMARY KEY, v text, n int NOT NULL DEFAULT 1) PARTITION BY RANGE (id)",
+    "CREATE TYPE shop.mood AS ENUM ('fine')",
+    "CREATE TABLE shop.low (n int NOT NULL DEFAULT 1, m shop.mood DEFAULT 'fine', id int NOT NULL, v text)",
+    "ALTER TABLE shop.low DROP COLUMN m",
+    "ALTER TABLE shop.t ATTACH PARTITION shop.low FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE shop.high PARTITION OF shop.t FOR VALUES FROM (100) TO (200)",
+    "CREATE UNIQUE INDEX low_n ON shop.low (n)",
+    "INSERT INTO shop.t (id, v, n) VALUES (1, 'a', 1), (2, 'a', 2), (101, 'a', 101)",
+)
+BY_INDEX = "ALTER TABLE shop.low REPLICA IDENTITY USING INDEX low_n"
+
+
+def make_partitioned(make_job: MakeJob, publication: str) -> Job:
+    job = make_job(publication, run=False)
+    publish = [f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.t"] if publication == BY_NAME else []
+    job.do(*LEAVES, *publish)
+    job.run()
+    return job
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_key_that_changes_in_a_partition_with_another_identity_stops_the_job(
+    publication: str, put_back: bool, make_job: MakeJob
+) -> None:
+    """The log has the old row's n then, not its id."""
+    job = make_partitioned(make_job, publication)
+    job.do(BY_INDEX, "UPDATE shop.t SET id = 3 WHERE id = 1")
+    if put_back:
+        job.do("ALTER TABLE shop.low REPLICA IDENTITY DEFAULT", "DROP INDEX shop.low_n")
+    job.stops(SchemaChangedError if put_back else SourceNotUsableError, r"shop\.low.* replica identity")
+
+
+@pytest.mark.pitfall(102)
+def test_a_partition_with_another_identity_stops_a_running_job(make_job: MakeJob) -> None:
+    job = make_partitioned(make_job, BY_NAME)
+    with job.running() as (context, committed):
+        job.do(BY_INDEX, "UPDATE shop.t SET id = 3 WHERE id = 1")
+        epoch = context.planner().next_epoch(committed)
+        (task,) = tasks_of(context, epoch)
+        with pytest.raises(SchemaChangedError, match=r"shop\.low.* replica identity"):
+            list(read_part(task))
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_partitions_whose_identity_has_the_key_are_followed(publication: str, make_job: MakeJob) -> None:
+    job = make_partitioned(make_job, publication)
+    job.do(
+        "ALTER TABLE shop.low REPLICA IDENTITY FULL",
+        "UPDATE shop.t SET id = 3 WHERE id = 1",
+        "UPDATE shop.t SET v = 'b' WHERE id = 101",
+        "UPDATE shop.t SET id = 102 WHERE id = 2",
+    )
+    job.follows()
+
+
+@pytest.mark.pitfall(102)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_an_identity_of_an_unrelated_table_stops_nothing(publication: str, make_job: MakeJob) -> None:
+    """A TRUNCATE of two tables has the descriptions of both in a row, as the changes of a partition do."""
+    job = make_partitioned(make_job, publication)
+    job.do(
+        "CREATE TABLE shop.other (a int PRIMARY KEY, b int NOT NULL UNIQUE)",
+        "ALTER TABLE shop.other REPLICA IDENTITY USING INDEX other_b_key",
+    )
+    if publication == BY_NAME:
+        job.do(f"ALTER PUBLICATION {job.database.name} ADD TABLE shop.other")
+        job.follows()
+    job.do(
+        "TRUNCATE shop.t, shop.other",
+        "BEGIN; INSERT INTO shop.other VALUES (1, 1); INSERT INTO shop.t VALUES (7, 'c'); UPDATE shop.other SET a = 2; COMMIT",
+        "INSERT INTO shop.t (id, v, n) VALUES (8, 'd', 2)",
+    )
+    job.follows()
+
+
+def test_tables_are_compared_only_if_the_catalogs_changed(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(ALL, table=TWO_COLUMNS)
+    looks = []
+    monkeypatch.setattr(source, "look_again", lambda *args, **options: looks.append(1) or look_again(*args, **options))
+    with job.running() as (context, _):
+        access = context.server.planner_access(context.state)
+        known = context.state.partitions
+        assert known is not None
+        for statement, changed in [
+            ("SELECT", True),
+            ("INSERT INTO shop.t VALUES (6, 'b')", False),
+            ("CREATE TABLE shop.unrelated (id int PRIMARY KEY)", False),
+            ("VACUUM FULL shop.t", True),
+            ("ALTER TABLE shop.t ALTER v SET STATISTICS 7", True),
+            ("CREATE UNIQUE INDEX ON shop.t (w)", True),
+            ("ANALYZE shop.t", False),
+        ]:
+            looks.clear()
+            job.do(statement)
+            seen = access.look_at_partitions(known)
+            assert bool(looks) == changed, statement
+            assert seen.now.ended_xid >= known.ended_xid
+            known = seen.now

@@ -109,7 +109,8 @@ def test_every_documented_right_is_needed(postgres_source_database: Database, le
     assert len(found) == (3 if left_out in DOCUMENTED else 1)
 
 
-def test_select_on_the_captured_columns_is_enough(postgres_source_database: Database) -> None:
+@pytest.mark.pitfall(115)
+def test_select_on_the_captured_columns_is_not_enough(postgres_source_database: Database) -> None:
     shop(postgres_source_database)
     published(postgres_source_database)
     columns_only = ("USAGE ON SCHEMA public", "SELECT (id, note) ON public.orders")
@@ -120,9 +121,24 @@ def test_select_on_the_captured_columns_is_enough(postgres_source_database: Data
         tables=TableSettings(exclude_columns={TableId("public", "orders"): frozenset({"secret"})}),
     )
     with role(postgres_source_database, *columns_only, attributes=READER) as endpoint:
-        assert refusals(look(endpoint, demands, "public.orders")) == []
+        (finding,) = refusals(look(endpoint, demands, "public.orders"))
+        assert "may not lock public.orders" in finding.message
         (finding,) = refusals(look(endpoint, MIRROR, "public.orders"))
-    assert "may not read secret of public.orders" in finding.message
+        assert "may not read secret of public.orders" in finding.message
+
+
+def test_a_hypertable_is_refused(postgres_source_database: Database) -> None:
+    """Its catalog, as TimescaleDB makes it: the rows are in tables that inherit from it."""
+    finding = refused(
+        postgres_source_database,
+        "CREATE TABLE public.metrics (at timestamptz, id int, PRIMARY KEY (at, id))",
+        "CREATE SCHEMA _timescaledb_internal",
+        "CREATE TABLE _timescaledb_internal._hyper_1_1_chunk () INHERITS (public.metrics)",
+        "CREATE SCHEMA _timescaledb_catalog",
+        "CREATE TABLE _timescaledb_catalog.hypertable (id int, schema_name name, table_name name)",
+        "INSERT INTO _timescaledb_catalog.hypertable VALUES (1, 'public', 'metrics')",
+    )
+    assert "public.metrics is a hypertable" in finding.message
 
 
 @pytest.mark.pitfall(62)

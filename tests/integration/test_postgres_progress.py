@@ -12,7 +12,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.jobs.read_parts import read_part, tasks_of
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.startup import open_job
-from tidemark.readers.postgres import source as postgres_source
+from tidemark.readers.postgres.slot import held_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.plan import LogWork
 from tidemark.state.position import wal_position
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def job(postgres_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of table `t`, which it has copied. Its slot is advanced as often as allowed."""
-    monkeypatch.setattr(postgres_source, "ADVANCE_SECONDS", 0.0)
+    monkeypatch.setattr(held_back, "ADVANCE_SECONDS", 0.0)
+    monkeypatch.setattr(held_back, "WORK_SHARE", 0)
     postgres_source_database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, uid int, version int)", "CREATE TABLE other (id int)"
     )

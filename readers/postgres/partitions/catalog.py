@@ -5,7 +5,7 @@ partition, and waits for a session that rewrites one.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.readers.postgres.connect import Connection
@@ -39,6 +39,27 @@ SELECT t.root::bigint, c.oid::bigint, t.parent::bigint, n.nspname || '.' || c.re
        CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END
 FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 ORDER BY 1, 2"""
+
+# Hashes of 64 bits of all that the two queries return. A row's xmin is another one after each change.
+_FINGERPRINT = f"""
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
+    (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(concat_ws(' ', c.oid, n.nspname, c.relname, c.relpersistence,
+        c.relfilenode), 0))) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     WHERE c.oid = ANY (%(roots)s::oid[])),
+    (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
+     FROM pg_attribute AS a WHERE a.attrelid = ANY (%(roots)s::oid[]) AND a.attnum > 0),
+    (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(concat_ws(' ', i.indexrelid, i.indkey, i.indisprimary,
+        i.indisvalid, i.indimmediate, i.indpred IS NULL), 0))) FROM pg_index AS i
+     WHERE i.indrelid = ANY (%(roots)s::oid[]) AND i.indisunique),
+    (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(t::text, 0))) FROM ({_TREE}) AS t))"""
+
+
+def fingerprint(connection: Connection, oids: Sequence[int]) -> tuple[int, str]:
+    """Returns an `ended_xid`, and a text that changes if `look` would find anything else. One query, one short row."""
+    with connection.cursor() as cursor:
+        cursor.execute(_FINGERPRINT, {"roots": list(oids)})
+        ((ended_xid, text),) = cursor.fetchall()
+    return int(ended_xid), str(text)
 
 
 def first_look(connection: Connection, oids: Mapping[TableId, int]) -> Partitions:

@@ -25,7 +25,7 @@ from tidemark.readers.postgres.partitions.catalog import Attached, Differences, 
 from tidemark.readers.postgres.pgoutput.stream import peek_query
 from tidemark.readers.postgres.schema.identity import require_same_shape, was_rewritten
 from tidemark.readers.postgres.schema.table_facts import read_tables
-from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_range
+from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
 from tidemark.state.errors import PartitionsChangedError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
 from tidemark.state.remedies import START_OVER
@@ -194,9 +194,9 @@ class _Checks:
 
     def _peek(self, columns: str) -> str:
         """Returns a query for the log up to its end, which includes all that this snapshot sees."""
-        kept_from, end = slot_range(self.connection, self.slot_source.slot)
-        require_slot(self.connection, self.slot_source, kept_from)
-        return peek_query(self.slot_source.slot, self.slot_source.publication, end, columns=columns)
+        extent = slot_extent(self.connection, self.slot_source.slot)
+        require_slot(self.connection, self.slot_source, extent.start)
+        return peek_query(self.slot_source.slot, self.slot_source.publication, extent.end, columns=columns)
 
     def _origins(self, oids: Iterable[int]) -> dict[int, Origin]:
         with self.connection.cursor() as cursor:

@@ -81,6 +81,8 @@ class Reading:
         )
         self._buf = np.empty(options.buffer_bytes, np.uint8)
         self._received = 0
+        # The relation that was described last, and where its message ends in the buffer.
+        self._described: tuple[int, int] | None = None
         self._finished = False
 
     def run(self) -> Iterator[LogBatch]:
@@ -124,6 +126,7 @@ class Reading:
         state[w.TX_INDEX] = -1
         state[w.LAST_LSN] = -1
         self._received = 0
+        self._described = None
         self._tables.forget()
         return self._source.open(self._start, self._stop)
 
@@ -206,6 +209,8 @@ class Reading:
             self._buf = other
         else:
             self._buf[:rest] = self._buf[at : self._received]
+        if self._described is not None:
+            self._described = self._described[0], self._described[1] - at
         self._received, self.state[w.AT] = rest, 0
 
     # Rare messages
@@ -214,10 +219,18 @@ class Reading:
         state = self.state
         start, end = int(state[w.MESSAGE]), int(state[w.MESSAGE_END])
         kind = int(self._buf[start])
+        described, self._described = self._described, None
+        follows = described[0] if described is not None and described[1] == int(state[w.AT]) else None
         if kind == ord("R"):
-            self._tables.add(read_relation(self._buf[start:end].tobytes()))
+            relation = read_relation(self._buf[start:end].tobytes())
+            self._tables.add(relation, follows)
+            self._described = relation.id, end
+        elif kind == ord("Y") and follows is not None:
+            self._described = follows, end
         elif kind == ord("T"):
-            truncations = self._truncations(read_truncate(self._buf[start:end].tobytes()))
+            relations = read_truncate(self._buf[start:end].tobytes())
+            self._tables.are_tables(relations)
+            truncations = self._truncations(relations)
             state[w.AT] = end
             if truncations:  # SEQ counts them: rows and truncations must be emitted together
                 yield from self._flush()

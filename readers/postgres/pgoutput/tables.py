@@ -1,6 +1,9 @@
 """The relations that the log described, and how they fit the job's tables.
 
 A relation is a table of the job if it has the table's OID, whatever its name is at that point of the log.
+
+The changes of a partition are those of the partitioned table in the log. Before the first of them the server describes the
+partitioned table and, directly after it, the partition: the old row's columns are those of the partition's replica identity.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -8,6 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tidemark.readers.postgres.connect import quote_table
 from tidemark.readers.postgres.pgoutput.arrays import UNFIT, UNWANTED, Tables
 from tidemark.readers.postgres.pgoutput.messages import Identity, LoggedColumn, Relation
 from tidemark.readers.postgres.pgoutput.walker import find_relation
@@ -36,6 +40,7 @@ class KnownTables:
         self._known_types: dict[tuple[int, int], str] = {}
         self._described: set[int] = set()
         self._unfit: dict[int, TidemarkError] = {}
+        self._unfit_partitions: dict[int, tuple[int, TidemarkError]] = {}
         self._newest: dict[int, tuple[_Form, int]] = {}
         empty = Tables(
             np.full(_FIRST_SIZE, -1, np.int64),
@@ -53,32 +58,54 @@ class KnownTables:
         """Forgets all relations: on a new connection the server describes them again. Slots stay: rows refer to them."""
         self._described.clear()
         self._unfit.clear()
+        self._unfit_partitions.clear()
         self.arrays.id[:] = -1
 
-    def add(self, relation: Relation) -> None:
+    def add(self, relation: Relation, follows: int | None = None) -> None:
         """Adds a relation. If it does not fit the job, the error is raised when rows of it come: it may be older than the
-        job's start."""
-        self._described.add(relation.id)
-        self._unfit.pop(relation.id, None)
+        job's start. `follows`: the relation that was described directly before."""
         schema = self._wanted.get(relation.id)
         slot = UNWANTED
         if schema is not None:
             try:
                 slot = self._slot(relation, schema)
+                self._unfit.pop(relation.id, None)
             except SchemaChangedError as error:
                 self._unfit[relation.id] = error
                 slot = UNFIT
+            if any(root == relation.id for root, _ in self._unfit_partitions.values()):
+                slot = UNFIT
+        self._set_slot(relation.id, slot)
+        if schema is None and follows is not None and (root := self._wanted.get(follows)) is not None:
+            self._add_partition(relation, follows, root)
+
+    def are_tables(self, relation_ids: Collection[int]) -> None:
+        """Notes that the log has these relations as tables, by TRUNCATE: they are partitions of no table of the job."""
+        for relation_id in relation_ids:
+            root, _ = self._unfit_partitions.pop(relation_id, (None, None))
+            if root is not None and self.unfit(root) is None:
+                self._set_slot(root, self._newest[root][1])
+
+    def _add_partition(self, relation: Relation, root_id: int, root: TableSchema) -> None:
+        self._unfit_partitions.pop(relation.id, None)
+        if relation.identity != "n" and not _is_identified(relation, root):
+            self._unfit_partitions[relation.id] = root_id, _other_identity(relation, root)
+            self._set_slot(root_id, UNFIT)
+
+    def _set_slot(self, relation_id: int, slot: int) -> None:
+        self._described.add(relation_id)
         if 2 * len(self._described) > len(self.arrays.id):
             self._rehash()
-        index = int(find_relation(self.arrays, relation.id))
+        index = int(find_relation(self.arrays, relation_id))
         if index < 0:
             index = -1 - index
-            self.arrays.id[index] = relation.id
+            self.arrays.id[index] = relation_id
         self.arrays.slot[index] = slot
 
     def unfit(self, relation_id: int) -> TidemarkError | None:
         """Returns the error for rows of a relation that does not fit; None if it was not described."""
-        return self._unfit.get(relation_id)
+        of_partitions = (error for root, error in self._unfit_partitions.values() if root == relation_id)
+        return self._unfit.get(relation_id) or next(of_partitions, None)
 
     def wanted_schema(self, relation_id: int) -> TableSchema | None:
         """Returns the schema of the job's table with this OID; None if there is none."""
@@ -172,6 +199,15 @@ def _is_identified(relation: Relation, schema: TableSchema) -> bool:
         return True
     covered = {column.name for column in relation.columns if column.in_identity}
     return bool(schema.key) and covered.issuperset(schema.key)
+
+
+def _other_identity(partition: Relation, schema: TableSchema) -> SchemaChangedError:
+    identity = ", ".join(column.name for column in partition.columns if column.in_identity)
+    return SchemaChangedError(
+        f"Partition {partition.table} of {schema.table} has ({identity}) as its replica identity, but the job's key is "
+        f"({', '.join(schema.key)}): the log does not say which keys were changed.",
+        f"ALTER TABLE {quote_table(partition.table)} REPLICA IDENTITY DEFAULT. Then {START_OVER}.",
+    )
 
 
 def _changed(table: TableId, how: str) -> SchemaChangedError:

@@ -62,7 +62,8 @@ def preflight(
     findings += check_money(connection, schemas.values())
     if publication_exists(connection, demands.publication):
         owned = [table for table, facts in tables.items() if facts.owned]
-        findings += check_publication(connection, demands.publication, tables, addable=owned)
+        partitioned = [table for table, facts in tables.items() if facts.kind == "partitioned"]
+        findings += check_publication(connection, demands.publication, tables, partitioned=partitioned, addable=owned)
     else:
         findings += check_creation(connection, demands.publication, tables)
     return Preflight(schemas, tuple(findings))

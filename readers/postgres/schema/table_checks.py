@@ -66,7 +66,15 @@ def check_rows(facts: TableFacts) -> list[Finding]:
                 table=table,
             )
         )
-    if facts.has_children:
+    if facts.hypertable:
+        found.append(
+            refusal(
+                f"{table} is a hypertable of TimescaleDB: its rows are in other tables, and so are its changes in the log.",
+                "Leave it out: source.exclude_tables.",
+                table=table,
+            )
+        )
+    elif facts.has_children:
         found.append(
             warning(
                 f"Other tables inherit from {table}: only its own rows are copied with it.",
@@ -78,7 +86,7 @@ def check_rows(facts: TableFacts) -> list[Finding]:
 
 
 def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
-    """Checks the privilege SELECT on the table, or on every captured column."""
+    """Checks the privilege SELECT on the table. That on columns does not allow the lock of snapshot/split_reader.py."""
     table = facts.table
     if not facts.schema_usable:
         return [
@@ -89,11 +97,17 @@ def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
             )
         ]
     unreadable = [column.name for column in schema.captured if not facts.column(column.name).readable]
-    if not unreadable:
+    if facts.readable and not unreadable:
         return []
+    what = f"read {', '.join(unreadable)} of" if unreadable else "lock"
+    why = (
+        ""
+        if unreadable
+        else ": it may SELECT columns only, but LOCK TABLE, which keeps DDL away, needs the whole table"
+    )
     return [
         refusal(
-            f"The role may not read {', '.join(unreadable)} of {table}.",
+            f"The role may not {what} {table}{why}.",
             f"GRANT SELECT ON {quote_table(table)} TO the role of source.url; columns that must not be copied are named "
             "in source.columns.",
             table=table,

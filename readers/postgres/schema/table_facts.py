@@ -19,7 +19,8 @@ _IDENTITIES: dict[str, Identity] = {"d": "default", "n": "nothing", "f": "full",
 _TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
        NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AND c.relkind = 'r',
-       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE')
+       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
+       has_table_privilege(c.oid, 'SELECT')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
@@ -97,7 +98,8 @@ class Partition:
 class TableFacts:
     """One table. `columns`: in the server's order, without dropped ones. `has_children`: other tables that are not partitions
     inherit from it. `rows_hidden`: row security applies to the role. `owned`: the role is the table's owner or a member of
-    it. `schema_usable`: the role has USAGE on the table's schema."""
+    it. `schema_usable`: the role has USAGE on the table's schema. `readable`: the role may SELECT from the table, not only
+    from columns of it. `hypertable`: TimescaleDB keeps its rows in other tables."""
 
     table: TableId
     oid: int
@@ -108,6 +110,8 @@ class TableFacts:
     rows_hidden: bool
     owned: bool
     schema_usable: bool
+    readable: bool
+    hypertable: bool
     columns: tuple[ColumnFacts, ...]
     indexes: tuple[UniqueIndex, ...]
     partitions: tuple[Partition, ...]
@@ -150,13 +154,14 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
     with connection.cursor() as cursor:
         cursor.execute(_TABLES, (schemas, names))
         heads = {TableId(row[1], row[2]): row for row in cursor.fetchall()}
+        hypertables = _hypertables(cursor)
         oids = {"tables": [row[0] for row in heads.values()]}
         columns, indexes, partitions = (_by_table(cursor, query, oids) for query in (_COLUMNS, _INDEXES, _PARTITIONS))
     found = {}
     for table in tables:
         if table not in heads:
             raise SourceNotUsableError(f"{table} no longer exists.", "Take it out of source.tables.")
-        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable = heads[table]
+        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable = heads[table]
         found[table] = TableFacts(
             table=table,
             oid=oid,
@@ -167,6 +172,8 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             rows_hidden=rows_hidden,
             owned=owned,
             schema_usable=usable,
+            readable=readable,
+            hypertable=table in hypertables,
             columns=tuple(_column(*row) for row in columns[oid]),
             indexes=tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid]),
             partitions=tuple(
@@ -175,6 +182,16 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             ),
         )
     return found
+
+
+def _hypertables(cursor: Any) -> set[TableId]:
+    """Returns TimescaleDB's partitioned tables, which have inheritance children instead of partitions."""
+    cursor.execute("SELECT to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL")
+    ((installed,),) = cursor.fetchall()
+    if not installed:
+        return set()
+    cursor.execute("SELECT schema_name, table_name FROM _timescaledb_catalog.hypertable")
+    return {TableId(schema, name) for schema, name in cursor.fetchall()}
 
 
 def _by_table(cursor: Any, query: str, arguments: dict[str, Any]) -> defaultdict[int, list[tuple[Any, ...]]]:

@@ -10,7 +10,7 @@ import psycopg2
 
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
-from tidemark.readers.postgres.slot.slot import wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId
@@ -30,7 +30,7 @@ SELECT c.oid::bigint, coalesce(r.oid::text, s.entry), to_jsonb(r) ->> 'prqual' I
        (SELECT concat(c.relnamespace::regnamespace, '.', c.relname)
         FROM pg_partition_ancestors(w.oid) AS a(oid) JOIN pg_class AS c ON c.oid = a.oid
         LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
-        WHERE a.oid <> w.oid AND coalesce(r.oid::text, %(schema_entry)s) IS NOT NULL LIMIT 1)
+        WHERE %(via_root)s AND a.oid <> w.oid AND coalesce(r.oid::text, %(schema_entry)s) IS NOT NULL LIMIT 1)
 FROM unnest(%(oids)s::oid[]) AS w(oid) JOIN pg_class AS c ON c.oid = w.oid
 LEFT JOIN pg_publication_rel AS r ON r.prrelid = c.oid AND r.prpubid = %(publication)s
 CROSS JOIN LATERAL (SELECT %(schema_entry)s) AS s(entry)
@@ -40,6 +40,18 @@ _SCHEMA_ENTRY = """(SELECT 'schema ' || pn.oid::text || ' ' || coalesce(max(d.xm
   FROM pg_publication_namespace AS pn LEFT JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
   AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass
   WHERE pn.pnnspid = c.relnamespace AND pn.pnpubid = %(publication)s GROUP BY pn.oid)"""
+
+# All that a slot decodes is decoded with catalogs in which every transaction below its catalog_xmin has ended.
+_PUBLISHED_LATER = """
+SELECT w.oid::bigint FROM unnest(%(oids)s::oid[]) AS w(oid) JOIN pg_class AS c ON c.oid = w.oid
+WHERE NOT EXISTS (
+    SELECT FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s AND age(s.catalog_xmin) < ALL (
+        SELECT age(p.xmin) FROM pg_publication AS p WHERE p.oid = %(publication)s
+        UNION ALL SELECT age(r.xmin) FROM pg_publication_rel AS r WHERE r.prrelid = w.oid AND r.prpubid = %(publication)s
+        {and_schema}))"""
+_SCHEMA_LATER = """UNION ALL SELECT age(unnest(ARRAY[pn.xmin, d.xmin])) FROM pg_publication_namespace AS pn
+        JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass WHERE pn.pnnspid = c.relnamespace AND pn.pnpubid = %(publication)s"""
 
 
 def create_publication(connection: Connection, name: str, tables: Sequence[TableId]) -> bool:
@@ -69,9 +81,15 @@ def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> 
 
 
 def check_publication(
-    connection: Connection, name: str, tables: Collection[TableId], *, addable: Collection[TableId] = ()
+    connection: Connection,
+    name: str,
+    tables: Collection[TableId],
+    *,
+    partitioned: Collection[TableId],
+    addable: Collection[TableId] = (),
 ) -> list[Finding]:
-    """Returns the reasons why the log would lack changes of the tables. `addable`: the tables that the role may publish."""
+    """Returns the reasons why the log would lack changes of the tables. `partitioned`: those of the tables that have
+    partitions. `addable`: those that the role may publish."""
     head = _head(connection, name)
     if head is None:
         return [refusal(f"The publication {name} does not exist.", "Start a new job. It creates the publication.")]
@@ -85,10 +103,10 @@ def check_publication(
                 f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate').",
             )
         )
-    if not via_root:
+    if partitioned and not via_root:
         found.append(
             refusal(
-                f"The publication {name} publishes partitions instead of the partitioned tables.",
+                f"The publication {name} publishes partitions instead of {', '.join(map(str, sorted(partitioned)))}.",
                 f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true).",
             )
         )
@@ -152,6 +170,20 @@ def require_memberships(
         )
 
 
+def published_later(connection: Connection, name: str, slot: str, tables: Collection[TableId]) -> list[TableId]:
+    """Returns those of the tables for which it is not proven that the slot's log has all their changes: they were published,
+    or the publication was altered, after the slot was created, or shortly before."""
+    head, oids = _head(connection, name), _oids(connection, tables)
+    if head is None:
+        return sorted(tables)
+    and_schema = _SCHEMA_LATER if connection.server_version >= 15_00_00 else ""
+    with connection.cursor() as cursor:
+        query = _PUBLISHED_LATER.format(and_schema=and_schema)
+        cursor.execute(query, {"oids": list(oids.values()), "slot": slot, "publication": head[0]})
+        later = {int(row[0]) for row in cursor.fetchall()}
+    return sorted(table for table in tables if oids.get(table) is None or oids[table] in later)
+
+
 def publication_owner(connection: Connection, name: str) -> tuple[str, bool] | None:
     """Returns its owner, and whether the role may act as that owner; None if there is no such publication."""
     with connection.cursor() as cursor:
@@ -203,7 +235,8 @@ def _memberships(connection: Connection, name: str, oids: Mapping[TableId, int])
 @dataclass(frozen=True, slots=True)
 class _Member:
     """A published table. `entry`: why it is published. `filtered`, `listed`: it has a row filter, a column list. `above`: a
-    published table of which it is a partition, and whose changes its changes are in the log."""
+    published table of which it is a partition, and whose changes its changes are in the log; None unless the publication
+    has publish_via_partition_root."""
 
     table: TableId
     entry: str
@@ -217,7 +250,7 @@ def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> 
     if head is None:
         return []
     entry = "'all'" if head[4] else (_SCHEMA_ENTRY if connection.server_version >= 15_00_00 else "NULL::text")
-    arguments = {"oids": list(oids.values()), "publication": head[0]}
+    arguments = {"oids": list(oids.values()), "publication": head[0], "via_root": head[3]}
     with connection.cursor() as cursor:
         cursor.execute(_MEMBERS.replace("%(schema_entry)s", entry), arguments)
         rows = cursor.fetchall()

@@ -12,13 +12,13 @@ import psycopg2
 
 from tidemark.readers.postgres.connect import Connection, error_code, error_text
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
+from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER_NOW
 
-SETTLE_SECONDS = 600.0
-"""How long to wait for transactions that are open when a slot is created."""
 _POLL_SECONDS = 0.1
 FLUSH_SECONDS = 60.0
 _UNASKED_FLUSH_SECONDS = 0.5
@@ -29,6 +29,7 @@ _SLOT = """
 SELECT to_jsonb(s) || jsonb_build_object(
   'here', s.database IS NOT DISTINCT FROM current_database(),
   'confirmed', s.confirmed_flush_lsn - '0/0',
+  'restart', s.restart_lsn - '0/0',
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
@@ -37,11 +38,6 @@ FROM pg_replication_slots AS s WHERE s.slot_name = %s
 _ENDS = """
 SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint
 """
-
-_OPEN = (
-    "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
-)
-# Not pg_current_snapshot(): its xmax follows the last transaction that ended, not the last one that began.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +65,8 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
     else:
         _check_kind(found, slot)
         _check_kept(found, slot)
-    wait_for_open_transactions(connection)
+    waits.wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
-
-
-def wait_for_open_transactions(connection: Connection, *, seconds: float = SETTLE_SECONDS) -> None:
-    """Waits until every transaction that is open now has ended. Raises SourceNotUsableError after `seconds`.
-
-    The log lacks what such a transaction wrote to a table before the table was published. And a committed transaction can
-    be in the log before it is visible.
-    """
-    older = _open_transactions(connection)
-    deadline = time.monotonic() + seconds
-    while older := older & _open_transactions(connection):
-        if time.monotonic() > deadline:
-            raise _open_for_long(connection)
-        time.sleep(_POLL_SECONDS)
 
 
 def check_slot(
@@ -136,8 +118,8 @@ def check_position(connection: Connection, slot: str, position: WalPosition) -> 
     return found
 
 
-def slot_range(connection: Connection, slot: str) -> tuple[WalPosition, WalPosition]:
-    """Returns the start and end of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
+def slot_extent(connection: Connection, slot: str) -> WalExtent:
+    """Returns the extent of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
     found = _find(connection, slot)
     if found is None:
         raise LogPositionLostError(
@@ -145,7 +127,9 @@ def slot_range(connection: Connection, slot: str) -> tuple[WalPosition, WalPosit
         )
     _check_kind(found, slot)
     _check_kept(found, slot)
-    return WalPosition(int(found["confirmed"])), log_end(connection)
+    return WalExtent(
+        WalPosition(int(found["confirmed"])), log_end(connection), decoded_from=WalPosition(int(found["restart"]))
+    )
 
 
 def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
@@ -208,14 +192,16 @@ def drop_slot(connection: Connection, slot: str) -> bool:
 
 
 def _create(connection: Connection, slot: str) -> None:
+    older = waits.open_transactions(connection)
     try:
-        _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{SETTLE_SECONDS:.0f}s")
+        _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{waits.SETTLE_SECONDS:.0f}s")
         _one(connection, "SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false)", slot)
         _one(connection, "SELECT set_config('statement_timeout', '0', false)")
     except psycopg2.Error as exc:
         if error_code(exc) == _TIMED_OUT:
             _one(connection, "SELECT set_config('statement_timeout', '0', false)")
-            raise _open_for_long(connection) from exc
+            now = waits.open_transactions(connection)
+            raise waits.open_for_long(connection, older & now or now) from exc
         raise _refused(exc) from exc
 
 
@@ -265,26 +251,6 @@ def _check_end(connection: Connection, found: dict[str, Any], position: WalPosit
             "older copy, or lost the end of its log.",
             START_OVER_NOW,
         )
-
-
-def _open_transactions(connection: Connection) -> set[str]:
-    """Returns the open transactions that have an id. Each holds a lock on its id until its writes are visible."""
-    with connection.cursor() as cursor:
-        cursor.execute(_OPEN)
-        return {str(row[0]) for row in cursor.fetchall()}
-
-
-def _open_for_long(connection: Connection) -> SourceNotUsableError:
-    pid, user, since = _one(
-        connection,
-        "SELECT max(pid)::text, max(usename)::text, min(xact_start)::text FROM (SELECT * FROM pg_stat_activity "
-        "WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 1) AS oldest",
-    )
-    return SourceNotUsableError(
-        f"The job can't start reading the log while older transactions are open. The oldest is that of process {pid} "
-        f"({user}), open since {since}.",
-        "End it, then run the job again.",
-    )
 
 
 def _refused(error: psycopg2.Error) -> SourceNotUsableError:

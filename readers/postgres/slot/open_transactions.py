@@ -1,0 +1,95 @@
+"""The server's open transactions: waiting for them, and naming them together with the statement that ends each."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tidemark.readers.postgres.connect import Connection, quote_literal
+from tidemark.state.errors import SourceNotUsableError
+
+SETTLE_SECONDS = 600.0
+"""How long a start waits for transactions that are open."""
+_POLL_SECONDS = 0.1
+_NAMED = 3
+
+_OPEN = (
+    "SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"
+)
+# Not pg_current_snapshot(): its xmax follows the last transaction that ended, not the last one that began.
+_HOLDERS = """
+SELECT l.pid, a.usename::text, a.application_name, p.gid, p.database::text,
+       date_trunc('second', coalesce(a.xact_start, p.prepared))::text
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts AS p ON p.transaction = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted AND (l.pid IS NOT NULL OR p.gid IS NOT NULL)
+AND (%(xids)s::text[] IS NULL OR l.transactionid::text = ANY (%(xids)s::text[]))
+ORDER BY age(l.transactionid) DESC"""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """`text`: who has it open, and since when. `ending`: what ends it."""
+
+    text: str
+    ending: str
+
+
+def open_transactions(connection: Connection) -> set[str]:
+    """Returns the open transactions that have an id. Each holds a lock on its id until its writes are visible."""
+    with connection.cursor() as cursor:
+        cursor.execute(_OPEN)
+        return {str(row[0]) for row in cursor.fetchall()}
+
+
+def describe(connection: Connection, xids: Collection[str] | None = None) -> list[OpenTransaction]:
+    """Returns the open transactions among `xids` (None: all), the oldest first. Rows' values are not shown."""
+    with connection.cursor() as cursor:
+        cursor.execute(_HOLDERS, {"xids": None if xids is None else list(xids)})
+        rows = cursor.fetchall()
+    found: dict[tuple[int | None, str | None], OpenTransaction] = {}  # a process holds one lock for each subtransaction
+    for pid, user, application, gid, database, since in rows:
+        found.setdefault((pid, gid), _described(pid, user, application, gid, database, since))
+    return list(found.values())
+
+
+def wait_for_open_transactions(connection: Connection, *, seconds: float | None = None) -> None:
+    """Waits until every transaction that is open now has ended. Raises SourceNotUsableError after `seconds` (SETTLE_SECONDS).
+
+    The log lacks what such a transaction wrote to a table before the table was published. And a committed transaction can
+    be in the log before it is visible.
+    """
+    older = open_transactions(connection)
+    deadline = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
+    while older := older & open_transactions(connection):
+        if time.monotonic() > deadline:
+            raise open_for_long(connection, older)
+        time.sleep(_POLL_SECONDS)
+
+
+def open_for_long(connection: Connection, xids: Collection[str]) -> SourceNotUsableError:
+    """Returns the error for a start that has waited for these transactions."""
+    found = describe(connection, xids)
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    named = "; ".join(transaction.text for transaction in found[:_NAMED])
+    return SourceNotUsableError(
+        "The job can't start reading the log while older transactions are open"
+        + (f": {named}{more}." if found else ". The last of them has just ended."),
+        "".join(f"{transaction.ending}. " for transaction in found[:_NAMED]) + "Then run the job again.",
+    )
+
+
+def _described(
+    pid: int | None, user: str | None, application: str | None, gid: str | None, database: str | None, since: str | None
+) -> OpenTransaction:
+    if gid is not None:
+        return OpenTransaction(
+            f"the prepared transaction {gid} in database {database}, since {since}",
+            f"Let its transaction manager finish it, or COMMIT PREPARED {quote_literal(gid)} or "
+            f"ROLLBACK PREPARED {quote_literal(gid)} in database {database}",
+        )
+    facts = [f"user {user}"] if user else []
+    facts += [f"application {application}"] if application else []
+    facts += [f"since {since}"] if since else []
+    return OpenTransaction(
+        f"process {pid} ({', '.join(facts) or 'of another role'})", f"End it, or SELECT pg_terminate_backend({pid})"
+    )
