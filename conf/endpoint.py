@@ -1,5 +1,6 @@
 """Endpoints: the server, the login and the database of a job file's `url`."""
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,6 +39,16 @@ class Endpoint:
     def url_with_password(self) -> str:
         """Returns the whole URL, percent-encoded, with the password. Never print it."""
         return self._url(quote(self.password.get_secret_value(), safe=""))
+
+    @property
+    def is_local(self) -> bool:
+        """True if the host is this machine, or a socket's folder (PostgreSQL)."""
+        if self.host.lower() == "localhost" or self.host.startswith("/"):
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def same_server(self, other: "Endpoint") -> bool:
         """Tells whether host and port are written the same. Two names of one server are not recognised."""

@@ -27,12 +27,14 @@ from tidemark.conf.contradictions import contradictions
 from tidemark.conf.problems import dotted
 from tidemark.conf.quantities import TRIGGER_FORM, Every, Once, Trigger, parse_trigger
 from tidemark.conf.reading import Log, LogStart, Snapshot, StartAtEnd
+from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.redaction import Secret
 from tidemark.conf.section import Section, Text, Written, refuse
 from tidemark.conf.sink import CheckedSink, StoragePath
 from tidemark.conf.source import NameOfTable, ServerIdRange, Source
 from tidemark.conf.substitution import is_secret_setting
 from tidemark.conf.tables import TableName
+from tidemark.conf.tls import warning_of_clear_text
 from tidemark.conf.transform import parse_transform
 from tidemark.conf.yaml_tree import Path
 
@@ -160,6 +162,9 @@ class JobFile(Section):
     source: Source = Field(description="The database that is copied.")
     snapshot: Snapshot = Field(Snapshot(), description="How the existing rows are read.")
     log: Log = Field(Log(), description="How the log is read.")
+    reconnect: Reconnect = Field(
+        Reconnect(), description="How long connections that break while the job runs are tried again."
+    )
     transforms: Annotated[
         Mapping[NameOfTable, Annotated[Text, AfterValidator(_transform), Written('SQL like "SELECT * FROM input"')]],
         Written('a mapping from tables to SQL, like {shop.orders: "SELECT * FROM input"}'),
@@ -179,7 +184,7 @@ class JobFile(Section):
 
     _places: Mapping[Path, str] = PrivateAttr(default_factory=dict)
 
-    @field_validator("snapshot", "log", "spark", mode="before")
+    @field_validator("snapshot", "log", "reconnect", "spark", mode="before")
     @classmethod
     def _empty_section_means_defaults(cls, value: Any) -> Any:
         return {} if value is None else value
@@ -271,8 +276,6 @@ class JobFile(Section):
             ("source", self.source.url, self.source.tls),
             *([("sink", self.sink.url, self.sink.tls)] if self.sink.type == "mirror" else []),
         ):
-            if tls is not None and not tls.verify:
-                found.append(
-                    f"{name}.tls.verify: false lets another machine in the network impersonate {endpoint.host}"
-                )
+            if (warning := warning_of_clear_text(name, endpoint, tls)) is not None:
+                found.append(warning)
         return found

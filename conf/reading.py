@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
-import annotated_types
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StrictInt, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from tidemark.conf.condition import check_condition
 from tidemark.conf.problems import did_you_mean
@@ -202,17 +201,6 @@ class Snapshot(Section):
         return self.where.get(TableName(database, table))
 
 
-class Reconnect(Section):
-    """Settings for reconnecting when the log connection breaks."""
-
-    attempts: Annotated[StrictInt, annotated_types.Ge(0)] = Field(
-        10,
-        description="Number of consecutive attempts, with increasing delays, before the job stops; 0: none. The metrics "
-        "count them.",
-    )
-    max_delay_seconds: Seconds = Field(30.0, description="Longest delay between two attempts.")
-
-
 class Log(Section):
     """Settings for reading the log."""
 
@@ -260,4 +248,3 @@ class Log(Section):
         description="Longest time that an epoch should take. After an epoch that took longer, the next one reads less log, "
         "but at least 4 MiB.",
     )
-    reconnect: Reconnect = Field(Reconnect(), description="What happens if the log connection breaks.")

@@ -144,7 +144,7 @@ def plan_epoch(
         return None, state
     extent = observation.log
     ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
-    for position in (state.position, *(xa.start for xa in state.prepared), *ends):
+    for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
     behind = extent.bytes_between(state.position, extent.end)
     if state.phase is Phase.SNAPSHOT:

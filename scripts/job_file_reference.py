@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 
 from tidemark.conf.explain import keys_in_order
 from tidemark.conf.model import JobFile, Metrics, Spark
-from tidemark.conf.reading import Log, Reconnect, Snapshot
+from tidemark.conf.reading import Log, Snapshot
+from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
 from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
 from tidemark.conf.source import Source, TableColumns, Tls
@@ -34,7 +35,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("source.tls, sink.tls", Tls),
     ("snapshot", Snapshot),
     ("log", Log),
-    ("log.reconnect", Reconnect),
+    ("reconnect", Reconnect),
     ("sink: type mirror", MirrorSink),
     ("sink: type files", FilesSink),
     ("sink: type delta", DeltaSink),

@@ -4,19 +4,18 @@ A global default must not change what a SELECT returns: every connection sets th
 timeouts and the visibility of generated columns. The session is read only.
 """
 
-import random
 import socket
 import ssl
-import time
 from typing import Literal, TypeAlias
 
 import pymysql
 from pymysql.constants import CR, ER
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
 from tidemark.conf.source import Tls
-from tidemark.conf.tls import client_context, unusable_files
+from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 from tidemark.state.table import TableId
 
@@ -24,9 +23,6 @@ Purpose = Literal["sql", "log", "lease"]
 Flavour = Literal["mysql", "mariadb"]
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
-CONNECT_ATTEMPTS = 5
-FIRST_DELAY_SECONDS = 0.5
-MAX_DELAY_SECONDS = 8.0
 CONNECT_TIMEOUT_SECONDS = 10
 READ_TIMEOUT_SECONDS = 1800.0
 """For a server that hangs. TCP keep-alive notices a dead server within KEEPALIVE_IDLE + COUNT × INTERVAL."""
@@ -81,40 +77,40 @@ def connect(
     purpose: Purpose = "sql",
     database: str | None = None,
     read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
+    reconnect: Reconnect = AT_START,
 ) -> Connection:
     """Opens a connection with autocommit, UTC, utf8mb4, REPEATABLE READ, read only, and the settings of _SESSION.
 
-    `database` overrides the endpoint's. Transient errors are retried CONNECT_ATTEMPTS times with back-off, then raise
-    SourceUnavailableError. A refusal (login, TLS, unknown database) raises SourceNotUsableError at once. With `tls` the
-    connection is encrypted or fails. With `tls.verify` the server's certificate must name the host and be signed by
-    `tls.ca`, or by an authority that the system trusts if `tls.ca` is None. Without `tls` nothing is encrypted, except the
-    password of caching_sha2_password, which is encrypted with the server's RSA key.
+    `database` overrides the endpoint's. Transient errors are retried as `reconnect` says, then raise SourceUnavailableError.
+    A refusal (login, TLS, unknown database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or
+    fails. With `tls.verify` the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the
+    system trusts if `tls.ca` is None. Without `tls` nothing is encrypted, except the password of caching_sha2_password, which
+    is encrypted with the server's RSA key.
     """
     context = None if tls is None else tls_context(tls)
     default = endpoint.database if database is None else database
-    delay_seconds = FIRST_DELAY_SECONDS
-    for attempt in range(1, CONNECT_ATTEMPTS + 1):
+    retrying = Reconnecting(reconnect, f"{endpoint.host}:{endpoint.port}")
+    while True:
         try:
-            connection = _open(endpoint, context, purpose, default, read_timeout_seconds)
-        except pymysql.MySQLError as error:
-            if not is_transient(error):
-                raise _refusal(endpoint, error, encrypted=context is not None) from error
-            if attempt == CONNECT_ATTEMPTS:
-                raise SourceUnavailableError(
-                    f"No connection to {endpoint.host}:{endpoint.port} in {attempt} attempts: {error_text(error)}",
-                    "Check that the server runs, that host and port in source.url are right and reachable from driver "
-                    "and executors, and that it has connections to spare (max_connections, max_user_connections).",
-                ) from error
-        else:
+            connection = _open(endpoint, tls, context, purpose, default, read_timeout_seconds)
             try:
                 prepare_session(connection)
             except BaseException:
                 connection.close()
                 raise
+        except pymysql.MySQLError as error:
+            if not is_transient(error):
+                raise _refusal(endpoint, error, encrypted=context is not None) from error
+            if not retrying.failed(error_text(error)):
+                raise SourceUnavailableError(
+                    f"No connection to {endpoint.host}:{endpoint.port} in {retrying.failures} attempts: {error_text(error)}",
+                    "Check that the server runs, that host and port in source.url are right and reachable from driver "
+                    "and executors, and that it has connections to spare (max_connections, max_user_connections). Then run "
+                    "the job again: it continues.",
+                ) from error
+        else:
+            retrying.succeeded()
             return connection
-        time.sleep(delay_seconds * random.uniform(0.5, 1.0))
-        delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
-    raise AssertionError("unreachable")
 
 
 def server_text(connection: Connection) -> str:
@@ -180,7 +176,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def prepare_session(connection: Connection) -> None:
-    """Applies the session settings. Raises SourceNotUsableError if the server refuses one."""
+    """Applies the session settings. Raises SourceNotUsableError if the server refuses one, pymysql's error if it is lost."""
     settings = dict(_SESSION)
     if flavour_of(connection) == "mariadb":
         settings |= _SESSION_MARIADB
@@ -194,6 +190,8 @@ def prepare_session(connection: Connection) -> None:
             cursor.execute(f"SET {assignments}")
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
     except pymysql.MySQLError as error:
+        if is_transient(error):
+            raise
         raise SourceNotUsableError(
             f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
             "Use MySQL 8.0 or newer, or MariaDB 10.5 or newer, without a proxy that filters SET.",
@@ -202,6 +200,7 @@ def prepare_session(connection: Connection) -> None:
 
 def _open(
     endpoint: Endpoint,
+    tls: Tls | None,
     context: ssl.SSLContext | None,
     purpose: Purpose,
     database: str | None,
@@ -219,6 +218,7 @@ def _open(
         read_timeout=read_timeout_seconds,
         ssl=context,  # with a context: TLS or no connection
         ssl_disabled=context is None,
+        auth_plugin_map=password_plugins("source.tls", tls, endpoint.host, SourceNotUsableError),
         program_name=f"tidemark {purpose}",
     )
     _keep_alive(connection)

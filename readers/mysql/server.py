@@ -234,6 +234,21 @@ def read_log_status(connection: Connection, server: ServerInfo) -> LogStatus:
     return LogStatus(str(row[0]), int(row[1]), only, ignored)
 
 
+def binary_logs(connection: Connection) -> list[tuple[str, int]]:
+    """The files that the server still has, oldest first, and their bytes. Raises SourceNotUsableError."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW BINARY LOGS")
+            return [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
+    except pymysql.MySQLError as exc:
+        if error_code(exc) not in ACCESS_DENIED:
+            raise
+        raise SourceNotUsableError(
+            f"The account may not list the log's files: {error_text(exc)}.",
+            "GRANT REPLICATION CLIENT ON *.* TO <account> (MariaDB: BINLOG MONITOR).",
+        ) from exc
+
+
 def status_privilege(server: ServerInfo) -> str:
     return "BINLOG MONITOR" if server.flavour == "mariadb" else "REPLICATION CLIENT"
 

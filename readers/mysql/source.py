@@ -11,7 +11,7 @@ from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
-from tidemark.readers.mysql.binlog.positions import LogPositions, binary_logs, log_end
+from tidemark.readers.mysql.binlog.positions import LogPositions, log_end
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.readers.mysql.connect import Connection, connect
@@ -25,12 +25,14 @@ from tidemark.readers.mysql.server import (
     ServerIdentity,
     ServerInfo,
     WatermarkMethod,
+    binary_logs,
     read_server,
     require_identity,
     watermark_method,
 )
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.readers.mysql.snapshot.split_reader import SnapshotSource, SplitReader
+from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import TableSettings
 from tidemark.readers.statistics import TableStatistics
@@ -69,12 +71,13 @@ class MySqlServer:
                 zero_dates_null=source.zero_dates == "null",
                 where=split_conditions(job, schemas),
                 masked=masked_tables(job),
+                reconnect=job.reconnect,
             )
         )
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> LogReader:
-        source, reconnect = self.job.source, self.job.log.reconnect
-        log = ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids))
+        source, reconnect = self.job.source, self.job.reconnect
+        log = ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids), reconnect)
         options = ReadOptions(
             zero_dates_null=source.zero_dates == "null",
             reconnect_attempts=reconnect.attempts,
@@ -89,7 +92,7 @@ class MySqlServer:
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if it is not the server that the job's positions belong to."""
-        connection = connect(self.job.source.url, self.job.source.tls)
+        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect)
         return checked(connection, lambda opened: require_identity(opened, self.info.identity))
 
 
@@ -147,7 +150,10 @@ class FoundMySql(FoundTables):
         return self.joining_start(())
 
     def joining_start(self, tables: Sequence[TableId]) -> BinlogPosition:
-        return self._with_file_start(self._positions().find_anchor())
+        anchor = self._positions().find_anchor()
+        if self.job.has_snapshot and self.info.gtid_mode != "ON":
+            await_xa_commits(self._log(), self.connection, anchor)
+        return self._with_file_start(anchor)
 
     def _positions(self) -> LogPositions:
         return LogPositions(self._log(), self.connection, self.info)

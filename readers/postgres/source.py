@@ -81,7 +81,7 @@ class PostgresServer:
         return SplitReader(self._snapshot_source(split_conditions(self.job, schemas)))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
-        source, reconnect = self.job.source, self.job.log.reconnect
+        source, reconnect = self.job.source, self.job.reconnect
         options = ReadOptions(reconnect_attempts=reconnect.attempts, max_delay_seconds=reconnect.max_delay_seconds)
         log = ServerLog(source.url, source.tls, self.slot_source)
         return PostgresLog(self, LogReader(log, {schema.table: schema for schema in schemas}, options))

@@ -16,9 +16,9 @@ from tests.support.epochs import run_epochs
 from tests.support.jobs import running, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database, fresh_database
+from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.load import load_job_file
 from tidemark.readers.lease import Lease, checkpoint_lock
-from tidemark.readers.mysql import connect as connecting
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.checkpoint.layout import Checkpoint
 
@@ -249,7 +249,7 @@ def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, 
 def test_a_source_that_does_not_answer_is_7(
     tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_ATTEMPTS", 1)
+    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
     summary = tmp_path / "summary.json"
     summary.write_text('{"exit_code": 0}')
     url = f"source.url=mysql://root:topsecret@127.0.0.1:{free_port()}/"

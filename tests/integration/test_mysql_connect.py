@@ -19,7 +19,9 @@ from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database
+from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
 from tidemark.conf.source import Tls
 from tidemark.readers.mysql import connect as connecting
@@ -40,7 +42,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         made.append(0.0)
         return real(**settings)
 
-    monkeypatch.setattr(connecting, "FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(pymysql, "connect", counted)
     return made
 
@@ -116,7 +118,7 @@ def test_a_server_that_is_not_there_is_tried_some_times(attempts: list[float]) -
         nobody = Endpoint("mysql", "127.0.0.1", closed.getsockname()[1], "root", Secret("sesame-9731"))
         with pytest.raises(SourceUnavailableError) as caught:
             connect(nobody, None)
-    assert len(attempts) == connecting.CONNECT_ATTEMPTS
+    assert len(attempts) == AT_START.attempts + 1
     assert f"127.0.0.1:{nobody.port}" in caught.value.message
     assert "sesame" not in str(caught.value)
 

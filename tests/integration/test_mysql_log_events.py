@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from tests.support.mysql_accounts import account
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.state.change_batch import ChangeType
-from tidemark.state.errors import SchemaChangedError, SplitChangedError, TidemarkError, UnknownLogEventError
+from tidemark.state.errors import (
+    LogPositionLostError,
+    SchemaChangedError,
+    SplitChangedError,
+    TidemarkError,
+    UnknownLogEventError,
+)
 from tidemark.state.gtid import GtidSet
 from tidemark.state.log_range import LogRange
 from tidemark.state.table import TableId
@@ -141,20 +148,79 @@ def test_xa_transactions(table: LoggedServer, compressed: bool) -> None:
     assert table.prepared == ()
 
 
-@pytest.mark.pitfall(40)
-def test_xa_commit_without_its_prepare(table: LoggedServer) -> None:
+def prepared_and_left(table: LoggedServer, xid: str, row: int) -> None:
     with contextlib.closing(table.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("XA START 'k'")
-        cursor.execute("INSERT INTO t VALUES (1, 'x')")
-        cursor.execute("XA END 'k'")
-        cursor.execute("XA PREPARE 'k'")
-    table.start = table.end()
+        cursor.execute(f"XA START '{xid}'")
+        cursor.execute(f"INSERT INTO t VALUES ({row}, 'x')")
+        cursor.execute(f"XA END '{xid}'")
+        cursor.execute(f"XA PREPARE '{xid}'")
+
+
+@pytest.mark.pitfall(40)
+@pytest.mark.pitfall(113)
+def test_what_was_prepared_before_the_start_is_found_in_the_log(table: LoggedServer) -> None:
+    """Such a transaction ended the job, after its whole snapshot, at the XA COMMIT."""
+    prepared_and_left(table, "k", 1)
+    table.execute("FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'between')", "FLUSH BINARY LOGS")
+    prepared_and_left(table, "l", 3)
+    table.forget()
+    table.execute(
+        "INSERT INTO t VALUES (4, 'later')", "XA COMMIT 'k'", "XA ROLLBACK 'l'", "INSERT INTO t VALUES (5, 'x')"
+    )
+    with pytest.raises(SplitChangedError):
+        list(changes_of(table.reader("t"), table.range(), replay=True))
+    assert rows(table.read("t")) == [(I, 4, "later"), (I, 1, "x"), (I, 5, "x")]
+    assert table.prepared == ()
+
+
+@pytest.mark.pitfall(113)
+@pytest.mark.parametrize("flavour", ["mysql-gtid", "mariadb"])
+def test_a_forgotten_transaction_stops_the_reading_only_when_it_commits(flavour: str) -> None:
+    with logged_server(flavour) as table:
+        table.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))")
+        prepared_and_left(table, "k", 1)
+        table.execute("FLUSH BINARY LOGS")
+        table.forget()
+        while table.query("SHOW BINARY LOGS")[0][0] != table.start.file:  # MariaDB keeps a file for a moment
+            table.execute(f"PURGE BINARY LOGS TO '{table.start.file}'")
+        table.execute("INSERT INTO t VALUES (2, 'goes on')")
+        assert rows(table.read("t")) == [(I, 2, "goes on")]
+        table.execute("XA COMMIT 'k'")
+        with pytest.raises(LogPositionLostError, match=r"prepared before .*its rows are lost") as caught:
+            table.read("t")
+        assert "Start over" in caught.value.remedy
+
+
+@pytest.mark.pitfall(131)
+def test_a_tables_swap_by_a_schema_change_tool_stops_the_reading(table: LoggedServer) -> None:
+    """gh-ost and pt-online-schema-change fill another table, then rename both. The other table's rows are in the log under its
+    name only, so the reading must not go on beyond the swap, also if both tables have the same columns."""
+    table.execute("INSERT INTO t VALUES (1, 'a')", "CREATE TABLE _t_gho LIKE t", "INSERT INTO _t_gho SELECT * FROM t")
+    table.execute(
+        "ALTER TABLE _t_gho ADD INDEX (v)", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO _t_gho VALUES (2, 'b')"
+    )
+    assert rows(table.read("t")) == [(I, 1, "a"), (I, 2, "b")]
+    table.execute("INSERT INTO _t_gho VALUES (3, 'in no log of t')", "RENAME TABLE t TO _t_del, _t_gho TO t")
+    table.execute("INSERT INTO t VALUES (4, 'd')")
     try:
-        refused(table, UnknownLogEventError, "prepared before", "XA COMMIT 'k'")
-        with pytest.raises(SplitChangedError):
+        for _ in range(2):  # also when the job is started again
+            with pytest.raises(SchemaChangedError, match=r"RENAME.*d\.t") as caught:
+                table.read("t")
+            assert "Start over" in caught.value.remedy
+        with pytest.raises(SplitChangedError):  # a split that was being read is read again, from the new table
             list(changes_of(table.reader("t"), table.range(), replay=True))
     finally:
+        table.execute("DROP TABLE _t_del")
         table.forget()
+
+
+@pytest.mark.pitfall(108)
+def test_what_a_session_keeps_out_of_the_log_is_not_in_it(table: LoggedServer) -> None:
+    """No reader of the log can see or notice such a write. docs/operating.md says so."""
+    table.execute("SET sql_log_bin = 0", "INSERT INTO t VALUES (1, 'unlogged')")
+    table.execute("INSERT INTO t VALUES (2, 'logged')")
+    assert rows(table.read("t")) == [(I, 2, "logged")]
+    assert "sql_log_bin" in (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
 
 
 @pytest.mark.pitfall(34)

@@ -16,7 +16,7 @@ from tests.support.mysql_snapshot import Change, SourceTable, delayed_server, ro
 from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.readers.mysql.connect import connect
 from tidemark.readers.mysql.server import read_log_status, read_server
-from tidemark.readers.mysql.snapshot import watermark as watermark_module
+from tidemark.readers.mysql.snapshot import xa_commits as waiting_module
 from tidemark.readers.mysql.snapshot.split_reader import SplitRead
 from tidemark.readers.mysql.snapshot.watermark import (
     STATUS_LOCK,
@@ -122,7 +122,7 @@ def read_under_writers(table: SourceTable, count: int, watermarks: type[Watermar
     source = table.source
     with (
         writing(table.database),
-        table.reader(watermarks=watermarks(source.server, source.method)) as reader,
+        table.reader(watermarks=watermarks(source.server, source.method, table.log)) as reader,
     ):
         return [reader.read(table.split(), table.schema, table.anchor) for _ in range(count)]
 
@@ -176,7 +176,7 @@ def connected(table: SourceTable) -> Iterator[Any]:
 
 def test_a_low_has_what_was_committed_and_nothing_later(source_database: Database) -> None:
     table = versioned(source_database)
-    watermarks = Watermarks(table.source.server, table.source.method)
+    watermarks = Watermarks(table.source.server, table.source.method, table.log)
     source_database.execute("UPDATE t SET version = 1")
     before = table.log_end()
     with connected(table) as connection:
@@ -215,9 +215,9 @@ def test_a_low_waits_for_the_anchors_transactions(mysql_database: Database, monk
     executed = GtidSet.parse(table.anchor.gtids or "").intervals.get((stranger, ""), ())
     ids = [max((end for _, end in executed), default=1)]
     anchor = replace(table.anchor, gtids=f"{table.anchor.gtids},{stranger}:{ids[0]}")
-    monkeypatch.setattr(watermark_module.time, "sleep", commit_while_waiting)
+    monkeypatch.setattr(waiting_module.time, "sleep", commit_while_waiting)
     with connected(table) as connection:
-        low = Watermarks(table.source.server, "gtid").low(connection, anchor)
+        low = Watermarks(table.source.server, "gtid", table.log).low(connection, anchor)
     assert len(waited) == 3
     assert low.contained.contains_all(anchor.gtid_set())
 
@@ -226,10 +226,10 @@ def test_an_anchor_that_never_becomes_visible_is_an_error(
     mysql_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = versioned(mysql_database)
-    monkeypatch.setattr(watermark_module, "VISIBILITY_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(waiting_module, "VISIBILITY_WAIT_SECONDS", 0.0)
     anchor = replace(table.anchor, gtids="00000000-0000-4000-8000-00000000000b:1-5")
     with connected(table) as connection, pytest.raises(SourceNotUsableError, match="not executed"):
-        Watermarks(table.source.server, "gtid").low(connection, anchor)
+        Watermarks(table.source.server, "gtid", table.log).low(connection, anchor)
 
 
 @pytest.mark.pitfall(45)
@@ -252,7 +252,7 @@ def test_log_status_needs_a_grant_and_says_which(mysql_nogtid_database: Database
         with contextlib.closing(connect(endpoint, None)) as connection:
             server = read_server(connection, "mysql")
             with pytest.raises(SourceNotUsableError, match="BACKUP_ADMIN"):
-                Watermarks(server, "log_status").low(connection, table.anchor)
+                Watermarks(server, "log_status", table.log).low(connection, table.anchor)
     finally:
         mysql_nogtid_database.execute(f"DROP USER {user}")
 
@@ -277,7 +277,8 @@ def test_readers_of_mariadb_are_not_shown_each_others_positions(mariadb_database
     with contextlib.closing(mariadb_database.connect()) as connection:
         info = read_server(connection, "mariadb")
         status = read_log_status(connection, info)
-    watermarks, anchor = Watermarks(info, "consistent_snapshot"), BinlogPosition(status.file, status.pos)
+    watermarks = Watermarks(info, "consistent_snapshot", SourceTable(mariadb_database, "mixed").log)
+    anchor = BinlogPosition(status.file, status.pos)
     starts: list[tuple[Any, BinlogPosition]] = []
     wrong: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -301,6 +302,7 @@ def test_readers_of_mariadb_are_not_shown_each_others_positions(mariadb_database
 
 
 def test_readers_of_mariadb_take_turns_and_outlast_one_that_was_cut_off(mariadb_database: Database) -> None:
+    table = versioned(mariadb_database)
     with (
         contextlib.closing(mariadb_database.connect()) as cut_off,
         contextlib.closing(mariadb_database.connect()) as connection,
@@ -308,7 +310,8 @@ def test_readers_of_mariadb_take_turns_and_outlast_one_that_was_cut_off(mariadb_
     ):
         info = read_server(connection, "mariadb")
         status = read_log_status(connection, info)
-        watermarks, anchor = Watermarks(info, "consistent_snapshot"), BinlogPosition(status.file, status.pos)
+        watermarks = Watermarks(info, "consistent_snapshot", table.log)
+        anchor = BinlogPosition(status.file, status.pos)
         watermarks.low(connection, anchor)
         holder.execute("SELECT GET_LOCK(%s, 5)", (STATUS_LOCK,))
         assert holder.fetchone() == (1,)

@@ -282,6 +282,9 @@ class LogServer:
     def primary_key(self, table: TableId) -> tuple[str, ...]:
         return self.primary_keys.get(table, ())
 
+    def file_names(self) -> list[str]:
+        return [file.name for file in self.files]
+
     def join(self) -> None:
         for thread in self._threads:
             thread.join(30)

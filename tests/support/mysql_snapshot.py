@@ -92,10 +92,12 @@ class SourceTable:
         end = self.log_end() if stop is None else stop
         if start.order >= end.order:
             return []
-        log = ServerLog.of(self.endpoint, None, self.source.server, self.source.server_ids[::-1])
         options = ReadOptions(zero_dates_null=self.source.zero_dates_null)
-        reader = LogReader(log, {self.table: self.schema}, options)
+        reader = LogReader(self.log(), {self.table: self.schema}, options)
         return [batch.rows for batch in reader.read(LogRange(start, end))]
+
+    def log(self) -> ServerLog:
+        return ServerLog.of(self.endpoint, None, self.source.server, self.source.server_ids[::-1])
 
     def changes(self, start: BinlogPosition, stop: BinlogPosition | None = None) -> list[Change]:
         """The changes of `batches`."""

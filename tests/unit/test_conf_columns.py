@@ -39,7 +39,7 @@ def test_what_is_read_of_them(tmp_path: Path) -> None:
     assert job.source.mask_key is not None
     assert job.source.mask_key.get_secret_value() == ENVIRON["KEY"]
     assert ENVIRON["KEY"] not in f"{job!r} {job.redacted()}"
-    assert not job.warnings()
+    assert not any("mask_key" in text for text in job.warnings())
     assert (
         "source.mask_key prevents this"
         in load_text(tmp_path, COLUMNS, "source.mask_key=null", environ=ENVIRON).warnings()[0]

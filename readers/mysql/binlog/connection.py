@@ -17,12 +17,13 @@ from typing import Protocol, TypeVar
 import pymysql
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.redaction import redact
 from tidemark.conf.source import Tls
 from tidemark.readers.mysql.binlog.events import FILE_START, header
 from tidemark.readers.mysql.connect import Connection, Flavour, connect, error_code, error_text, is_transient
 from tidemark.readers.mysql.schema import table_effects
-from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, require_identity
+from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, require_identity
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.state.errors import (
     DamagedLogError,
@@ -73,6 +74,9 @@ class LogSource(Protocol):
     def primary_key(self, table: TableId) -> tuple[str, ...]:
         """The columns of the table's primary key now; () for none. Raises TidemarkError."""
 
+    def file_names(self) -> list[str]:
+        """The names of the log's files, oldest first. Raises TidemarkError."""
+
     def open(self) -> Connection:
         """Connects to the server that the positions belong to. Raises LogPositionLostError for a different server."""
 
@@ -88,17 +92,28 @@ class ServerLog:
     lower_case_names: bool
     server_ids: tuple[int, ...]
     logs_cascades: bool
+    reconnect: Reconnect = AT_START
 
     @classmethod
-    def of(cls, endpoint: Endpoint, tls: Tls | None, server: ServerInfo, server_ids: tuple[int, ...]) -> "ServerLog":
+    def of(
+        cls,
+        endpoint: Endpoint,
+        tls: Tls | None,
+        server: ServerInfo,
+        server_ids: tuple[int, ...],
+        reconnect: Reconnect = AT_START,
+    ) -> "ServerLog":
         names = server.lower_case_table_names != 0
-        return cls(endpoint, tls, server.flavour, server.identity, names, server_ids, server.logs_cascades)
+        return cls(endpoint, tls, server.flavour, server.identity, names, server_ids, server.logs_cascades, reconnect)
 
     def is_isolated(self, table: TableId) -> bool:
         return self._ask(lambda connection: table_effects.is_isolated(connection, table))
 
     def primary_key(self, table: TableId) -> tuple[str, ...]:
         return self._ask(lambda connection: table_effects.primary_key(connection, table))
+
+    def file_names(self) -> list[str]:
+        return self._ask(lambda connection: [name for name, _ in binary_logs(connection)])
 
     def _ask(self, question: Callable[[Connection], Answer]) -> Answer:
         session = SqlSession(self.open)
@@ -108,7 +123,9 @@ class ServerLog:
             session.close()
 
     def open(self) -> Connection:
-        connection = connect(self.endpoint, self.tls, purpose="log", read_timeout_seconds=SILENCE_SECONDS)
+        connection = connect(
+            self.endpoint, self.tls, purpose="log", read_timeout_seconds=SILENCE_SECONDS, reconnect=self.reconnect
+        )
         try:
             require_identity(connection, self.identity)
         except BaseException:

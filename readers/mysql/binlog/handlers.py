@@ -32,7 +32,7 @@ from tidemark.readers.mysql.binlog.events import (
     tagged_gtid,
     xa_prepare,
 )
-from tidemark.readers.mysql.binlog.reading_state import DeferredTransaction, LogState, RolledBack
+from tidemark.readers.mysql.binlog.reading_state import DeferredTransaction, LogState, RolledBack, XaEvent
 from tidemark.readers.mysql.binlog.rows import gtids_of
 from tidemark.readers.mysql.binlog.sql_tokens import tokens
 from tidemark.readers.mysql.binlog.walker import open_group
@@ -40,12 +40,19 @@ from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,
     SchemaChangedError,
-    SplitChangedError,
     UnknownLogEventError,
 )
 from tidemark.state.log_range import PreparedXa
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId
+
+
+class UnknownXaError(Exception):
+    """XA COMMIT of a transaction that was prepared before the range. Its event is not processed."""
+
+    def __init__(self, xid: str) -> None:
+        super().__init__(xid)
+        self.xid = xid
 
 
 class Outcome(Enum):
@@ -276,7 +283,9 @@ class EventHandler:
             log.drop_group(end_pos)
         elif outcome is Outcome.PREPARE:
             self._xa_rolled_back[xid] = self._current_rolled_back()
-            log.prepared[xid] = PreparedXa(xid, log.position_of(int(state[w.TX_START])), end)
+            start = log.position_of(int(state[w.TX_START]))
+            log.prepared[xid] = PreparedXa(xid, start, end)
+            log.xa_events.append(XaEvent("prepare", xid, start, end))
             log.drop_group(end_pos)
         elif state[w.SCAN] and state[w.TOUCHED] and not state[w.TX_SKIP]:
             start = log.position_of(int(state[w.TX_START]))
@@ -478,18 +487,12 @@ class EventHandler:
     def _xa_end(self, xid: str, *, commits: bool, end_pos: int) -> None:
         """Processes XA COMMIT or XA ROLLBACK. At a commit the prepared transaction becomes the deferred one."""
         log, state = self.log, self.log.state
-        prepared = log.prepared.pop(xid, None)
         counts = commits and log.wanted and not state[w.TX_SKIP] and not state[w.SEEKING]
-        if counts and prepared is None:
-            if log.options.replay:
-                raise SplitChangedError(
-                    f"XA COMMIT of {xid} at {log.position}, prepared before.", "Read the split again."
-                )
-            raise UnknownLogEventError(
-                f"XA COMMIT of {xid} at {log.position}: it was prepared before the job's first position.",
-                f"Wait until XA RECOVER shows no transactions, then {START_OVER}.",
-            )
-        end = log.position_of(end_pos)
+        if counts and xid not in log.prepared:
+            raise UnknownXaError(xid)
+        prepared = log.prepared.pop(xid, None)
+        end, start = log.position_of(end_pos), log.position_of(int(state[w.TX_START]))
+        log.xa_events.append(XaEvent("commit" if commits else "rollback", xid, start, end))
         entry = log.entry(end)
         log.drop_group(end_pos)
         if counts and prepared is not None:

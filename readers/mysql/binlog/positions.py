@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-import pymysql
-
 from tidemark.conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.connection import LogSource, file_begun
@@ -13,8 +11,8 @@ from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
 from tidemark.readers.mysql.binlog.rows import gtids_of
-from tidemark.readers.mysql.connect import Connection, error_code, error_text
-from tidemark.readers.mysql.server import ACCESS_DENIED, ServerInfo, read_log_status
+from tidemark.readers.mysql.connect import Connection
+from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
 from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet, Source
 from tidemark.state.log_range import LogRange
@@ -30,21 +28,6 @@ def log_end(connection: Connection, server: ServerInfo) -> BinlogPosition:
     """The end of the log, which is a transaction boundary; without GTIDs."""
     status = read_log_status(connection, server)
     return BinlogPosition(status.file, status.pos)
-
-
-def binary_logs(connection: Connection) -> list[tuple[str, int]]:
-    """The files that the server still has, oldest first, and their bytes. Raises SourceNotUsableError."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW BINARY LOGS")
-            return [(str(row[0]), int(row[1])) for row in cursor.fetchall()]
-    except pymysql.MySQLError as exc:
-        if error_code(exc) not in ACCESS_DENIED:
-            raise
-        raise SourceNotUsableError(
-            f"The account may not list the log's files: {error_text(exc)}.",
-            "GRANT REPLICATION CLIENT ON *.* TO <account> (MariaDB: BINLOG MONITOR).",
-        ) from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tidemark.readers.mysql.binlog.connection import (
     LARGEST_START,
     ConnectionLostError,
     Dump,
+    LogSource,
     ServerIdTakenError,
     error_of,
     load_charsets,
@@ -35,9 +36,9 @@ from tidemark.readers.mysql.binlog.connection import (
 )
 from tidemark.readers.mysql.binlog.crc import CRC_TABLES
 from tidemark.readers.mysql.binlog.events import FILE_START
-from tidemark.readers.mysql.binlog.handlers import EventHandler
+from tidemark.readers.mysql.binlog.handlers import EventHandler, UnknownXaError
 from tidemark.readers.mysql.binlog.payload import COMPRESSED, Unpacker
-from tidemark.readers.mysql.binlog.reading_state import Flush, LogState
+from tidemark.readers.mysql.binlog.reading_state import Flush, LogState, ReadOptions
 from tidemark.readers.mysql.binlog.walker import walk
 from tidemark.readers.mysql.connect import Connection, error_code, error_text, is_transient
 from tidemark.state.errors import (
@@ -49,6 +50,7 @@ from tidemark.state.errors import (
     SplitChangedError,
 )
 from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import LogRange, PreparedXa
 from tidemark.state.position import BinlogPosition
 from tidemark.state.remedies import START_OVER_NOW
 
@@ -176,7 +178,7 @@ class Reading:
         seeking = position.pos > LARGEST_START
         start = FILE_START if seeking else position.pos
         ids = log.source.server_ids
-        connection = log.source.open()
+        connection = _opened(log.source)
         try:
             if not log.charsets:
                 log.charsets = load_charsets(connection, log.source.flavour)
@@ -244,9 +246,38 @@ class Reading:
                 log.full = False
                 yield from self._full()
         else:
-            self._events.handle()
+            self._handle()
         if log.truncated is not None:
             yield log.flush()
+
+    def _handle(self) -> None:
+        try:
+            self._events.handle()
+        except UnknownXaError as unknown:
+            self.log.prepared[unknown.xid] = self._find_prepared(unknown.xid)
+            self._events.handle()
+
+    def _find_prepared(self, xid: str) -> PreparedXa:
+        """Finds where an XA transaction was prepared, before the range. No SELECT saw its rows before its XA COMMIT."""
+        log = self.log
+        if log.options.replay:
+            raise SplitChangedError(f"XA COMMIT of {xid} at {log.position}, prepared before.", "Read the split again.")
+        files, stop = log.source.file_names(), log.start
+        for file in reversed(files[: files.index(stop.file) + 1] if stop.file in files else []):
+            begin = BinlogPosition(file, FILE_START)
+            found = None
+            for flush in Reading(LogState(log.source, LogRange(begin, stop), {}, ReadOptions())).run():
+                found = next((event for event in reversed(flush.xa_events) if event.xid == xid), found)
+            if found is not None and found.kind == "prepare":
+                return PreparedXa(xid, found.start, found.end)
+            if found is not None:
+                break
+            stop = begin
+        raise LogPositionLostError(
+            f"XA COMMIT of {xid} at {log.position}: the transaction was prepared before {files[0]}, the first file that the "
+            "source's log still has, so its rows are lost to the job.",
+            f"{START_OVER_NOW} Let the server keep its log for longer than XA transactions stay prepared.",
+        )
 
     def _new_source(self) -> None:
         """Adds the source of the GTID at EVENT: a server, or a domain and server."""
@@ -306,6 +337,16 @@ class Reading:
 
 _ERROR, _END, _END_BYTES = 0xFF, 0xFE, 9
 _LOG_RESET = f"The source's log was reset, or the server was restored from a backup. {START_OVER_NOW}"
+
+
+def _opened(source: LogSource) -> Connection:
+    """Raises ConnectionLostError if the new connection breaks at once."""
+    try:
+        return source.open()
+    except pymysql.MySQLError as exc:
+        if is_transient(exc):
+            raise ConnectionLostError(error_text(exc)) from exc
+        raise
 
 
 def _check_log(connection: Connection, position: BinlogPosition, gtids: GtidSet) -> None:

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -92,14 +92,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class XaEvent:
+    """An XA PREPARE, XA COMMIT or XA ROLLBACK. Its event group is [`start`, `end`) of the log."""
+
+    kind: Literal["prepare", "commit", "rollback"]
+    xid: str
+    start: BinlogPosition
+    end: BinlogPosition
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """The output of one flush: rows, and the transactions that ended since the last flush (lines of TX_FIELDS, with indexes
-    into `sources` and numbers of `files`)."""
+    into `sources` and numbers of `files`), and the XA events since then."""
 
     batches: list[LogBatch]
     transactions: Int64s
     sources: Sequence[Source]
     files: Mapping[int, str]
+    xa_events: Sequence[XaEvent] = ()
 
 
 class LogState:
@@ -142,6 +153,8 @@ class LogState:
         """Set by a handler: continue at this position."""
         self.truncated: tuple[Sequence[TableId], Int64s] | None = None
         """Set by a handler: emit the waiting rows, then the truncation of these tables by the transaction of this line."""
+        self.xa_events: list[XaEvent] = []
+        """Those since the last flush."""
 
     def start_dump(self, position: BinlogPosition, *, seeking: bool) -> None:
         """Resets the state for a new dump from `position`. Everything that is not yet emitted comes again."""
@@ -152,6 +165,7 @@ class LogState:
         self.file = position.file
         self.prepared = dict(self.progress.prepared)
         self.deferred = self.reread = self.resume_at = self.truncated = None
+        self.xa_events = []
         mark = state[w.MARK]
         state[:] = 0
         state[w.MARK] = mark
@@ -168,6 +182,7 @@ class LogState:
         self.state[w.SEEKING] = 0
         self.state[w.TX] = self.state[w.ROW] = 0
         self.prepared = dict(self.progress.prepared)
+        self.xa_events = []
         self.finished = False
         self._set_stop()
 
@@ -370,7 +385,8 @@ class LogState:
         state[w.TX] = 0
         if state[w.DEFERRED]:
             self._enter_deferred()
-        return Flush(made, transactions, self.sources.sources, self.files)
+        xa_events, self.xa_events = self.xa_events, []
+        return Flush(made, transactions, self.sources.sources, self.files, xa_events)
 
     def _truncations(self, names: Names) -> list[LogBatch]:
         if self.truncated is None:

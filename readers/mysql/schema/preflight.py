@@ -58,7 +58,7 @@ def preflight(
         *findings,
         *check_server_ids(demands),
         *check_settings_of_tables(tables, demands.tables),
-        *check_prepared_transactions(connection),
+        *check_prepared_transactions(connection, server, snapshots=demands.snapshots),
     ]
     schemas: dict[TableId, TableSchema] = {}
     for table, facts in tables.items():

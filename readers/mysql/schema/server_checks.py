@@ -5,6 +5,7 @@ import re
 import pymysql
 
 from tidemark.readers.findings import Finding, of_error, refusal, warning
+from tidemark.readers.mysql.binlog.xa import prepared_xids
 from tidemark.readers.mysql.connect import Connection, error_code, error_text
 from tidemark.readers.mysql.server import (
     ACCESS_DENIED,
@@ -20,7 +21,6 @@ SHORT_EXPIRY_SECONDS = 86_400
 SMALL_PACKET_BYTES = 16 << 20
 
 _GRANT = re.compile(r"GRANT (?P<privileges>.+?) ON \*\.\* TO ", re.IGNORECASE)
-_XA_NOT_ALLOWED = 1401
 _MAKE_PERMANENT = "and make it permanent in the server's option file; open sessions keep the old value"
 
 
@@ -100,23 +100,23 @@ def find_log_status(connection: Connection, server: ServerInfo) -> tuple[LogStat
         return None, [of_error(error)]
 
 
-def check_prepared_transactions(connection: Connection) -> list[Finding]:
-    """Warns of prepared XA transactions: their rows are already logged, but no SELECT sees them yet."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("XA RECOVER")
-            count = len(cursor.fetchall())
-    except pymysql.MySQLError as error:
-        if error_code(error) not in ACCESS_DENIED | {_XA_NOT_ALLOWED}:
-            raise
-        return []  # no XA_RECOVER_ADMIN: the log reader will stop at the XA COMMIT of rows that it did not see
-    if not count:
+def check_prepared_transactions(connection: Connection, server: ServerInfo, *, snapshots: bool) -> list[Finding]:
+    """Warns of prepared XA transactions. Refuses a server whose watermarks need their list if the account may not see it."""
+    if not server.log_bin:
         return []
+    try:
+        xids = sorted(prepared_xids(connection))
+    except SourceNotUsableError as error:
+        # With GTIDs the list is only for this warning. MariaDB shows it to everybody.
+        return [of_error(error)] if snapshots and server.gtid_mode != "ON" else []
+    if not xids:
+        return []
+    shown = ", ".join(xids[:3]) + (", …" if len(xids) > 3 else "")
     return [
         warning(
-            f"{count} XA transaction(s) are prepared but not committed. If their rows were logged before a new job's start, "
-            "the job stops at their XA COMMIT.",
-            "Commit or roll them back before the first start of a job (XA RECOVER lists them).",
+            f"{len(xids)} XA transaction(s) are prepared but not committed: {shown}. Their changes are copied once they "
+            "commit. If the server has deleted the log in which they were prepared, the job then stops.",
+            "Commit or roll back those that are forgotten (XA RECOVER lists them).",
         )
     ]
 

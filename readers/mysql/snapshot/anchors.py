@@ -1,6 +1,7 @@
-"""The newest anchor of this process: a log position with exactly the GTIDs of the log before it.
+"""The newest anchor of this process: with GTIDs, a log position with exactly the GTIDs of the log before it. Without GTIDs, a
+position up to which all XA COMMITs are visible.
 
-Every split's high is an anchor. A split that starts from a later anchor reads less log to complete its rows.
+Every split's high is an anchor. A split that starts from a later anchor reads less log.
 """
 
 import threading
@@ -26,9 +27,7 @@ def newest_anchor(scope: Scope, given: BinlogPosition) -> BinlogPosition:
 
 
 def remember_anchor(scope: Scope, position: BinlogPosition) -> None:
-    """Remembers the position as an anchor, unless it has no GTIDs or a later one is known."""
-    if position.gtids is None:
-        return
+    """Remembers the position as an anchor, unless a later one is known."""
     with _guard:
         known = _newest.pop(scope, None)
         _newest[scope] = position if known is None or known.order < position.order else known

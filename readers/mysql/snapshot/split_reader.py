@@ -23,6 +23,7 @@ import pyarrow as pa
 import pymysql
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
 from tidemark.readers.mysql.binlog.reader import LogReader
@@ -89,10 +90,11 @@ class SnapshotSource:
     zero_dates_null: bool = True
     where: Mapping[TableId, str] = field(default_factory=dict)
     masked: frozenset[TableId] = frozenset()
+    reconnect: Reconnect = AT_START
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError for another server than the job's."""
-        connection = connect(self.endpoint, self.tls)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
         try:
             require_identity(connection, self.server.identity)
         except BaseException:
@@ -115,7 +117,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         super().__init__(session)
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
-        self._watermarks = Watermarks(source.server, source.method) if watermarks is None else watermarks
+        self._watermarks = Watermarks(source.server, source.method, self._log) if watermarks is None else watermarks
         self._keys = MySqlKeys(session, {})
         self._scope = (source.job_uuid, source.server.identity)
         self._begun: dict[str, int] = {}
@@ -161,7 +163,7 @@ class SplitReader(RetryingSplitReader[Connection]):
             high = self._replay(schema, low, high, replay.add)
             rows, settled = replay.apply(rows)
         failpoint("snapshot.normalised")
-        return _split_read(split, rows, self._dated(high, anchor), settled, low)
+        return _split_read(split, rows, self._anchored(high, anchor), settled, low)
 
     def _read_at_rest(
         self, connection: Connection, split: Split, schema: TableSchema, low: Low, anchor: BinlogPosition
@@ -178,7 +180,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         if changes:
             raise SplitChangedError(f"{schema.table}, which has no key, changed.", "Read the split again.")
         rows = self._select(connection, split, schema, in_transaction=True)
-        return _split_read(split, rows, self._dated(high, anchor), 0, low)
+        return _split_read(split, rows, self._anchored(high, anchor), 0, low)
 
     def _select(self, connection: Connection, split: Split, schema: TableSchema, *, in_transaction: bool) -> pa.Table:
         """Selects an explicit list of columns: `*` omits invisible ones, and changes with a DDL."""
@@ -214,14 +216,19 @@ class SplitReader(RetryingSplitReader[Connection]):
         if end.order == low.start.order:
             return low.start
         self.counters.replays += 1
-        log_range = LogRange(low.start, end)
+        log_range = LogRange(low.start, end, low.prepared)
         source = self._source
         reader = LogReader(self._log(), {schema.table: schema}, ReadOptions(zero_dates_null=source.zero_dates_null))
         for batch in reader.read(log_range, skip=low.contained, replay=True):
             self.counters.replayed_changes += batch.rows.num_rows
             take(batch.rows)
-        remember_anchor(self._scope, reader.end)
         return reader.end
+
+    def _anchored(self, high: BinlogPosition, anchor: BinlogPosition) -> BinlogPosition:
+        """The dated high, which is the anchor of later splits."""
+        dated = self._dated(high, anchor)
+        remember_anchor(self._scope, dated)
+        return dated
 
     def _dated(self, high: BinlogPosition, anchor: BinlogPosition) -> BinlogPosition:
         """The high with the creation time of its file. Raises LogPositionLostError if that contradicts the anchor."""
@@ -239,7 +246,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         ids = tuple(
             random.sample(source.server_ids, len(source.server_ids))
         )  # other readers take theirs from the same range
-        return ServerLog.of(source.endpoint, source.tls, source.server, ids)
+        return ServerLog.of(source.endpoint, source.tls, source.server, ids, source.reconnect)
 
     def _in_range(self, split: Split, schema: TableSchema, rows: pa.Table) -> npt.NDArray[np.bool_]:
         if split.range == KeyRange(None, None):

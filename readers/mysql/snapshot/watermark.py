@@ -6,29 +6,30 @@
   it. One reader at a time asks for it, until the server gives stable answers (see `_stable_position`).
 
 A plain file and offset is not a low on either server: a transaction is in the log before a SELECT sees it.
+An XA COMMIT is special: log_status does not wait until it is visible, and MariaDB's snapshot may lack one of another
+session that stands before its position. So these two lows count only if all XA COMMITs before them are visible
+(spec/XA.tla). With GTIDs there is nothing to ask: `gtid_executed` has an XA COMMIT once it is visible.
 The high is the log's end after the SELECT. The log in between is replayed (normalise.py). The replay has all changes that
 the SELECT did not see. It may also have changes that the SELECT saw, which does no harm.
 """
 
 import json
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pymysql
 
+from tidemark.readers.mysql.binlog.connection import LogSource
+from tidemark.readers.mysql.binlog.xa import prepared_xids
 from tidemark.readers.mysql.connect import Connection, error_text, is_transient
 from tidemark.readers.mysql.server import ServerInfo, WatermarkMethod, read_log_status
+from tidemark.readers.mysql.snapshot.xa_commits import Waiting, XaCommits, not_visible
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet
+from tidemark.state.log_range import PreparedXa
 from tidemark.state.position import BinlogPosition
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
-
-VISIBILITY_WAIT_SECONDS = 60.0
-"""A transaction is visible milliseconds after it is logged, unless the server waits for a semi-synchronous replica."""
-
-FIRST_POLL_SECONDS = 0.001
-MAX_POLL_SECONDS = 0.1
 
 EQUAL_ANSWERS = 10
 """With 3 sessions polling, 1 answer in 70 was another session's. Five equal answers in a row were never wrong in 9,000
@@ -43,20 +44,24 @@ _NOW_US = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
 
 @dataclass(frozen=True, slots=True)
 class Low:
-    """The SELECT sees the log up to `start`, and the transactions `contained` after it. `exact`: it sees nothing else."""
+    """The SELECT sees the log up to `start`, and the transactions `contained` after it. `exact`: it sees nothing else.
+    `prepared`: XA transactions that are open at `start`."""
 
     start: BinlogPosition
     contained: GtidSet
     exact: bool
     taken_at_us: int
     """The source's clock, in microseconds since 1970."""
+    prepared: tuple[PreparedXa, ...] = ()
 
 
 class Watermarks:
-    """Takes lows and highs on a server. Tests replace `low` to show what goes wrong with a weaker one."""
+    """Takes lows and highs on a server. Tests replace `low` to show what goes wrong with a weaker one. `log`: the source's log,
+    which is searched for XA COMMITs."""
 
-    def __init__(self, server: ServerInfo, method: WatermarkMethod) -> None:
+    def __init__(self, server: ServerInfo, method: WatermarkMethod, log: Callable[[], LogSource]) -> None:
         self._server = server
+        self._log = log
         self.method = method
 
     @property
@@ -69,24 +74,38 @@ class Watermarks:
 
         Raises SourceNotUsableError if the server does not give one.
         """
-        delay_seconds, deadline = FIRST_POLL_SECONDS, time.monotonic() + VISIBILITY_WAIT_SECONDS
+        commits, waiting = XaCommits(self._log, anchor), Waiting()
         while True:
-            match self.method:
-                case "gtid":
-                    low = _gtid_low(connection, anchor)
-                case "log_status":
-                    low = _log_status_low(connection)
-                case "consistent_snapshot":
-                    low = _snapshot_low(connection)
+            low = self._low(connection, anchor, commits)
             if low is not None and low.start.order >= anchor.order:
                 return low
-            if time.monotonic() > deadline:
-                raise _not_visible(anchor)
-            time.sleep(delay_seconds)
-            delay_seconds = min(2 * delay_seconds, MAX_POLL_SECONDS)
+            waiting.wait(not_visible(anchor))
+
+    def _low(self, connection: Connection, anchor: BinlogPosition, commits: XaCommits) -> Low | None:
+        """None if it does not count: the SELECT may miss a transaction of the log before it."""
+        match self.method:
+            case "gtid":
+                return _gtid_low(connection, anchor)
+            case "log_status":
+                low = _log_status_low(connection)
+                if low.start.order < anchor.order:
+                    return None
+                self._await_xa_commits(connection, commits, low.start)
+                return replace(low, prepared=commits.open)
+            case "consistent_snapshot":
+                status = read_log_status(connection, self._server)
+                end, prepared = BinlogPosition(status.file, status.pos), prepared_xids(connection)
+                low = _snapshot_low(connection)
+                return low if commits.are_visible(low.start, end, prepared) else None
+
+    def _await_xa_commits(self, connection: Connection, commits: XaCommits, position: BinlogPosition) -> None:
+        waiting = Waiting()
+        while not commits.are_visible(position, position, prepared_xids(connection)):
+            waiting.wait(not_visible(position))
 
     def high(self, connection: Connection, low: Low) -> BinlogPosition:
-        """The log's end, without GTIDs. Raises LogPositionLostError if it is before the low."""
+        """The log's end, without GTIDs. SELECTs see the XA COMMITs up to it, so that it can be an anchor. Raises
+        LogPositionLostError if it is before the low."""
         if low.exact:
             return low.start
         status = read_log_status(connection, self._server)
@@ -96,14 +115,9 @@ class Watermarks:
                 f"The source's log ends at {end}, but it had reached {low.start} before.",
                 f"The log was reset, or the server was replaced. {START_OVER_NOW}",
             )
+        if self.method == "log_status":
+            self._await_xa_commits(connection, XaCommits(self._log, low.start), end)
         return end
-
-
-def _not_visible(anchor: BinlogPosition) -> SourceNotUsableError:
-    return SourceNotUsableError(
-        f"Transactions before {anchor} are still not executed after {VISIBILITY_WAIT_SECONDS:.0f} s.",
-        f"Check whether the server waits for a semi-synchronous replica. If its log was reset, {START_OVER}.",
-    )
 
 
 def _gtid_low(connection: Connection, anchor: BinlogPosition) -> Low | None:

@@ -9,7 +9,7 @@ import pymysql
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.source import Tls
-from tidemark.conf.tls import client_context, unusable_files
+from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.sinks.mirror.connecting import open_session
 from tidemark.sinks.mirror.ledger import LedgerSession
 from tidemark.sinks.mirror.mysql import errors as mysql_errors
@@ -17,7 +17,7 @@ from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import ValueRange, mysql_value_range
-from tidemark.state.errors import JobFileError
+from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, TableSchema
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
@@ -273,7 +273,7 @@ def connect(endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceK
     context = None if tls is None else tls_context(tls)
     doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
     return open_session(
-        lambda: _open(endpoint, context),
+        lambda: _open(endpoint, tls, context),
         lambda connection: MySqlSession(connection, home, source_kind),
         pymysql.MySQLError,
         mysql_errors.is_transient,
@@ -281,7 +281,7 @@ def connect(endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceK
     )
 
 
-def _open(endpoint: Endpoint, context: ssl.SSLContext | None) -> Connection:
+def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None) -> Connection:
     return pymysql.connect(
         host=endpoint.host,
         port=endpoint.port,
@@ -294,6 +294,7 @@ def _open(endpoint: Endpoint, context: ssl.SSLContext | None) -> Connection:
         write_timeout=READ_TIMEOUT_SECONDS,
         ssl=context,  # a context means: TLS, or no connection
         ssl_disabled=context is None,
+        auth_plugin_map=password_plugins("sink.tls", tls, endpoint.host, SinkError),
         program_name="tidemark mirror",
     )
 
