@@ -46,6 +46,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class BadValues:
+    """How many values of a column the target could not hold in a part, and what became of them (`sink.on_bad_value`)."""
+
+    table: TableId
+    column: str
+    policy: str
+    count: int
+
+    def __str__(self) -> str:
+        done = {
+            "null": "NULL was written",
+            "text": "another text was written",
+            "reject": "their rows are in tidemark_rejects",
+        }
+        return f"{self.table}: the target can't hold {self.count} values of column {self.column}; {done[self.policy]}."
+
+
+@dataclass(frozen=True, slots=True)
 class PartResult:
     """A part that is durable in the sink. `skipped`: it was durable before this attempt."""
 
@@ -53,6 +71,7 @@ class PartResult:
     part: str
     row_count: int
     skipped: bool
+    bad_values: tuple[BadValues, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

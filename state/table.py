@@ -18,12 +18,13 @@ class TableId:
 
 LEDGER_TABLE = "tidemark_ledger"
 REGISTRY_TABLE = "tidemark_tables"
-"""Tidemark's own tables in a mirror's target: the parts that it holds, and whose each table is."""
+REJECTS_TABLE = "tidemark_rejects"
+"""Tidemark's own tables in a mirror's target: the parts that it holds, whose each table is, and rows that it can't hold."""
 
 
 def is_own_table(name: str) -> bool:
     """No job copies a table of such a name, nor writes a copy under it, in whatever schema: each write would bring another."""
-    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE}
+    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tidemark.sinks.mirror.target import Owner, TargetName
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE
+from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
 
 _OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
 
@@ -129,6 +129,10 @@ class LedgerSession(ABC):
     @property
     def _ledger(self) -> str:
         return _escape_percent(self.full_name(TargetName(self.home, LEDGER_TABLE)))
+
+    @property
+    def rejects(self) -> str:
+        return _escape_percent(self.full_name(TargetName(self.home, REJECTS_TABLE)))
 
     @property
     def _registry(self) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity
@@ -106,6 +107,16 @@ class TableRows(Protocol):
     def empty(self) -> None:
         """Deletes all rows."""
 
+    def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
+        """Finds the values that the target's column can't hold, None if it can hold all of them."""
+
+    def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
+        """Returns texts that the column can hold, None if it is not text."""
+
+    def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Returns these columns of the target's present row with each key; None if it has no such row. Only text, bytes and
+        decimals."""
+
     def complete(self, partial: PartialRows) -> None:
         """Takes the missing values from the target's present rows, and keeps the completed rows for `insert_completed`.
 
@@ -151,6 +162,17 @@ class Session(Protocol):
         Returns None, or the part's row count if the ledger has the part already. Then no transaction is open.
         """
 
+    @property
+    def rejects(self) -> str:
+        """The full name of the table of rejects, with percent signs doubled."""
+
+    def create_rejects(self) -> None:
+        """Creates the table of rejects unless it exists."""
+
+    def execute(self, sql: str, arguments: tuple[Any, ...] = (), *, doing: str = "being asked") -> int:
+        """Runs a statement with `%s` for each argument. Returns the number of affected rows."""
+
+    def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
     def commit(self, row_count: int) -> None: ...
     def rollback(self) -> None: ...

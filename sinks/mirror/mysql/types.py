@@ -7,6 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAMP_64
 from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
 from tidemark.sinks.mirror.value_ranges import (
     FormattedText,
@@ -49,6 +50,13 @@ class MySqlDialect:
     fold_names: bool
     source_kind: SourceKind
     name_limit: str = f"{MAX_NAME_LENGTH} characters"
+
+    @property
+    def timestamps(self) -> tuple[int, int]:
+        """The first and the last TIMESTAMP, in microseconds since 1970."""
+        if self.flavour == "mysql":
+            return 1_000_000, LAST_TIMESTAMP
+        return 1, LAST_TIMESTAMP_64 if self.version >= (11, 5) else LAST_TIMESTAMP
 
     def name_fits(self, name: str) -> bool:
         return 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name

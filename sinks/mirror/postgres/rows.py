@@ -1,14 +1,16 @@
 """Rows for PostgreSQL: COPY in binary format, with fields in the format of the target's column types."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.net_effect import PartialRows
+from tidemark.sinks.mirror.postgres.bad_values import TEXTS, bad_values, without_nul
 from tidemark.sinks.mirror.postgres.types import full_name, quoted
 from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.rows import postgres_binary as binary
@@ -30,6 +32,7 @@ class Runner(Protocol):
         """Returns the number of rows. Raises SinkError."""
 
     def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+    def query(self, sql: str, arguments: tuple[object, ...] = ()) -> list[tuple[Any, ...]]: ...
 
 
 class PostgresTableRows:
@@ -62,6 +65,21 @@ class PostgresTableRows:
     def empty(self) -> None:
         """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
         self.run(f"DELETE FROM {full_name(self._target)}")
+
+    def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
+        return bad_values(values, self._types[column])
+
+    def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
+        return without_nul(values) if self._types[column] in TEXTS else None
+
+    def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Texts are those of the types' output functions."""
+        kinds = self._schema.arrow_schema()
+        names = ", ".join(_value(quoted(name), kinds.field(name).type) for name in columns).replace("%", "%%")
+        condition = " AND ".join(f"{quoted(name).replace('%', '%%')} = %s" for name in self._schema.key)
+        sql = f"SELECT {names} FROM {full_name(self._target).replace('%', '%%')} WHERE {condition}"
+        found = [self._runner.query(sql, tuple(key.values())) for key in keys.to_pylist()]
+        return [dict(zip(columns, rows[0], strict=True)) if rows else None for rows in found]
 
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
@@ -113,16 +131,11 @@ class PostgresTableRows:
     def _fields(self, name: str, array: pa.Array, batch: pa.RecordBatch) -> Fields:
         type_name = self._types[name]
         try:
-            fields = encoder(array.type, type_name)(array)
+            return encoder(array.type, type_name)(array)
         except binary.BadTextError as exc:
             raise self._refused(name, f"is not a {type_name}", batch, exc.row) from exc
         except ValueError as exc:
             raise self._refused(name, f"is {exc}", batch, None) from exc
-        if pa.types.is_string(array.type) and type_name in _TEXTS:
-            row = binary.first_with_nul(fields)
-            if row is not None:
-                raise self._refused(name, "has a NUL character, which PostgreSQL's text can't hold,", batch, row)
-        return fields
 
     def _refused(self, name: str, why: str, batch: pa.RecordBatch, row: int | None) -> SinkError:
         known = {key: batch.column(key)[row].as_py() for key in self._schema.key} if row is not None else {}
@@ -134,7 +147,8 @@ class PostgresTableRows:
         )
 
 
-_TEXTS = frozenset({"text", "varchar", "bpchar", "json", "jsonb"})
+def _value(name: str, kind: pa.DataType) -> str:
+    return f"CASE num_nulls({name}) WHEN 0 THEN concat({name}) END" if pa.types.is_string(kind) else name
 
 
 def encoder(kind: pa.DataType, type_name: str) -> Encode:

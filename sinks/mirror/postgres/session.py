@@ -16,7 +16,7 @@ from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, postgres_value_range, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.state.errors import SinkError
-from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -183,6 +183,20 @@ class PostgresSession(LedgerSession):
             doing=doing,
         )
         self.end_transaction("creating Tidemark's own tables")
+
+    def create_rejects(self) -> None:
+        doing = "creating Tidemark's own tables"
+        self.execute("SELECT pg_advisory_xact_lock(hashtext('tidemark'))")
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, REJECTS_TABLE))} ("
+            "job_uuid text NOT NULL, source_database text NOT NULL, source_table text NOT NULL, row_digest text NOT NULL, "
+            "has_key boolean NOT NULL, row_key text NOT NULL, change_type text NOT NULL, bad_columns text NOT NULL, "
+            "row_data text NOT NULL, epoch bigint NOT NULL, part text NOT NULL, "
+            "rejected_at timestamptz NOT NULL DEFAULT now(), "
+            "PRIMARY KEY (job_uuid, source_database, source_table, row_digest))",
+            doing=doing,
+        )
+        self.end_transaction(doing)
 
     def create_schema(self, schema: str) -> None:
         self.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}", doing=f"creating schema {schema}")
