@@ -135,7 +135,7 @@ class Rejects:
         if not found.all():
             others = pa.array(~found)
             rest = PartialRows(partial.rows.filter(others), partial.origins.filter(others), partial.missing[~found])
-        return NetEffect(effect.touched, joined(effect.rows, whole), rest)
+        return NetEffect(effect.touched, effect.gone, joined(effect.rows, whole), rest)
 
     def _values(self, schema: TableSchema, key: str) -> dict[str, Any]:
         """Returns a rejected row's values that the log may leave out."""

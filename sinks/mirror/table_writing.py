@@ -62,16 +62,21 @@ class TableWriting:
 
     def _write_keyed(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
         effect = self.rejects.completed(schema, net_effect(schema, changes))
-        partial, rejected = self._partial(schema, effect)
+        partial, partial_rejected = self._partial(schema, effect)
+        passed, rejected = self.gate.passed(effect.rows)
+        removed = [effect.gone] if self.rows.updates_in_place else [effect.touched]
         self.rejects.forget(schema, effect.touched)
-        if rejected is not None:
-            self.rejects.add(schema, rejected)
+        for some in (partial_rejected, rejected):
+            if some is not None:
+                self.rejects.add(schema, some)
+                removed.append(some.rows.select(list(schema.key)))
         if partial is not None:
             self.rows.complete(partial)
-        self.rows.delete(self.gate.holdable(effect.touched))
-        self._insert(schema, effect.rows)
+        for keys in removed:
+            self.rows.delete(self.gate.holdable(keys))
+        self.rows.upsert(passed)
         if partial is not None:
-            self.rows.insert_completed()
+            self.rows.upsert_completed()
 
     def _partial(self, schema: TableSchema, effect: NetEffect) -> tuple[PartialRows | None, RejectedRows | None]:
         """Returns the rows that the target completes, and those to reject, completed."""

@@ -46,7 +46,7 @@ class TargetColumn:
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
-    triggers that our writes fire, and PostgreSQL's rules."""
+    triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
@@ -54,6 +54,13 @@ class TargetTable:
     foreign_keys: tuple[str, ...]
     engine_problem: str | None = None
     triggers: tuple[str, ...] = ()
+    updatable: bool = True
+
+    @property
+    def updated_in_place(self) -> bool:
+        """Whether changed rows are updated, and so keep other columns' values. With another unique index they are deleted and
+        inserted: no order of updates is right for every chain and swap of unique values."""
+        return self.updatable and not self.unique_indexes
 
     def column(self, name: str) -> TargetColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -101,6 +108,13 @@ class TableRows(Protocol):
     def insert(self, rows: pa.RecordBatch) -> None:
         """Inserts rows of the table's captured columns. The target must not have their keys."""
 
+    @property
+    def updates_in_place(self) -> bool:
+        """Whether `upsert` updates present rows. If not, their keys must be deleted first."""
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        """Inserts rows of the table's captured columns, or updates those that the target has."""
+
     def delete(self, keys: pa.RecordBatch) -> None:
         """Deletes the rows with these keys, if they exist. `keys` has the key's columns in the key's order."""
 
@@ -118,13 +132,13 @@ class TableRows(Protocol):
         decimals."""
 
     def complete(self, partial: PartialRows) -> None:
-        """Takes the missing values from the target's present rows, and keeps the completed rows for `insert_completed`.
+        """Takes the missing values from the target's present rows, and keeps the completed rows for `upsert_completed`.
 
         Raises SinkError if the target does not have such a row.
         """
 
-    def insert_completed(self) -> None:
-        """Inserts the rows that `complete` has kept. The target must not have their keys."""
+    def upsert_completed(self) -> None:
+        """Writes the rows that `complete` has kept, as `upsert` does."""
 
 
 class Session(Protocol):

@@ -35,6 +35,7 @@ from tidemark.state.table import TableSchema
 STATEMENT_BYTES = 1 << 18
 """Measured on MySQL 9: 7.7 µs of the server's time a row; with 1 MiB 10 µs, with 4 MiB 11 µs. MariaDB shows no difference."""
 ROWS_AT_ONCE = 16384
+_NEW = "tidemark_new"
 _NUMBERS = itertools.count(1)
 KEYS_PER_DELETE = 1000
 """Far below the number at which the optimizers of MySQL and MariaDB read the whole table instead of a list of ranges."""
@@ -68,7 +69,8 @@ class MySqlTableRows:
             origin: self._value_ranges[name] for origin, name in zip(extra.origins, schema.key, strict=True)
         }
         self._value_ranges[extra.missing] = Text()
-        self._completion = Completion(self, schema, full_name(target), quoted, "STRAIGHT_JOIN")
+        self._completion = Completion(self, schema, full_name(target), quoted, "STRAIGHT_JOIN", self._upsert)
+        self.updates_in_place = existing.updated_in_place
         key = ", ".join(quoted(name) for name in schema.key)
         self._delete = f"DELETE FROM {full_name(target)} WHERE {_row(key, len(schema.key))} IN (".encode()
 
@@ -76,15 +78,47 @@ class MySqlTableRows:
         self.load(full_name(self._target), rows)
 
     def load(self, table: str, rows: pa.RecordBatch) -> None:
+        for count, affected in self._send(table, rows, b""):
+            check_row_count(str(self._target), affected, count)
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        if not self.updates_in_place:
+            self.insert(rows)
+            return
+        alias = self._dialect.has_row_alias
+        new = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
+        after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(new)}"
+        for _ in self._send(full_name(self._target), rows, after.encode()):
+            pass
+
+    def _send(self, table: str, rows: pa.RecordBatch, after: bytes) -> Iterator[tuple[int, int]]:
+        """Sends an INSERT with `after` at its end for each piece. Yields how many rows it has, and how many were affected."""
         columns = ", ".join(quoted(name) for name in rows.schema.names)
         insert = f"INSERT INTO {table} ({columns}) VALUES ".encode()
-        limit = min(STATEMENT_BYTES, self._runner.max_statement_bytes - len(insert))
+        longest = self._runner.max_statement_bytes - len(insert) - len(after)
         for start in range(0, rows.num_rows, ROWS_AT_ONCE):
             texts = self._sql_rows(rows.slice(start, ROWS_AT_ONCE), bare=False)
-            for first, last, text in _cut(texts, limit, ROWS_AT_ONCE):
-                if len(text) > self._runner.max_statement_bytes - len(insert):
+            for first, last, text in _cut(texts, min(STATEMENT_BYTES, longest), ROWS_AT_ONCE):
+                if len(text) > longest:
                     raise self._too_long(len(text))
-                check_row_count(str(self._target), self._runner.send(b"".join((insert, text))), last - first)
+                yield last - first, self._runner.send(b"".join((insert, text, after)))
+
+    def _assignments(self, value: str) -> str:
+        """Also sets the key's columns, because a collation takes keys as equal that look different."""
+        names = [quoted(column.name) for column in self._schema.captured]
+        return ", ".join(f"{name} = {value.format(name)}" for name in names)
+
+    def _upsert(self, table: str) -> str:
+        columns = ", ".join(quoted(column.name) for column in self._schema.captured)
+        update = f" ON DUPLICATE KEY UPDATE {self._assignments(f'{_NEW}.{{0}}')}" if self.updates_in_place else ""
+        return (
+            f"INSERT INTO {full_name(self._target)} ({columns}) SELECT {columns} FROM {table} {_NEW} WHERE TRUE{update}"
+        )
+
+    def check_written(self, affected: int, row_count: int) -> None:
+        """An updated row counts as two, and as none if it is the same."""
+        if not self.updates_in_place:
+            check_row_count(str(self._target), affected, row_count)
 
     def delete(self, keys: pa.RecordBatch) -> None:
         limit = self._runner.max_statement_bytes - len(self._delete) - 1
@@ -121,8 +155,8 @@ class MySqlTableRows:
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
 
-    def insert_completed(self) -> None:
-        self._completion.insert()
+    def upsert_completed(self) -> None:
+        self._completion.write()
 
     def create_temporary(self, columns: str) -> str:
         """See `completion.Statements`. The outer join makes columns nullable; sql_require_primary_key requires the key."""

@@ -52,6 +52,11 @@ class MySqlDialect:
     name_limit: str = f"{MAX_NAME_LENGTH} characters"
 
     @property
+    def has_row_alias(self) -> bool:
+        """Whether ON DUPLICATE KEY UPDATE names new values by an alias. MySQL warns of `VALUES(…)` since 8.0.20."""
+        return self.flavour == "mysql" and self.version >= (8, 0, 19)
+
+    @property
     def timestamps(self) -> tuple[int, int]:
         """The first and the last TIMESTAMP, in microseconds since 1970."""
         if self.flavour == "mysql":

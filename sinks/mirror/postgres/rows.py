@@ -44,13 +44,46 @@ class PostgresTableRows:
         extra = ExtraColumns.of(schema)
         self._types |= {origin: self._types[name] for origin, name in zip(extra.origins, schema.key, strict=True)}
         self._types[extra.missing] = "bpchar"
-        self._completion = Completion(self, schema, full_name(target), quoted, "JOIN")
+        self._completion = Completion(self, schema, full_name(target), quoted, "JOIN", self._upsert)
         self._stage: str | None = None
+        self._row_stage: str | None = None
+        self.updates_in_place = existing.updated_in_place
 
     def insert(self, rows: pa.RecordBatch) -> None:
         self.load(full_name(self._target), rows)
 
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        if not self.updates_in_place:
+            self.insert(rows)
+        elif rows.num_rows:
+            if self._row_stage is None:
+                self._row_stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._names))
+            else:
+                self._runner.execute(f"TRUNCATE {self._row_stage}")
+            self.load(self._row_stage, rows)
+            self.check_written(self.run(self._upsert(self._row_stage)), rows.num_rows)
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self._schema.captured]
+
+    def _upsert(self, table: str) -> str:
+        """Also sets the key's columns, because keys can be equal that look different: 1.0 and 1.00."""
+        columns = ", ".join(map(quoted, self._names))
+        conflict = ""
+        if self.updates_in_place:
+            key = ", ".join(map(quoted, self._schema.key))
+            values = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quoted, self._names))
+            conflict = f" ON CONFLICT ({key}) DO UPDATE SET {values}"
+        into = f"{full_name(self._target)} ({columns}) OVERRIDING SYSTEM VALUE"
+        return f"INSERT INTO {into} SELECT {columns} FROM {table}{conflict}"
+
+    def check_written(self, affected: int, row_count: int) -> None:
+        check_row_count(str(self._target), affected, row_count)
+
     def delete(self, keys: pa.RecordBatch) -> None:
+        if not keys.num_rows:
+            return
         if self._stage is None:
             self._stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._schema.key))
         else:
@@ -84,8 +117,8 @@ class PostgresTableRows:
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
 
-    def insert_completed(self) -> None:
-        self._completion.insert()
+    def upsert_completed(self) -> None:
+        self._completion.write()
 
     def create_temporary(self, columns: str) -> str:
         """See `completion.Statements`. The table ends with the transaction. Its columns have the target's types and

@@ -49,6 +49,12 @@ _UNIQUE = """
     SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary ORDER BY 1"""
 
+_KIND = """
+    SELECT relkind, relpersistence, NOT relhasrules
+           AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = c.oid AND indisprimary AND NOT indimmediate)
+           AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = c.oid AND attidentity = 'a' AND NOT attisdropped)
+    FROM pg_class c WHERE oid = %s"""
+"""ON CONFLICT takes no table with rules and no deferrable key. GENERATED ALWAYS refuses an UPDATE."""
 _TRIGGERS = """
     SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled IN ('O', 'A')
     UNION ALL SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN' AND ev_enabled IN ('O', 'A')
@@ -133,7 +139,7 @@ class PostgresSession(LedgerSession):
         oid = self._oid(target)
         if oid is None:
             return None
-        ((kind, persistence),) = self.query("SELECT relkind, relpersistence FROM pg_class WHERE oid = %s", (oid,))
+        ((kind, persistence, updatable),) = self.query(_KIND, (oid,))
         foreign_keys = self.query(
             "SELECT conname FROM pg_constraint WHERE contype = 'f' AND %s IN (conrelid, confrelid)", (oid,)
         )
@@ -144,6 +150,7 @@ class PostgresSession(LedgerSession):
             foreign_keys=tuple(name for (name,) in foreign_keys),
             engine_problem=_kind_problem(kind, persistence),
             triggers=tuple(name for (name,) in self.query(_TRIGGERS, (oid, oid))),
+            updatable=updatable,
         )
 
     def is_empty(self, target: TargetName) -> bool:
