@@ -31,7 +31,8 @@ class TargetColumn:
     """An existing column.
 
     `type_name` is the target's own text. `value_range` is None for a type that Tidemark does not write. `may_be_left_out`:
-    an INSERT needs no value for it. `collation`: in PostgreSQL only a nondeterministic one.
+    an INSERT needs no value for it. `collation`: in PostgreSQL only a nondeterministic one. `sql_type`: in PostgreSQL,
+    the type with its modifier.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TargetColumn:
     may_be_left_out: bool
     generated: bool
     collation: str | None
+    sql_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

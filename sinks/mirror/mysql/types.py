@@ -10,8 +10,10 @@ import pyarrow as pa
 from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAMP_64
 from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
 from tidemark.sinks.mirror.value_ranges import (
+    MAX_POSTGRES_VALUE,
     FormattedText,
     Labels,
+    PostgresType,
     Text,
     Timestamps,
     ValueRange,
@@ -75,8 +77,13 @@ class MySqlDialect:
     def value_range(self, column: Column) -> ValueRange:
         if self._has_mysql_type(column):
             return mysql_value_range(column.source_type)
-        value_range = canonical_value_range(column)
-        return Timestamps(value_range.digits, zoned=False) if isinstance(value_range, Timestamps) else value_range
+        match canonical_value_range(column):
+            case Timestamps(digits):
+                return Timestamps(digits, zoned=False)
+            case PostgresType():
+                return Text(None, MAX_POSTGRES_VALUE)
+            case value_range:
+                return value_range
 
     def _has_mysql_type(self, column: Column) -> bool:
         return self.source_kind != "postgresql" and not column.made

@@ -15,6 +15,7 @@ from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, postgres_value_range, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import PostgresType, is_kept_type
 from tidemark.state.errors import SinkError
 from tidemark.state.table import LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
@@ -27,7 +28,9 @@ LOCK_WAIT_SECONDS = 900
 COPY_BUFFER_BYTES = 1 << 18
 
 _SESSION = (
-    f"SET TIME ZONE 'UTC'; SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
+    # Texts are read as the source's reader writes them.
+    "SET TIME ZONE 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET lc_monetary = 'C'; "
+    f"SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
     f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET client_min_messages = warning; "
     "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; "
     # Keys are looked up in the index's order. The planner overestimates the cost of that and would read the whole table for
@@ -37,7 +40,8 @@ _SESSION = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _COLUMNS = """
-    SELECT a.attname, t.typname, a.atttypmod, a.attnotnull, a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
+    SELECT a.attname, t.typname, format_type(t.oid, a.atttypmod), a.atttypmod, a.attnotnull,
+           a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
            (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation AND NOT c.collisdeterministic)
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
@@ -221,7 +225,7 @@ class PostgresSession(LedgerSession):
         self.rollback()
 
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
-        return PostgresTableRows(self, target, schema, existing)
+        return PostgresTableRows(self, self._dialect, target, schema, existing)
 
     def end_transaction(self, doing: str) -> None:
         try:
@@ -249,12 +253,23 @@ def _kind_problem(kind: str, persistence: str) -> str | None:
 
 
 def _column(
-    name: str, type_name: str, modifier: int, not_null: bool, has_default: bool, generated: bool, collation: str | None
+    name: str,
+    type_name: str,
+    sql_type: str,
+    modifier: int,
+    not_null: bool,
+    has_default: bool,
+    generated: bool,
+    collation: str | None,
 ) -> TargetColumn:
+    value_range = postgres_value_range(type_name, modifier)
+    if value_range is None and is_kept_type(sql_type):
+        value_range = PostgresType(sql_type)
     return TargetColumn(
         name=name,
         type_name=type_name,
-        value_range=postgres_value_range(type_name, modifier),
+        value_range=value_range,
+        sql_type=sql_type,
         nullable=not not_null,
         may_be_left_out=has_default or generated or not not_null,
         generated=generated,
