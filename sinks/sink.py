@@ -8,6 +8,7 @@ epoch, part) become durable together. A part that the ledger has is read to its 
 run at the same time; one of them takes effect.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -60,7 +61,15 @@ class BadValues:
             "text": "another text was written",
             "reject": "their rows are in tidemark_rejects",
         }
-        return f"{self.table}: the target can't hold {self.count} values of column {self.column}; {done[self.policy]}."
+        return f"{self.table}: values of column {self.column} that the target can't hold: {self.count}; {done[self.policy]}."
+
+
+def added_up(found: Iterable[BadValues]) -> list[BadValues]:
+    """Returns one for each table, column and policy, in their order."""
+    counts: Counter[tuple[TableId, str, str]] = Counter()
+    for bad in found:
+        counts[bad.table, bad.column, bad.policy] += bad.count
+    return [BadValues(table, column, policy, count) for (table, column, policy), count in sorted(counts.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.sink_state import SinkCase, make_case, mirror, mirror_of_postgres, target_name  # noqa: F401  # fixtures
@@ -301,7 +301,18 @@ def test_stopped_job_goes_on_with_another_policy(
     with pytest.raises(SinkError, match="column day is null") as caught:
         run_epochs(path)
     assert f"{database.schema}.days: {{day: reject}}" in caught.value.remedy
-    run_epochs(path, f"sink.on_bad_value_in={{{database.schema}.days: {{day: reject}}}}")
+    notes = Notes()
+    run_epochs(path, f"sink.on_bad_value_in={{{database.schema}.days: {{day: reject}}}}", notes=notes)
+    assert [facts for event, facts in notes.found if event == "warning" and "column" in facts] == [
+        {
+            "table": f"{database.schema}.days",
+            "column": "day",
+            "policy": "reject",
+            "values": 1,
+            "text": f"{database.schema}.days: values of column day that the target can't hold: 1; "
+            "their rows are in tidemark_rejects.",
+        }
+    ]
     assert postgres_database.query("SELECT * FROM notes ORDER BY id") == [(1, "ok"), (2, "ab"), (3, "ok")]
     assert postgres_database.query("SELECT n FROM days ORDER BY day") == [(1,), (3,)]
     assert postgres_database.query("SELECT row_data FROM tidemark_rejects") == [('{"day":null,"n":2}',)]
