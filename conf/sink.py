@@ -75,6 +75,17 @@ def _only_stop(value: Any) -> Any:
     return value
 
 
+BadValuePolicy = Literal["stop", "null", "text", "reject"]
+"""What happens to a value that the target can't hold."""
+
+
+def _null_is_a_word(value: Any) -> Any:
+    """Reads YAML's `null` as the word null, and refuses what is planned."""
+    if value == "park":
+        raise refuse(not_supported_yet("on_bad_value: park") + ". Allowed: stop, null, text, reject")
+    return "null" if value is None else value
+
+
 class _Sink(Section):
     on_schema_change: Annotated[Literal["stop"], BeforeValidator(_only_stop)] = Field(
         "stop", description="What happens if a captured table's columns change: the job stops and says what to do."
@@ -113,6 +124,26 @@ class MirrorSink(_Sink):
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
+    )
+    on_bad_value: Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)] = Field(
+        "stop",
+        description="What happens to a value that the target can't hold. `stop`: the job stops. `null`: NULL is written. "
+        "`text`: where the column is text, the value is written in another form. `reject`: the row is kept in the table "
+        "`tidemark_rejects` of the target instead. May be changed at any time, also for a job that has stopped.",
+    )
+    on_bad_value_in: Annotated[
+        Mapping[
+            NameOfTable,
+            Annotated[
+                Mapping[Text, Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)]],
+                Written("a mapping from columns to stop | null | text | reject"),
+            ],
+        ],
+        Written("a mapping from tables to mappings from columns to stop | null | text | reject"),
+    ] = Field(
+        {},
+        description="The same for single columns.",
+        examples=[{"shop.orders": {"note": "text"}}],
     )
 
 

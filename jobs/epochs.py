@@ -14,6 +14,7 @@ from tidemark.jobs.planner import Planner
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.write_parts import Writing, Written
+from tidemark.sinks.sink import added_up
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
@@ -113,6 +114,10 @@ class EpochLoop:
         self._summary.epochs += 1
         self._summary.rows += sum(part.row_count for part in written if part.is_snapshot)
         self._summary.changes += sum(part.row_count for part in written if not part.is_snapshot)
+        for bad in added_up(value for part in written for value in part.bad_values):
+            self._summary.bad_values += bad.count
+            facts = {"table": str(bad.table), "column": bad.column, "policy": bad.policy, "values": bad.count}
+            self._notes.add("warning", **facts, text=str(bad))
 
     def _show(self, planner: Planner, *, idle: bool = False) -> None:
         """Shows the state after the newest epoch, which is committed."""

@@ -18,7 +18,7 @@ from tidemark.state.errors import JobFileError
 @dataclass(slots=True)
 class RunSummary:
     """The work of a run. `rows` came from the snapshot and `changes` from the log, as the sink wrote them in this run.
-    `cause` and `remedy` are set if the run failed."""
+    `bad_values`: the target can't hold them (sink.on_bad_value). `cause` and `remedy` are set if the run failed."""
 
     job: str = ""
     exit_code: int = 0
@@ -27,6 +27,7 @@ class RunSummary:
     epochs: int = 0
     rows: int = 0
     changes: int = 0
+    bad_values: int = 0
     seconds: float = 0.0
     position: str = ""
     tables: list[dict[str, Any]] = field(default_factory=list)

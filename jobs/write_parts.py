@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidemark.conf.redaction import redact_exception
 from tidemark.jobs.read_parts import PartTask, read_part
-from tidemark.sinks.sink import EpochSink, JobIdentity, PartSink, Schemas
+from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, Schemas
 from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
 
@@ -19,10 +19,11 @@ MAX_ITEMS_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A part that the sink has."""
+    """A part that the sink has, and the values in it that its target can't hold."""
 
     part: str
     row_count: int
+    bad_values: tuple[BadValues, ...] = ()
 
     @property
     def is_snapshot(self) -> bool:
@@ -58,7 +59,7 @@ class TaskWriting:
             with _Ahead(read_part(task), given_up) as items:
                 for result in writer.write(items, self.schemas):
                     failpoint("sink.after_commit")
-                    yield Written(result.part, result.row_count)
+                    yield Written(result.part, result.row_count, result.bad_values)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise

@@ -155,6 +155,7 @@ def _later() -> str:
     later += [f"`sink.type: {kind}`" for kind in LATER_SINK_TYPES]
     later += [
         "`sink.on_schema_change: evolve` and `ignore`",
+        "`sink.on_bad_value: park`",
         "`snapshot.interleave: true`",
     ]
     introduction = "Planned, and refused until they are supported:"

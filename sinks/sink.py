@@ -9,6 +9,7 @@ run at the same time; one of them takes effect. A part of a driver that was repl
 refused (`tidemark.sinks.fencing`).
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
@@ -51,6 +52,32 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class BadValues:
+    """How many values of a column the target could not hold in a part, and what became of them (`sink.on_bad_value`)."""
+
+    table: TableId
+    column: str
+    policy: str
+    count: int
+
+    def __str__(self) -> str:
+        done = {
+            "null": "NULL was written",
+            "text": "another text was written",
+            "reject": "their rows are in tidemark_rejects",
+        }
+        return f"{self.table}: values of column {self.column} that the target can't hold: {self.count}; {done[self.policy]}."
+
+
+def added_up(found: Iterable[BadValues]) -> list[BadValues]:
+    """Returns one for each table, column and policy, in their order."""
+    counts: Counter[tuple[TableId, str, str]] = Counter()
+    for bad in found:
+        counts[bad.table, bad.column, bad.policy] += bad.count
+    return [BadValues(table, column, policy, count) for (table, column, policy), count in sorted(counts.items())]
+
+
+@dataclass(frozen=True, slots=True)
 class PartResult:
     """A part that is durable in the sink. `skipped`: it was durable before this attempt."""
 
@@ -58,6 +85,7 @@ class PartResult:
     part: str
     row_count: int
     skipped: bool
+    bad_values: tuple[BadValues, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

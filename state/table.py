@@ -19,12 +19,14 @@ class TableId:
 LEDGER_TABLE = "tidemark_ledger"
 REGISTRY_TABLE = "tidemark_tables"
 FENCE_TABLE = "tidemark_fence"
-"""Tidemark's own tables in a mirror's target: the parts that it holds, whose each table is, and who may write."""
+REJECTS_TABLE = "tidemark_rejects"
+"""Tidemark's own tables in a mirror's target: the parts that it holds, whose each table is, who may write, and rows that it
+can't hold."""
 
 
 def is_own_table(name: str) -> bool:
     """No job copies a table of such a name, nor writes a copy under it, in whatever schema: each write would bring another."""
-    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE}
+    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE, REJECTS_TABLE}
 
 
 @dataclass(frozen=True, slots=True)

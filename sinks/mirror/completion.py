@@ -26,6 +26,9 @@ class Statements(Protocol):
 
     def drop_temporary(self, table: str) -> None: ...
     def load(self, table: str, rows: pa.RecordBatch) -> None: ...
+    def check_written(self, affected: int, row_count: int) -> None:
+        """Raises SinkError if the number of affected rows shows that not all rows were written."""
+
     def run(self, sql: str) -> int:
         """Returns the number of affected rows."""
 
@@ -56,13 +59,15 @@ class ExtraColumns:
 
 @dataclass(slots=True)
 class Completion:
-    """`join`: the SQL join that makes the server read the first table and look up its rows in the second one."""
+    """`join`: the SQL join that makes the server read the first table and look up its rows in the second one. `upsert`: returns
+    the statement that writes all rows of a temporary table, given its name, to the target."""
 
     statements: Statements
     schema: TableSchema
     target: str
     quoted: Callable[[str], str]
     join: str
+    upsert: Callable[[str], str]
     _whole: str = ""
     _row_count: int = 0
 
@@ -88,12 +93,9 @@ class Completion:
                 self.schema, f"The log leaves values out of changes to {lost} rows that {self.target} does not have"
             )
 
-    def insert(self) -> None:
-        """See `TableRows.insert_completed`."""
-        inserted = self.statements.run(
-            f"INSERT INTO {self.target} ({self._columns}) SELECT {self._columns} FROM {self._whole}"
-        )
-        check_row_count(self.target, inserted, self._row_count)
+    def write(self) -> None:
+        """See `TableRows.upsert_completed`."""
+        self.statements.check_written(self.statements.run(self.upsert(self._whole)), self._row_count)
         self.statements.drop_temporary(self._whole)
 
     @property

@@ -15,7 +15,7 @@ from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
 
 _OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
 
@@ -144,6 +144,10 @@ class LedgerSession(ABC):
     @property
     def _ledger(self) -> str:
         return _escape_percent(self.full_name(TargetName(self.home, LEDGER_TABLE)))
+
+    @property
+    def rejects(self) -> str:
+        return _escape_percent(self.full_name(TargetName(self.home, REJECTS_TABLE)))
 
     @property
     def _registry(self) -> str:

@@ -2,7 +2,8 @@
 
 Deleting the row of every touched key and then inserting the remaining rows gives the same result as applying the changes one
 by one, whatever other unique indexes the target has. So chains (`SET id = id + 1`), swaps of unique values and
-delete-then-insert need no special handling.
+delete-then-insert need no special handling. Without other unique indexes, updating the remaining rows by key and deleting only
+the others gives the same, and keeps the values of columns that only the target has.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ _MAX_CODE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class NetEffect:
-    """`touched`: all changed keys (the key's columns, in its order). `rows`: the captured columns of the rows that remain.
+    """`touched`: all changed keys (the key's columns, in its order). `gone`: those without a row now. `rows`: the captured
+    columns of the rows that remain.
 
-    Both are sorted by key, so that the target reads its index in order and two writers lock in the same order.
+    All are sorted by key, so that the target reads its index in order and two writers lock in the same order.
     """
 
     touched: pa.RecordBatch
+    gone: pa.RecordBatch
     rows: pa.RecordBatch
     partial: "PartialRows | None" = None
 
@@ -60,8 +63,9 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
     staying = last[kinds[last] != ChangeType.DELETE]
     names = [column.name for column in schema.captured]
     touched = _taken(schema, keys, last)
+    gone = _taken(schema, keys, last[kinds[last] == ChangeType.DELETE])
     if UNCHANGED_FIELD.name not in changes.schema.names:
-        return NetEffect(touched, changes.select(names).take(pa.array(staying)))
+        return NetEffect(touched, gone, changes.select(names).take(pa.array(staying)))
     histories = RowHistories.of(schema, changes, codes, after)
     sources = {name: histories.source(name, staying) for name in names}
     rows = pa.RecordBatch.from_arrays(
@@ -76,9 +80,9 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
             origins = np.where(missing[:, i], histories.origin[sources[name]], origins)
     partial = missing.any(axis=1)
     if not partial.any():
-        return NetEffect(touched, rows)
+        return NetEffect(touched, gone, rows)
     incomplete = PartialRows(rows.filter(pa.array(partial)), _taken(schema, keys, origins[partial]), missing[partial])
-    return NetEffect(touched, rows.filter(pa.array(~partial)), incomplete)
+    return NetEffect(touched, gone, rows.filter(pa.array(~partial)), incomplete)
 
 
 def _taken(schema: TableSchema, keys: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
 """Decides where a table's copy goes, and whether an existing table can take it. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, TableTemplate
@@ -62,6 +62,26 @@ def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: D
             yield Finding(
                 None, f"{tables} would be written into one table.", "Give them different names by sink.table."
             )
+
+
+def policy_problems(
+    schemas: Sequence[TableSchema], columns_of: Mapping[tuple[str, str], Iterable[str]]
+) -> Iterator[Finding]:
+    """Yields names in `sink.on_bad_value_in`, by (database, table), that the job does not copy."""
+    known = {(schema.table.database, schema.table.name): schema for schema in schemas}
+    for (database, name), columns in columns_of.items():
+        schema = known.get((database, name))
+        if schema is None:
+            yield Finding(None, f"sink.on_bad_value_in names {database}.{name}, which the job does not copy")
+            continue
+        captured = {column.name for column in schema.captured}
+        for column in columns:
+            if column not in captured:
+                yield Finding(
+                    schema.table,
+                    f"sink.on_bad_value_in names column {column}, which the job does not copy.",
+                    f"Name one of: {', '.join(sorted(captured))}.",
+                )
 
 
 def ownership_findings(

@@ -9,10 +9,12 @@ from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.fencing import Written
+from tidemark.sinks.mirror.bad_values import STOP, Policies
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.planning import (
     Found,
     ownership_findings,
+    policy_problems,
     route_problems,
     table_findings,
     target_of,
@@ -37,10 +39,13 @@ class MirrorSink:
     template: TableTemplate
     tls: Tls | None
     source_kind: SourceKind
+    policies: Policies = STOP
 
     @classmethod
     def of(cls, settings: MirrorSettings, source_kind: SourceKind) -> "MirrorSink":
-        return cls(settings.url, settings.table, settings.tls, source_kind)
+        by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
+        policies = Policies(settings.on_bad_value, by_table)
+        return cls(settings.url, settings.table, settings.tls, source_kind, policies)
 
     def connect(self) -> Session:
         if self.url.kind == "postgresql":
@@ -74,6 +79,7 @@ class MirrorSink:
             if not session.schema_exists(name):
                 yield Finding(None, f"schema {name} will be created")
         yield from route_problems(targets, session.dialect)
+        yield from policy_problems(schemas, self.policies.by_table)
         for schema, target in targets:
             if not schema.key or not (
                 session.dialect.name_fits(target.schema) and session.dialect.name_fits(target.table)
@@ -97,6 +103,7 @@ class MirrorSink:
                 if not session.schema_exists(name):
                     session.create_schema(name)
             session.create_bookkeeping()
+            session.create_rejects()
             session.take_over(job)
             for schema, target in targets:
                 self._prepare_table(session, job, schema, target)
@@ -116,7 +123,7 @@ class MirrorSink:
         session.mark_created(target)
 
     def writer(self, job: JobIdentity) -> MirrorWriter:
-        return MirrorWriter(self.connect, self.template, job)
+        return MirrorWriter(self.connect, self.template, job, self.policies)
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:

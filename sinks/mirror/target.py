@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from tidemark.sinks.fencing import Written
+from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity
@@ -32,7 +33,8 @@ class TargetColumn:
     """An existing column.
 
     `type_name` is the target's own text. `value_range` is None for a type that Tidemark does not write. `may_be_left_out`:
-    an INSERT needs no value for it. `collation`: in PostgreSQL only a nondeterministic one.
+    an INSERT needs no value for it. `collation`: in PostgreSQL only a nondeterministic one. `sql_type`: in PostgreSQL,
+    the type with its modifier.
     """
 
     name: str
@@ -42,12 +44,13 @@ class TargetColumn:
     may_be_left_out: bool
     generated: bool
     collation: str | None
+    sql_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
-    triggers that our writes fire, and PostgreSQL's rules."""
+    triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
@@ -55,6 +58,13 @@ class TargetTable:
     foreign_keys: tuple[str, ...]
     engine_problem: str | None = None
     triggers: tuple[str, ...] = ()
+    updatable: bool = True
+
+    @property
+    def updated_in_place(self) -> bool:
+        """Whether changed rows are updated, and so keep other columns' values. With another unique index they are deleted and
+        inserted: no order of updates is right for every chain and swap of unique values."""
+        return self.updatable and not self.unique_indexes
 
     def column(self, name: str) -> TargetColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -102,20 +112,37 @@ class TableRows(Protocol):
     def insert(self, rows: pa.RecordBatch) -> None:
         """Inserts rows of the table's captured columns. The target must not have their keys."""
 
+    @property
+    def updates_in_place(self) -> bool:
+        """Whether `upsert` updates present rows. If not, their keys must be deleted first."""
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        """Inserts rows of the table's captured columns, or updates those that the target has."""
+
     def delete(self, keys: pa.RecordBatch) -> None:
         """Deletes the rows with these keys, if they exist. `keys` has the key's columns in the key's order."""
 
     def empty(self) -> None:
         """Deletes all rows."""
 
+    def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
+        """Finds the values that the target's column can't hold, None if it can hold all of them."""
+
+    def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
+        """Returns texts that the column can hold, None if it is not text."""
+
+    def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Returns these columns of the target's present row with each key; None if it has no such row. Only text, bytes and
+        decimals."""
+
     def complete(self, partial: PartialRows) -> None:
-        """Takes the missing values from the target's present rows, and keeps the completed rows for `insert_completed`.
+        """Takes the missing values from the target's present rows, and keeps the completed rows for `upsert_completed`.
 
         Raises SinkError if the target does not have such a row.
         """
 
-    def insert_completed(self) -> None:
-        """Inserts the rows that `complete` has kept. The target must not have their keys."""
+    def upsert_completed(self) -> None:
+        """Writes the rows that `complete` has kept, as `upsert` does."""
 
 
 class Session(Protocol):
@@ -157,6 +184,17 @@ class Session(Protocol):
         Raises JobHeldError if another driver has taken over.
         """
 
+    @property
+    def rejects(self) -> str:
+        """The full name of the table of rejects, with percent signs doubled."""
+
+    def create_rejects(self) -> None:
+        """Creates the table of rejects unless it exists."""
+
+    def execute(self, sql: str, arguments: tuple[Any, ...] = (), *, doing: str = "being asked") -> int:
+        """Runs a statement with `%s` for each argument. Returns the number of affected rows."""
+
+    def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
     def commit(self, row_count: int, after: Reached | None) -> None:
         """`after`: as in PartEnd. Raises SinkError if a log part is not the next one."""

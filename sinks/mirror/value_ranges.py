@@ -71,9 +71,16 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class FormattedText:
-    """Text in a form that the server checks: `json`, `uuid`, `inet4`, `inet6`."""
+    """Text in a form that the server checks: `json`, `jsonb`, `uuid`, `inet4`, `inet6`."""
 
     form: str
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresType:
+    """The values of a type of PostgreSQL's own, as its text form: format_type()'s name, such as `inet` or `bit(3)[]`."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,7 @@ ValueRange: TypeAlias = (
     | Text
     | Labels
     | FormattedText
+    | PostgresType
     | Duration
     | Binary
     | Dates
@@ -138,9 +146,10 @@ ValueRange: TypeAlias = (
 
 _MAX_FORMATTED_LENGTH = {"uuid": 36, "inet4": 15, "inet6": 45}
 _MAX_DURATION = 17
+_MAX_FRACTION = 6
 _BYTES_PER_CHARACTER = 4
 _BOUNDED_TEXT = re.compile(r"character(?: varying)?\((\d+)\)")
-_MAX_POSTGRES_VALUE = 1 << 30
+MAX_POSTGRES_VALUE = 1 << 30
 
 
 def holds(target: ValueRange, source: ValueRange) -> bool:
@@ -157,6 +166,8 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return source_width <= width
         case Decimals(None, _), Integers() | Decimals():
             return True
+        case Decimals(), Decimals(None, _):
+            return False
         case Decimals(int(precision), scale), Integers(low, high):
             return max(len(str(abs(low))), len(str(high))) <= precision - (scale or 0)
         case Decimals(int(precision), scale), Decimals(int(source_precision), source_scale):
@@ -167,6 +178,14 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return source_bits <= bits
         case Text(), _:
             return _text_holds(target, source)
+        case FormattedText("jsonb"), FormattedText("json"):
+            return True
+        case FormattedText(form), PostgresType(name):
+            return name == "jsonb" or form == name
+        case Decimals(), PostgresType(name):
+            return (declared := declared_numeric(name)) is not None and holds(target, declared)
+        case Duration(digits), PostgresType(name):
+            return name in {f"interval({digits})", "interval" if digits == _MAX_FRACTION else ""}
         case Labels(labels, several), Labels(source_labels, source_several):
             return several == source_several and set(source_labels) <= set(labels)
         case Duration(digits), Duration(source_digits):
@@ -203,6 +222,8 @@ def _text_holds(target: Text, source: ValueRange) -> bool:
             characters, byte_count = _MAX_FORMATTED_LENGTH[form], None
         case Duration():
             characters, byte_count = _MAX_DURATION, None
+        case PostgresType():
+            characters, byte_count = None, MAX_POSTGRES_VALUE
         case _:
             return False
     if target.padded and not isinstance(source, Text):
@@ -236,15 +257,51 @@ def canonical_value_range(column: Column) -> ValueRange:
     if pa.types.is_string(kind):
         if column.source_type == "uuid":
             return FormattedText("uuid")
+        if is_kept_type(column.source_type):
+            return PostgresType(column.source_type)
         bounded = _BOUNDED_TEXT.fullmatch(column.source_type)
-        return Text(int(bounded[1])) if bounded else Text(None, _MAX_POSTGRES_VALUE)
+        return Text(int(bounded[1])) if bounded else Text(None, MAX_POSTGRES_VALUE)
     if pa.types.is_binary(kind):
-        return Binary(_MAX_POSTGRES_VALUE)
+        return Binary(MAX_POSTGRES_VALUE)
     if pa.types.is_date(kind):
         return Dates()
     if pa.types.is_timestamp(kind):
         return Timestamps(6, kind.tz is not None)
     return Vectors(None)
+
+
+# PostgreSQL's types that a copy in PostgreSQL keeps
+
+_MODIFIER = re.compile(r"\((\d+(?:,-?\d+)?)\)")
+_KEPT = re.compile(
+    "numeric|jsonb|inet|cidr|macaddr|macaddr8|bit|bit varying|money|interval|time without time zone|time with time zone|"
+    "tsvector|tsquery|point|line|lseg|box|path|polygon|circle|pg_lsn|"
+    "(?:int4|int8|num|ts|tstz|date)(?:range|multirange)"
+)
+_KEPT_IN_ARRAYS = re.compile(
+    "boolean|smallint|integer|bigint|real|double precision|text|character varying|character|bytea|date|"
+    "timestamp without time zone|timestamp with time zone|uuid|json"
+)
+
+
+def is_kept_type(name: str) -> bool:
+    """Whether values of a type, as format_type() names it, are read as text and written by their text form."""
+    element = _MODIFIER.sub("", name.removesuffix("[]"))
+    if name == "json" or _KEPT.fullmatch(element) is not None:
+        return True
+    return name.endswith("[]") and _KEPT_IN_ARRAYS.fullmatch(element) is not None
+
+
+def declared_numeric(name: str) -> Decimals | None:
+    """Returns the value range of `numeric` or `numeric(p,s)`, None for another type. A scale that is negative or greater than
+    the precision needs a numeric without both."""
+    modifier = _MODIFIER.search(name)
+    if name != "numeric" and (modifier is None or name != f"numeric{modifier[0]}"):
+        return None
+    if modifier is None:
+        return Decimals(None, None)
+    precision, scale = map(int, modifier[1].split(","))
+    return Decimals(precision, scale) if 0 <= scale <= precision else Decimals(None, None)
 
 
 # MySQL's and MariaDB's types

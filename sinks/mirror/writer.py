@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from tidemark.conf.tables import TableTemplate
-from tidemark.sinks.mirror.net_effect import net_effect
+from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.planning import table_findings, target_of
-from tidemark.sinks.mirror.target import Session, TableRows
+from tidemark.sinks.mirror.rejects import Rejects
+from tidemark.sinks.mirror.table_writing import TableWriting
+from tidemark.sinks.mirror.target import Session
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
-from tidemark.sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
-from tidemark.state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem, is_truncation
+from tidemark.sinks.sink import BadValues, JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
+from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
@@ -32,7 +33,6 @@ CHUNK_BYTES = 32 << 20
 """Changes are collected up to this size before their net effect is written. A smaller part is kept until it is committed."""
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
-_UNCHANGED = UNCHANGED_FIELD.name
 
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
 """Changes by table and schema version, in the order of the log; tables in the order of their first change."""
@@ -46,6 +46,7 @@ class MirrorWriter:
     connect: Callable[[], Session]
     template: TableTemplate
     job: JobIdentity
+    policies: Policies = STOP
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         with contextlib.closing(_Connection(self.connect)) as connection:
@@ -64,8 +65,8 @@ class MirrorWriter:
             number = next(attempts)
             recorded = session.begin(self.job, part.epoch, part.name)
             if recorded is None:
-                self._fill(session, part, [chunk], schemas)
-                return PartResult(part.epoch, part.name, part.row_count, skipped=False)
+                bad_values = self._fill(session, part, [chunk], schemas)
+                return PartResult(part.epoch, part.name, part.row_count, skipped=False, bad_values=bad_values)
             check_repeated_part(part, recorded)
             # At a later attempt the entry may be the first one's: its COMMIT succeeded, but the answer was lost.
             return PartResult(part.epoch, part.name, part.row_count, skipped=number == 1)
@@ -81,13 +82,14 @@ class MirrorWriter:
                 pass
             check_repeated_part(part, recorded)
             return PartResult(part.epoch, part.name, part.row_count, skipped=True)
+        bad_values: tuple[BadValues, ...] = ()
         try:
-            self._fill(connection.session(), part, chunks, schemas)
+            bad_values = self._fill(connection.session(), part, chunks, schemas)
         except SinkBusyError:
             # If all was sent, the COMMIT may have succeeded with its answer lost: the ledger says so.
             if not part.complete or not self._is_recorded(connection, part):
                 raise
-        return PartResult(part.epoch, part.name, part.row_count, skipped=False)
+        return PartResult(part.epoch, part.name, part.row_count, skipped=False, bad_values=bad_values)
 
     def _is_recorded(self, connection: "_Connection", part: Part) -> bool:
         connection.drop()
@@ -98,18 +100,20 @@ class MirrorWriter:
         check_repeated_part(part, recorded)
         return True
 
-    def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> None:
+    def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> tuple[BadValues, ...]:
         """Writes the rows and commits."""
-        writers: dict[TableId, TableRows] = {}
+        writers: dict[TableId, TableWriting] = {}
+        rejects = Rejects(session, self.job.uuid, part.epoch, part.name)
         for chunk in chunks:
             for (table, version), batches in chunk.items():
                 schema = schemas[table, version]
                 if table not in writers:
-                    writers[table] = self._rows(session, schema)
-                _apply(writers[table], schema, batches, is_log=part.name == LOG_PART)
+                    writers[table] = self._table(session, schema, rejects)
+                writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
         session.commit(part.row_count, part.after)
+        return tuple(told for writing in writers.values() for told in writing.gate.told())
 
-    def _rows(self, session: Session, schema: TableSchema) -> TableRows:
+    def _table(self, session: Session, schema: TableSchema, rejects: Rejects) -> TableWriting:
         """Checks the table again: if it was altered since `prepare`, it could silently round values."""
         target = target_of(schema.table, self.template, session.home)
         existing = session.inspect(target)
@@ -119,33 +123,8 @@ class MirrorWriter:
                 START_OVER_NOW,
             )
         raise_problems(list(table_findings(schema, target, existing, session.dialect)))
-        return session.rows(target, schema, existing)
-
-
-def _apply(rows: TableRows, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
-    last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
-    if last is not None:
-        rows.empty()
-        batches = batches[last + 1 :]
-    if not batches:
-        return
-    names = [column.name for column in schema.captured]
-    needed = [*names, "_change_type"]
-    if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
-        needed += ["_commit_version", "_seq", _UNCHANGED]
-    table = pa.Table.from_batches([batch.select(needed) for batch in batches])
-    for changes in table.combine_chunks().to_batches():
-        only_inserts = not np.any(changes.column("_change_type").to_numpy() != ChangeType.INSERT)
-        if only_inserts and not is_log:
-            rows.insert(changes.select(names))
-            continue
-        effect = net_effect(schema, changes)
-        if effect.partial is not None:
-            rows.complete(effect.partial)
-        rows.delete(effect.touched)
-        rows.insert(effect.rows)
-        if effect.partial is not None:
-            rows.insert_completed()
+        rows = session.rows(target, schema, existing)
+        return TableWriting(rows, ValueGate(schema, self.policies, rows.bad_values, rows.as_text), rejects)
 
 
 def _collect(batches: Iterator[ChangeBatch]) -> Chunk:

@@ -7,7 +7,6 @@ Formats: https://www.postgresql.org/docs/current/sql-copy.html and the `…_recv
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.rows.fields import Fields, fixed, validity, values
@@ -86,7 +85,7 @@ def _numerics(offsets: Any, data: Any, valid: Any, out_offsets: Any, out: Any) -
                     return row
             whole = point - start
             scale = max(end - point - 1, 0)
-            if whole == 0 or whole + scale > 1000:
+            if whole == 0 or whole > 131072 or scale > 16383:  # what the server's numeric can hold
                 return row
             groups_before = (whole + 3) // 4
             groups = groups_before + (scale + 3) // 4
@@ -244,13 +243,3 @@ def _float_arrays(offsets: Any, data: Any, counts: Any, out_offsets: Any, out: A
 def _check(bad_row: int) -> None:
     if bad_row != _NO_BAD_ROW:
         raise BadTextError(bad_row)
-
-
-def first_with_nul(fields: Fields) -> int | None:
-    """Returns the first row whose field has a zero byte, which PostgreSQL's text can't store; None if there is none."""
-    where: npt.NDArray[np.int64] = np.flatnonzero(fields.data[fields.offsets[0] : fields.offsets[-1]] == 0)
-    for at in where + fields.offsets[0]:
-        row = int(np.searchsorted(fields.offsets, at, side="right")) - 1
-        if fields.valid[row]:
-            return row
-    return None

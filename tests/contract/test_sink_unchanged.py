@@ -8,9 +8,14 @@ import pytest
 
 from tests.support.change_parts import DELETE, INSERT, NOTES, UNCHANGED, UPDATE, Change, log_part, snapshot_part
 from tests.support.sink_state import (  # noqa: F401  # fixtures
+    DELTA,
+    FILE_SINKS,
+    MIRRORS,
     SinkCase,
     any_sink_of_postgres,
+    make_case,
     mirror_of_postgres,
+    sink_params,
     sorted_rows,
     target_name,
 )
@@ -103,6 +108,23 @@ def test_values_left_out_stay(
 ) -> None:
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", chunk_bytes)
     sink.write(log_part(2, *((NOTES, pair) for pair in _transactions(changes))))
+    assert sink.rows(NOTES) == sorted_rows(NOTES, expected)
+
+
+@pytest.mark.parametrize("kind", sink_params((*FILE_SINKS, *MIRRORS, DELTA)))
+@pytest.mark.pitfall(130)
+def test_row_that_is_inserted_and_updated_in_one_batch(kind: str, request: pytest.FixtureRequest) -> None:
+    """The value that the update leaves out is the insert's, also after a move of the key, and where there was a row before."""
+    sink = make_case(kind, request, source="postgresql")
+    sink.sink.prepare(sink.job, [NOTES])
+    sink.write(snapshot_part(1, 1, NOTES, [full(1)]))
+    changes = [
+        *[(INSERT, full(7)), (UPDATE, note(7, 3)), (UPDATE, note(7, 4))],
+        *[(INSERT, full(8)), (UPDATE, note(8, 5)), *moved(8, 9, 6), (UPDATE, note(9, 7))],
+        *[gone(1), (INSERT, full(1, 0, mark=2)), (UPDATE, note(1, 8))],
+    ]
+    sink.write(log_part(2, (NOTES, changes)))
+    expected = [full(1, 8, mark=2), full(7, 4), full(9, 7, mark=8)]
     assert sink.rows(NOTES) == sorted_rows(NOTES, expected)
 
 

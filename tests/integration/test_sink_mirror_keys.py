@@ -96,7 +96,10 @@ def test_deletes_find_their_rows_by_the_index(kind: str, request: pytest.Fixture
                 schema = table(name, key)
                 session.create_table(session.dialect.create_table(TargetName(case.place.name, f"shop_{name}"), schema))
                 recorder = Recorder(session)
-                writer = MySqlTableRows(recorder, session.dialect, TargetName(case.place.name, f"shop_{name}"), schema)
+                target = TargetName(case.place.name, f"shop_{name}")
+                existing = session.inspect(target)
+                assert existing is not None
+                writer = MySqlTableRows(recorder, session.dialect, target, schema, existing)
                 batch = rows(schema, [(INSERT, value) for value in listed])
                 writer.insert(batch.select(["k", "n", "v"]))
                 session.execute("COMMIT")

@@ -42,7 +42,7 @@ def test_globs_never_match_them(mirror: Database, tmp_path: Path) -> None:
     assert run_epochs(job) == []
 
 
-@pytest.mark.parametrize("name", ["tidemark_ledger", "tidemark_tables"])
+@pytest.mark.parametrize("name", ["tidemark_ledger", "tidemark_tables", "tidemark_rejects"])
 def test_they_can_t_be_named(mirror: Database, tmp_path: Path, name: str) -> None:
     sink = {"type": "files", "path": "./out"}
     job = write_job(tmp_path, source=source_of(mirror, tables=[f"{mirror.schema}.{name}"]), sink=sink)

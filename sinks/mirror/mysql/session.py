@@ -18,7 +18,7 @@ from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, 
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import ValueRange, mysql_value_range
 from tidemark.state.errors import JobFileError, SinkError
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
@@ -204,6 +204,20 @@ class MySqlSession(LedgerSession):
             doing=doing,
         )
 
+    def create_rejects(self) -> None:
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, REJECTS_TABLE))} ("
+            "job_uuid varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+            "source_database varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, "
+            "source_table varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, "
+            "row_digest char(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, has_key tinyint NOT NULL, "
+            "row_key longtext NOT NULL, change_type varchar(20) NOT NULL, bad_columns text NOT NULL, "
+            "row_data longtext NOT NULL, epoch bigint NOT NULL, part varchar(64) NOT NULL, "
+            "rejected_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
+            "PRIMARY KEY (job_uuid, source_database, source_table, row_digest)) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4",
+            doing="creating Tidemark's own tables",
+        )
+
     def create_schema(self, schema: str) -> None:
         self.execute(
             f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4", doing=f"creating database {schema}"
@@ -221,7 +235,7 @@ class MySqlSession(LedgerSession):
         self.execute("START TRANSACTION")
 
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
-        return MySqlTableRows(self, self.dialect, target, schema)
+        return MySqlTableRows(self, self.dialect, target, schema, existing)
 
     def end_transaction(self, doing: str) -> None:
         self.execute("COMMIT", doing=doing)

@@ -7,10 +7,13 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAMP_64
 from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
 from tidemark.sinks.mirror.value_ranges import (
+    MAX_POSTGRES_VALUE,
     FormattedText,
     Labels,
+    PostgresType,
     Text,
     Timestamps,
     ValueRange,
@@ -50,6 +53,18 @@ class MySqlDialect:
     source_kind: SourceKind
     name_limit: str = f"{MAX_NAME_LENGTH} characters"
 
+    @property
+    def has_row_alias(self) -> bool:
+        """Whether ON DUPLICATE KEY UPDATE names new values by an alias. MySQL warns of `VALUES(…)` since 8.0.20."""
+        return self.flavour == "mysql" and self.version >= (8, 0, 19)
+
+    @property
+    def timestamps(self) -> tuple[int, int]:
+        """The first and the last TIMESTAMP, in microseconds since 1970."""
+        if self.flavour == "mysql":
+            return 1_000_000, LAST_TIMESTAMP
+        return 1, LAST_TIMESTAMP_64 if self.version >= (11, 5) else LAST_TIMESTAMP
+
     def name_fits(self, name: str) -> bool:
         return 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name
 
@@ -62,8 +77,13 @@ class MySqlDialect:
     def value_range(self, column: Column) -> ValueRange:
         if self._has_mysql_type(column):
             return mysql_value_range(column.source_type)
-        value_range = canonical_value_range(column)
-        return Timestamps(value_range.digits, zoned=False) if isinstance(value_range, Timestamps) else value_range
+        match canonical_value_range(column):
+            case Timestamps(digits):
+                return Timestamps(digits, zoned=False)
+            case PostgresType():
+                return Text(None, MAX_POSTGRES_VALUE)
+            case value_range:
+                return value_range
 
     def _has_mysql_type(self, column: Column) -> bool:
         return self.source_kind != "postgresql" and not column.made

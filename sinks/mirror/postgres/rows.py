@@ -1,23 +1,29 @@
 """Rows for PostgreSQL: COPY in binary format, with fields in the format of the target's column types."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.net_effect import PartialRows
-from tidemark.sinks.mirror.postgres.types import full_name, quoted
+from tidemark.sinks.mirror.postgres.bad_values import TEXTS, bad_values, without_nul
+from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
 from tidemark.sinks.mirror.target import TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import PostgresType
 from tidemark.sinks.rows import postgres_binary as binary
 from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
+from tidemark.sinks.rows.postgres_numerics import numeric_texts
 from tidemark.sinks.rows.text import cast_text, decimal_text
 from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 
 ROWS_AT_ONCE = 16384
+_ENCODED = frozenset({"text", "varchar", "bpchar", "json", "jsonb", "numeric"})
+"""The types that values of PostgreSQL's other types can be written to without a conversion by the server."""
 _NULL_FIELD = b"\xff\xff\xff\xff"
 _JSONB_VERSION = b"\x01"
 _NUMBERS = itertools.count(1)
@@ -30,24 +36,73 @@ class Runner(Protocol):
         """Returns the number of rows. Raises SinkError."""
 
     def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+    def query(self, sql: str, arguments: tuple[object, ...] = ()) -> list[tuple[Any, ...]]: ...
 
 
 class PostgresTableRows:
     """A `tidemark.sinks.mirror.target.TableRows` for an existing table."""
 
-    def __init__(self, runner: Runner, target: TargetName, schema: TableSchema, existing: TargetTable) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        dialect: PostgresDialect,
+        target: TargetName,
+        schema: TableSchema,
+        existing: TargetTable,
+    ) -> None:
         self._runner, self._target, self._schema = runner, target, schema
         self._types = {column.name: column.type_name for column in existing.columns}
+        self._kept = {
+            column.name for column in schema.captured if isinstance(dialect.value_range(column), PostgresType)
+        }
+        sql_types = {column.name: column.sql_type for column in existing.columns}
+        self._casts = {name: sql_types[name] for name in self._kept if self._types[name] not in _ENCODED}
         extra = ExtraColumns.of(schema)
-        self._types |= {origin: self._types[name] for origin, name in zip(extra.origins, schema.key, strict=True)}
+        for origin, name in zip(extra.origins, schema.key, strict=True):
+            self._types[origin] = self._types[name]
+            if name in self._casts:
+                self._casts[origin] = self._casts[name]
         self._types[extra.missing] = "bpchar"
-        self._completion = Completion(self, schema, full_name(target), quoted, "JOIN")
+        self._completion = Completion(self, schema, full_name(target), quoted, "JOIN", self._upsert)
         self._stage: str | None = None
+        self._row_stage: str | None = None
+        self.updates_in_place = existing.updated_in_place
 
     def insert(self, rows: pa.RecordBatch) -> None:
         self.load(full_name(self._target), rows)
 
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        if not self.updates_in_place:
+            self.insert(rows)
+        elif rows.num_rows:
+            if self._row_stage is None:
+                self._row_stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._names))
+            else:
+                self._runner.execute(f"TRUNCATE {self._row_stage}")
+            self.load(self._row_stage, rows)
+            self.check_written(self.run(self._upsert(self._row_stage)), rows.num_rows)
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self._schema.captured]
+
+    def _upsert(self, table: str) -> str:
+        """Also sets the key's columns, because keys can be equal that look different: 1.0 and 1.00."""
+        columns = ", ".join(map(quoted, self._names))
+        conflict = ""
+        if self.updates_in_place:
+            key = ", ".join(map(quoted, self._schema.key))
+            values = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quoted, self._names))
+            conflict = f" ON CONFLICT ({key}) DO UPDATE SET {values}"
+        into = f"{full_name(self._target)} ({columns}) OVERRIDING SYSTEM VALUE"
+        return f"INSERT INTO {into} SELECT {columns} FROM {table}{conflict}"
+
+    def check_written(self, affected: int, row_count: int) -> None:
+        check_row_count(str(self._target), affected, row_count)
+
     def delete(self, keys: pa.RecordBatch) -> None:
+        if not keys.num_rows:
+            return
         if self._stage is None:
             self._stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._schema.key))
         else:
@@ -63,18 +118,34 @@ class PostgresTableRows:
         """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
         self.run(f"DELETE FROM {full_name(self._target)}")
 
+    def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
+        return None if column in self._kept else bad_values(values, self._types[column])
+
+    def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
+        return without_nul(values) if self._types[column] in TEXTS else None
+
+    def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Texts are those of the types' output functions."""
+        kinds = self._schema.arrow_schema()
+        names = ", ".join(_value(quoted(name), kinds.field(name).type) for name in columns).replace("%", "%%")
+        condition = " AND ".join(f"{quoted(name).replace('%', '%%')} = %s" for name in self._schema.key)
+        sql = f"SELECT {names} FROM {full_name(self._target).replace('%', '%%')} WHERE {condition}"
+        found = [self._runner.query(sql, tuple(key.values())) for key in keys.to_pylist()]
+        return [dict(zip(columns, rows[0], strict=True)) if rows else None for rows in found]
+
     def complete(self, partial: PartialRows) -> None:
         self._completion.complete(partial)
 
-    def insert_completed(self) -> None:
-        self._completion.insert()
+    def upsert_completed(self) -> None:
+        self._completion.write()
 
-    def create_temporary(self, columns: str) -> str:
-        """See `completion.Statements`. The table ends with the transaction. Its columns have the target's types and
-        collations, and so the target's equality."""
+    def create_temporary(self, columns: str, table: str | None = None) -> str:
+        """See `completion.Statements`. `table`: to take the columns from instead of the target's. The temporary table ends with
+        the transaction. Its columns have the target's types and collations, and so the target's equality."""
         name = quoted(f"tidemark_{next(_NUMBERS)}")
         self._runner.execute(
-            f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS SELECT {columns} FROM {full_name(self._target)} t WITH NO DATA",
+            f"CREATE TEMPORARY TABLE {name} ON COMMIT DROP AS SELECT {columns} FROM {table or full_name(self._target)} t "
+            "WITH NO DATA",
             doing="creating a temporary table",
         )
         return f"pg_temp.{name}"
@@ -86,8 +157,23 @@ class PostgresTableRows:
         return self._runner.execute(sql, doing=f"writing to {self._target}")
 
     def load(self, table: str, rows: pa.RecordBatch) -> None:
+        """Values without a binary form here are copied as text into a temporary table, where the server converts them."""
         if rows.num_rows == 0:
             return
+        names = rows.schema.names
+        if self._casts.keys().isdisjoint(names):
+            self._copy(table, rows)
+            return
+        columns = [f"CAST(NULL AS text) AS {quoted(n)}" if n in self._casts else f"t.{quoted(n)}" for n in names]
+        stage = self.create_temporary(", ".join(columns), table)
+        self._copy(stage, rows)
+        values = [f"CAST({quoted(n)} AS {self._casts[n]})" if n in self._casts else quoted(n) for n in names]
+        into = f"{table} ({', '.join(map(quoted, names))}) OVERRIDING SYSTEM VALUE"
+        written = self.run(f"INSERT INTO {into} SELECT {', '.join(values)} FROM {stage}")
+        self.check_written(written, rows.num_rows)
+        self.drop_temporary(stage)
+
+    def _copy(self, table: str, rows: pa.RecordBatch) -> None:
         columns = ", ".join(quoted(name) for name in rows.schema.names)
         copied = self._runner.copy(
             f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
@@ -111,18 +197,13 @@ class PostgresTableRows:
         return interleave(columns).data
 
     def _fields(self, name: str, array: pa.Array, batch: pa.RecordBatch) -> Fields:
-        type_name = self._types[name]
+        type_name = "text" if name in self._casts else self._types[name]
         try:
-            fields = encoder(array.type, type_name)(array)
+            return encoder(array.type, type_name)(array)
         except binary.BadTextError as exc:
             raise self._refused(name, f"is not a {type_name}", batch, exc.row) from exc
         except ValueError as exc:
             raise self._refused(name, f"is {exc}", batch, None) from exc
-        if pa.types.is_string(array.type) and type_name in _TEXTS:
-            row = binary.first_with_nul(fields)
-            if row is not None:
-                raise self._refused(name, "has a NUL character, which PostgreSQL's text can't hold,", batch, row)
-        return fields
 
     def _refused(self, name: str, why: str, batch: pa.RecordBatch, row: int | None) -> SinkError:
         known = {key: batch.column(key)[row].as_py() for key in self._schema.key} if row is not None else {}
@@ -134,7 +215,8 @@ class PostgresTableRows:
         )
 
 
-_TEXTS = frozenset({"text", "varchar", "bpchar", "json", "jsonb"})
+def _value(name: str, kind: pa.DataType) -> str:
+    return f"CASE num_nulls({name}) WHEN 0 THEN concat({name}) END" if pa.types.is_string(kind) else name
 
 
 def encoder(kind: pa.DataType, type_name: str) -> Encode:
@@ -157,7 +239,7 @@ def encoder(kind: pa.DataType, type_name: str) -> Encode:
         case "numeric" if pa.types.is_integer(kind):
             return lambda array: binary.numerics(cast_text(array))
         case "numeric" if pa.types.is_string(kind):
-            return lambda array: binary.numerics(variable(array))
+            return numeric_texts
         case "text" | "varchar" | "bpchar" | "json" if pa.types.is_string(kind):
             return variable
         case "jsonb" if pa.types.is_string(kind):

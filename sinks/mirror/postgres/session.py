@@ -15,8 +15,9 @@ from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, postgres_value_range, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import PostgresType, is_kept_type
 from tidemark.state.errors import SinkError
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -27,7 +28,9 @@ LOCK_WAIT_SECONDS = 900
 COPY_BUFFER_BYTES = 1 << 18
 
 _SESSION = (
-    f"SET TIME ZONE 'UTC'; SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
+    # Texts are read as the source's reader writes them.
+    "SET TIME ZONE 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET lc_monetary = 'C'; "
+    f"SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
     f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET client_min_messages = warning; "
     "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; "
     # Keys are looked up in the index's order. The planner overestimates the cost of that and would read the whole table for
@@ -37,7 +40,8 @@ _SESSION = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _COLUMNS = """
-    SELECT a.attname, t.typname, a.atttypmod, a.attnotnull, a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
+    SELECT a.attname, t.typname, format_type(t.oid, a.atttypmod), a.atttypmod, a.attnotnull,
+           a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
            (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation AND NOT c.collisdeterministic)
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
@@ -49,6 +53,12 @@ _UNIQUE = """
     SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary ORDER BY 1"""
 
+_KIND = """
+    SELECT relkind, relpersistence, NOT relhasrules
+           AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = c.oid AND indisprimary AND NOT indimmediate)
+           AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = c.oid AND attidentity = 'a' AND NOT attisdropped)
+    FROM pg_class c WHERE oid = %s"""
+"""ON CONFLICT takes no table with rules and no deferrable key. GENERATED ALWAYS refuses an UPDATE."""
 _TRIGGERS = """
     SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled IN ('O', 'A')
     UNION ALL SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN' AND ev_enabled IN ('O', 'A')
@@ -134,7 +144,7 @@ class PostgresSession(LedgerSession):
         oid = self._oid(target)
         if oid is None:
             return None
-        ((kind, persistence),) = self.query("SELECT relkind, relpersistence FROM pg_class WHERE oid = %s", (oid,))
+        ((kind, persistence, updatable),) = self.query(_KIND, (oid,))
         foreign_keys = self.query(
             "SELECT conname FROM pg_constraint WHERE contype = 'f' AND %s IN (conrelid, confrelid)", (oid,)
         )
@@ -145,6 +155,7 @@ class PostgresSession(LedgerSession):
             foreign_keys=tuple(name for (name,) in foreign_keys),
             engine_problem=_kind_problem(kind, persistence),
             triggers=tuple(name for (name,) in self.query(_TRIGGERS, (oid, oid))),
+            updatable=updatable,
         )
 
     def is_empty(self, target: TargetName) -> bool:
@@ -190,6 +201,20 @@ class PostgresSession(LedgerSession):
         )
         self.end_transaction("creating Tidemark's own tables")
 
+    def create_rejects(self) -> None:
+        doing = "creating Tidemark's own tables"
+        self.execute("SELECT pg_advisory_xact_lock(hashtext('tidemark'))")
+        self.execute(
+            f"CREATE TABLE IF NOT EXISTS {full_name(TargetName(self.home, REJECTS_TABLE))} ("
+            "job_uuid text NOT NULL, source_database text NOT NULL, source_table text NOT NULL, row_digest text NOT NULL, "
+            "has_key boolean NOT NULL, row_key text NOT NULL, change_type text NOT NULL, bad_columns text NOT NULL, "
+            "row_data text NOT NULL, epoch bigint NOT NULL, part text NOT NULL, "
+            "rejected_at timestamptz NOT NULL DEFAULT now(), "
+            "PRIMARY KEY (job_uuid, source_database, source_table, row_digest))",
+            doing=doing,
+        )
+        self.end_transaction(doing)
+
     def create_schema(self, schema: str) -> None:
         self.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}", doing=f"creating schema {schema}")
         self.end_transaction(f"creating schema {schema}")
@@ -206,7 +231,7 @@ class PostgresSession(LedgerSession):
         self.rollback()
 
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
-        return PostgresTableRows(self, target, schema, existing)
+        return PostgresTableRows(self, self._dialect, target, schema, existing)
 
     def end_transaction(self, doing: str) -> None:
         try:
@@ -234,12 +259,23 @@ def _kind_problem(kind: str, persistence: str) -> str | None:
 
 
 def _column(
-    name: str, type_name: str, modifier: int, not_null: bool, has_default: bool, generated: bool, collation: str | None
+    name: str,
+    type_name: str,
+    sql_type: str,
+    modifier: int,
+    not_null: bool,
+    has_default: bool,
+    generated: bool,
+    collation: str | None,
 ) -> TargetColumn:
+    value_range = postgres_value_range(type_name, modifier)
+    if value_range is None and is_kept_type(sql_type):
+        value_range = PostgresType(sql_type)
     return TargetColumn(
         name=name,
         type_name=type_name,
-        value_range=postgres_value_range(type_name, modifier),
+        value_range=value_range,
+        sql_type=sql_type,
         nullable=not not_null,
         may_be_left_out=has_default or generated or not not_null,
         generated=generated,

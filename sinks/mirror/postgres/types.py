@@ -14,11 +14,13 @@ from tidemark.sinks.mirror.value_ranges import (
     Floats,
     FormattedText,
     Integers,
+    PostgresType,
     Text,
     Timestamps,
     ValueRange,
     Vectors,
     canonical_value_range,
+    declared_numeric,
     mysql_value_range,
 )
 from tidemark.state.table import Column, TableSchema, arrow_type_of
@@ -82,6 +84,8 @@ class PostgresDialect:
                 return "uuid"
             case Duration():
                 return "interval"
+            case PostgresType(name):
+                return name if declared_numeric(name) != Decimals(None, None) else "numeric"
         if pa.types.is_decimal(kind):
             return f"numeric({kind.precision},{kind.scale})"
         if pa.types.is_floating(kind):
@@ -132,10 +136,8 @@ def postgres_value_range(type_name: str, modifier: int) -> ValueRange | None:
             return Text(length)
         case "bpchar":
             return Text(length, padded=True)
-        case "json" | "jsonb":
-            return FormattedText("json")
-        case "uuid":
-            return FormattedText("uuid")
+        case "json" | "jsonb" | "uuid":
+            return FormattedText(type_name)
         case "interval":
             digits = modifier & 0xFFFF
             return Duration(6 if modifier == _NO_LENGTH or digits == 0xFFFF else digits)

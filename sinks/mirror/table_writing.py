@@ -1,0 +1,102 @@
+"""Writes the changes of one table in a part's transaction: the net effect, without the rows that the target can't hold."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidemark.sinks.mirror.bad_values import RejectedRows, ValueGate
+from tidemark.sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
+from tidemark.sinks.mirror.rejects import Rejects, filled
+from tidemark.sinks.mirror.target import TableRows
+from tidemark.sinks.mirror.unchanged import missing_value_error
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
+from tidemark.state.table import TableSchema
+
+_UNCHANGED = UNCHANGED_FIELD.name
+
+
+@dataclass(frozen=True, slots=True)
+class TableWriting:
+    """`rows` writes the target's table, `gate` keeps out what it can't hold, `rejects` keeps rejected rows."""
+
+    rows: TableRows
+    gate: ValueGate
+    rejects: Rejects
+
+    def apply(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
+        """Writes changes, which are in the order of the log."""
+        last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
+        if last is not None:
+            self.rows.empty()
+            self.rejects.forget_all(schema.table)
+            batches = batches[last + 1 :]
+        if not batches:
+            return
+        names = [column.name for column in schema.captured]
+        needed = [*names, "_change_type"]
+        if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
+            needed += ["_commit_version", "_seq", _UNCHANGED]
+        table = pa.Table.from_batches([batch.select(needed) for batch in batches])
+        for changes in table.combine_chunks().to_batches():
+            only_inserts = not np.any(changes.column("_change_type").to_numpy() != ChangeType.INSERT)
+            if only_inserts and not is_log:
+                self._insert(schema, changes.select(names))
+            else:
+                self._write_net_effect(schema, changes)
+
+    def _insert(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
+        passed, rejected = self.gate.passed(rows)
+        self.rows.insert(passed)
+        if rejected is not None:
+            self.rejects.add(schema, rejected)
+
+    def _write_net_effect(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
+        keyed, unkeyed = self.gate.keyed(changes)
+        if unkeyed is not None:
+            kinds = changes.column("_change_type").filter(pa.array(unkeyed.among)).to_pylist()
+            self.rejects.add(schema, unkeyed, [CHANGE_TYPE_NAMES[kind] for kind in kinds])
+        if keyed.num_rows:
+            self._write_keyed(schema, keyed)
+
+    def _write_keyed(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
+        effect = self.rejects.completed(schema, net_effect(schema, changes))
+        partial, partial_rejected = self._partial(schema, effect)
+        passed, rejected = self.gate.passed(effect.rows)
+        removed = [effect.gone] if self.rows.updates_in_place else [effect.touched]
+        self.rejects.forget(schema, effect.touched)
+        for some in (partial_rejected, rejected):
+            if some is not None:
+                self.rejects.add(schema, some)
+                removed.append(some.rows.select(list(schema.key)))
+        if partial is not None:
+            self.rows.complete(partial)
+        for keys in removed:
+            self.rows.delete(self.gate.holdable(keys))
+        self.rows.upsert(passed)
+        if partial is not None:
+            self.rows.upsert_completed()
+
+    def _partial(self, schema: TableSchema, effect: NetEffect) -> tuple[PartialRows | None, RejectedRows | None]:
+        """Returns the rows that the target completes, and those to reject, completed."""
+        partial = effect.partial
+        if partial is None:
+            return None, None
+        passed, rejected = self.gate.passed(partial.rows)
+        if rejected is None:
+            return PartialRows(passed, partial.origins, partial.missing), None
+        here, rest = pa.array(rejected.among), pa.array(~rejected.among)
+        missing = partial.missing[rejected.among]
+        names = [name for i, name in enumerate(rejected.rows.schema.names) if missing[:, i].any()]
+        present: list[dict[str, Any]] = []
+        for row in self.rows.present(partial.origins.filter(here), names):
+            if row is None:
+                raise missing_value_error(
+                    schema, "The log leaves values out of a change to a row that the copy does not have"
+                )
+            present.append(row)
+        whole = RejectedRows(filled(rejected.rows, missing, present), rejected.columns, rejected.among)
+        if not passed.num_rows:
+            return None, whole
+        return PartialRows(passed, partial.origins.filter(rest), partial.missing[~rejected.among]), whole
