@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.mirror.net_effect import net_effect
 from tidemark.sinks.mirror.planning import table_findings, target_of
-from tidemark.sinks.mirror.target import Session, TableRows
+from tidemark.sinks.mirror.target import Session, TableRows, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
 from tidemark.state.change_batch import LOG_PART, UNCHANGED_FIELD, ChangeBatch, ChangeType, PartItem, is_truncation
@@ -102,17 +102,19 @@ class MirrorWriter:
         """Writes the rows and commits."""
         writers: dict[TableId, TableRows] = {}
         for chunk in chunks:
+            new = [schemas[key] for key in chunk if key[0] not in writers]
+            existing = session.inspect_all([target_of(s.table, self.template, session.home) for s in new])
             for (table, version), batches in chunk.items():
                 schema = schemas[table, version]
                 if table not in writers:
-                    writers[table] = self._rows(session, schema)
+                    writers[table] = self._rows(session, schema, existing)
                 _apply(writers[table], schema, batches, is_log=part.name == LOG_PART)
         session.commit(part.row_count)
 
-    def _rows(self, session: Session, schema: TableSchema) -> TableRows:
+    def _rows(self, session: Session, schema: TableSchema, tables: Mapping[TargetName, TargetTable]) -> TableRows:
         """Checks the table again: if it was altered since `prepare`, it could silently round values."""
         target = target_of(schema.table, self.template, session.home)
-        existing = session.inspect(target)
+        existing = tables.get(target)
         if existing is None:
             raise SinkError(
                 f"{target}, the copy of {schema.table}, is gone.",
