@@ -1,6 +1,5 @@
 """A mirror's questions to the target's catalog: as few for many tables as for some."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.pitfall(128)]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The queries and statements of all sessions from now on."""
     found: list[str] = []
 
@@ -32,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     for kind in (MySqlSession, PostgresSession):
         for name in ("query", "execute"):
             monkeypatch.setattr(kind, name, listening(getattr(kind, name)))
-    yield found
+    return found
 
 
 def tables(count: int) -> list[Any]:
