@@ -16,7 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.report import Cell, print_table
 from devtools.key_source import WithoutPages
 from tidemark.enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
-from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.checkpoint.codec import PLAN
 from tidemark.state.job_state import JobState, SplitKey
 from tidemark.state.key_encoding import encode_integer
@@ -126,7 +126,7 @@ def _epochs(source: EvenKey) -> Iterator[tuple[int, pa.Buffer]]:
         reports = tuple(Report(split.id, TABLE, 1, start, SPLIT_ROWS, 0) for split in splits)
         # Each split has its own high, as it has under writes. The state has none, so there is no log to plan.
         highs = [replace(r, high=BinlogPosition(start.file, start.pos + r.split_id)) for r in reports]
-        yield len(written), write_segment(splits, highs)
+        yield len(written), segment_of(splits, highs)
         outcome = SplitsRead(plan.epoch, reports, seconds=1.0)
 
 

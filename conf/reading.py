@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+import annotated_types
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StrictInt, WithJsonSchema
 
 from tidemark.conf.condition import check_condition
 from tidemark.conf.problems import did_you_mean

@@ -164,8 +164,7 @@ def _bounds(table: TableState, source: KeySource, at: Walking, *, count: int, un
     encoded_keys = [bytes.fromhex(b.encoded_key) for b in limits]
     if len(bounds) > count or any(a >= b for a, b in pairwise(encoded_keys)):
         raise SourceNotUsableError(
-            f"{table.table}: the server orders the key {', '.join(table.columns)} differently from Tidemark. "
-            f"The keys are {[b.literals for b in limits]}.",
+            f"{table.table}: the server orders the key {', '.join(table.columns)} differently from Tidemark.",
             "Name another split key for the table (source.keys), and report this with the column's type and collation.",
         )
     return bounds

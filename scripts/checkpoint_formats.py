@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from devtools.checkpoint_files import FINISHED, PUBLISHED_REPORT, PUBLISHED_ROWS, PUBLISHED_SCHEMA, VALUES
-from tidemark.readers.log.gap_filter import SEGMENT, write_segment
+from tidemark.readers.log.gap_filter import SEGMENT, segment_of
 from tidemark.readers.snapshot.published_file import PublishedFormat, write_file
 from tidemark.state.checkpoint.codec import CODECS, PUBLISHED_SPLIT, Codec
 
@@ -74,7 +74,7 @@ def binary_files() -> Iterator[tuple[Path, bytes, list[bytes]]]:
     for form in forms:
         content = write_file(form, PUBLISHED_REPORT, [PUBLISHED_ROWS], PUBLISHED_SCHEMA, in_memory=True)
         yield published_file(form), bytes(memoryview(content)), [PUBLISHED_SPLIT.body(PUBLISHED_REPORT)]
-    segment: pa.Buffer = write_segment([split for split, _ in FINISHED], [report for _, report in FINISHED])
+    segment: pa.Buffer = segment_of([split for split, _ in FINISHED], [report for _, report in FINISHED])
     yield finished_file(), bytes(memoryview(segment)), [name.encode() for name in SEGMENT.names]
 
 

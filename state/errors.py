@@ -54,8 +54,8 @@ class DamagedLogError(SourceNotUsableError):
     """Bytes of the log or of a result do not have the expected format."""
 
 
-class SourceUnavailableError(SourceNotUsableError):
-    """The source could not be reached within the configured number of attempts."""
+class SourceUnavailableError(TidemarkError):
+    """The source could not be reached within the configured number of attempts. Not a SourceNotUsableError: it may pass."""
 
     exit_code = 7
 

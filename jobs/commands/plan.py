@@ -17,7 +17,9 @@ def plan(job: JobFile) -> None:
     with find_source(job) as found:
         out = console()
         out.print(f"source    {job.source.url} · {found.name} · watermarks by {found.watermarks()}")
-        out.print(f"mode      {job.mode}, trigger {job.trigger} · {job.snapshot.parallelism} splits at a time")
+        count = job.snapshot.parallelism
+        reading = f"{count} splits are read at the same time" if count > 1 else "splits are read one after the other"
+        out.print(f"mode      {job.mode}, trigger {job.trigger} · {reading}")
         drawn = table_of(("table", "key", "split by", "columns", "rows (estimate)", "splits (estimate)"))
         for schema, output in zip(found.schemas, sink_tables(job, found), strict=True):
             statistics = found.statistics(schema.table)

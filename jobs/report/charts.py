@@ -48,7 +48,7 @@ def splits_chart(records: Sequence[Record]) -> Spec:
     x = x.scale(nice=False, padding=0)
     left = _left(labelExpr=BYTES_LABEL, tickCount=5)
     tooltip = [
-        alt.Tooltip("range:N", title="key"),
+        alt.Tooltip("range:N", title="split"),
         alt.Tooltip("splits:Q", title="splits", format=","),
         alt.Tooltip("rows:Q", title="rows", format=","),
         alt.Tooltip("low_text:N", title="low"),

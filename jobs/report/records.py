@@ -1,6 +1,5 @@
 """The report's facts as rows, from which its charts are drawn."""
 
-import re
 from typing import Any
 
 from tidemark.jobs.monitoring.times import time_text
@@ -10,7 +9,6 @@ from tidemark.state.checkpoint.history import EpochStretch, SplitStretch
 Record = dict[str, Any]
 
 _MAX_COLUMNS = 600
-_MYSQL_TEXT = re.compile(r"_\w+ 0x([0-9a-fA-F]+)")
 
 
 def epoch_records(stretches: tuple[EpochStretch, ...]) -> list[Record]:
@@ -65,7 +63,7 @@ def split_records(facts: ReportFacts) -> tuple[list[Record], LogScale]:
                     "left": left,
                     "right": left + one.splits,
                     "splits": one.splits,
-                    "range": f"{key_text(one.start, '…')} – {key_text(one.end, '…')}",
+                    "range": f"{left + 1} – {left + one.splits}" if one.splits > 1 else f"{left + 1}",
                     "rows": one.rows,
                     "replayed": one.replayed,
                     "low": scale.bytes_since_start(low),
@@ -108,13 +106,6 @@ def event_records(facts: ReportFacts) -> list[Record]:
         if one.reconnects
     ]
     return sorted(found, key=lambda record: record["at"])
-
-
-def key_text(text: str | None, unbounded: str) -> str:
-    """Decodes MySQL's hexadecimal literals to the text that they contain."""
-    if text is None:
-        return unbounded
-    return _MYSQL_TEXT.sub(lambda match: repr(bytes.fromhex(match[1]).decode(errors="replace")), text)
 
 
 def _places(one: SplitStretch) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.request import url2pathname
 
 import pyarrow as pa
-from pyspark import SparkContext, SparkFiles
+from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -23,6 +23,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.ending import debugging
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.class_data_sharing import archive_options
+from tidemark.jobs.spark.jvm import JAVA_OPTIONS, environment, protection, start_jvm
 from tidemark.jobs.spark.sessions import was_submitted
 from tidemark.state.errors import SinkError
 
@@ -30,10 +31,10 @@ _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
 _TASK_ATTEMPTS = 4
 WORKER_DAEMON = "tidemark.jobs.spark.worker_daemon"
 _HOME = Path(tidemark.__file__).resolve().parent.parent
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties").resolve()
 DEFAULTS = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
 }
 """Settings of a session that we start. The job file's settings win."""
@@ -50,23 +51,27 @@ def open_session(job: JobFile) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = was_submitted()
     builder = SparkSession.builder.appName(f"tidemark {job.job}")
-    if not submitted:
-        builder = builder.master(_with_retries(job.spark.master))
-        builder = builder.config("spark.ui.showConsoleProgress", "false")
     defaults = {} if submitted else DEFAULTS
     forking = not submitted and job.spark.master.startswith("local")
     if forking:  # only then does the daemon find our code: by the environment of the JVM that we start
         defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
     settings = defaults | job.spark.conf_with_secrets()
     if not submitted:
-        settings[_JAVA_OPTIONS] = _java_options(job.spark.conf_with_secrets().get(_JAVA_OPTIONS, ""))
+        settings[JAVA_OPTIONS] = _java_options(job.spark.conf_with_secrets().get(JAVA_OPTIONS, ""))
     needs = sink_needs(job.sink).spark
     if needs is not None:
         settings |= needs.settings(settings, submitted=submitted)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    if not submitted:
+        settings["spark.master"] = _with_retries(job.spark.master)
     try:
-        with _home_in_environment() if forking else contextlib.nullcontext():
+        with environment({"PYTHONPATH": _path_with_home()} if forking else {}):
+            if submitted:
+                SparkContext._ensure_initialized()
+            else:
+                start_jvm(settings)
+            settings |= protection(SparkConf())
+            for name, value in settings.items():
+                builder = builder.config(name, value)
             session = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if "JAVA_GATEWAY_EXITED" in str(error) and "spark.jars.packages" in settings:
@@ -109,19 +114,9 @@ def _with_retries(master: str) -> str:
     return f"local[{match['threads'] or 1},{_TASK_ATTEMPTS}]" if match else master
 
 
-@contextlib.contextmanager
-def _home_in_environment() -> Iterator[None]:
-    """Processes that are started inside find our code."""
-    before = os.environ.get("PYTHONPATH")
-    if _HOME.is_dir():
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_HOME), before]))
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = before
+def _path_with_home() -> str:
+    """PYTHONPATH for processes that must find our code."""
+    return os.pathsep.join(filter(None, [str(_HOME) if _HOME.is_dir() else "", os.environ.get("PYTHONPATH")]))
 
 
 def _let_workers_import_us(context: SparkContext) -> None:

@@ -5,8 +5,7 @@ A merged file replaces the single files that it covers. After a crash those may 
 
 from collections.abc import Iterable, Sequence
 
-from tidemark.readers.log.gap_filter import GapFilter, merge_segments
-from tidemark.readers.log.gap_filter import write_segment as segment_of
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.checkpoint.layout import FINISHED_FOLDER, epochs_of_finished_file, finished_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError

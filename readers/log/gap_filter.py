@@ -60,7 +60,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
-def write_segment(splits: Iterable[Split], reports: Iterable[Report]) -> pa.Buffer:
+def segment_of(splits: Iterable[Split], reports: Iterable[Report]) -> pa.Buffer:
     """Returns one epoch's segment. Staged chunks are left out: they are not finished. Raises ValueError unless each split has
     its report."""
     by_id = {report.split_id: report for report in reports if report.kind not in {"staged", "expired"}}

@@ -14,6 +14,7 @@ from pymysql.constants import CR, ER
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
+from tidemark.conf.row_values import without_mysql_values
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
@@ -149,9 +150,9 @@ def quote_table(table: TableId) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception's text for messages, without secrets: `(1045) Access denied …`."""
+    """An exception's text for messages, without secrets and row values: `(1045) Access denied …`."""
     if isinstance(error, pymysql.MySQLError) and len(error.args) >= 2:
-        return redact(f"({error.args[0]}) {error.args[1]}")
+        return redact(f"({error.args[0]}) {without_mysql_values(str(error.args[1]))}")
     return redact(str(error) or type(error).__name__)
 
 

@@ -16,8 +16,9 @@ import psycopg2.extensions
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.libpq import connection_settings, is_about_tls, passes_by_itself
 from tidemark.conf.redaction import redact
+from tidemark.conf.row_values import without_postgres_values
 from tidemark.conf.source import Tls
-from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError, TidemarkError
 from tidemark.state.table import TableId
 
 Connection: TypeAlias = psycopg2.extensions.connection
@@ -134,7 +135,7 @@ def sql_errors(connection: Connection) -> Iterator[None]:
         raise _query_error(connection, error) from error
 
 
-def _query_error(connection: Connection, error: psycopg2.Error) -> SourceNotUsableError:
+def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError:
     if is_transient(error) or connection.closed:
         return SourceUnavailableError(
             f"The connection to the source was lost: {error_text(error)}",
@@ -181,7 +182,7 @@ def error_text(error: BaseException) -> str:
     left out because they quote rows."""
     primary = error.diag.message_primary if isinstance(error, psycopg2.Error) else None
     if primary and isinstance(error, psycopg2.Error):
-        return redact(f"({error.pgcode}) {primary}")
+        return redact(f"({error.pgcode}) {without_postgres_values(error.pgcode, primary)}")
     return redact((str(error).strip() or type(error).__name__).partition("\n")[0])
 
 

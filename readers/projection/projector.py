@@ -4,6 +4,7 @@ Expressions are evaluated over full rows only. A DELETE in PostgreSQL's log may 
 null, like its other columns.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -114,9 +115,9 @@ class Projector:
         try:
             result = engine.execute(projection.sql, projection.parameters).to_arrow_table()
         except duckdb.Error as error:
-            text = str(error).partition("\n")[0]
+            text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows quotes the row
             raise JobFileError(
-                f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {text}.",
+                f"{'.'.join(setting_of(projection.schema.table, mask=False))} fails on a row: {text} ….",
                 "If a split was read, correct the row in the source. If the log was read, let the expression accept such "
                 f"values (TRY_CAST, CASE), and {START_OVER}.",
             ) from error

@@ -5,11 +5,13 @@ transaction, behind the fence: of two attempts at a part, the second waits for t
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.fence import Fence
-from tidemark.sinks.mirror.target import Owner, TargetName
+from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
@@ -17,6 +19,7 @@ from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
 
+_ROWS_A_STATEMENT = 500
 _OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
 
 
@@ -61,41 +64,53 @@ class LedgerSession(ABC):
     def registered_name(self, target: TargetName) -> tuple[str, str]:
         """One spelling for a table, also where the server ignores the case of names."""
 
-    def owner(self, target: TargetName) -> Owner | None:
-        if not self.exists(TargetName(self.home, REGISTRY_TABLE)):
-            return None
-        found = self.query(
-            f"SELECT job_uuid, job_name, source_table, created FROM {self._registry} "
-            "WHERE target_schema = %s AND target_table = %s",
-            self.registered_name(target),
-        )
-        return next(
-            (Owner(JobIdentity(uuid, name), source, bool(created)) for uuid, name, source, created in found), None
-        )
+    @abstractmethod
+    def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
+        """Returns those of the tables that exist."""
 
-    def claim(self, target: TargetName, job: JobIdentity, source_table: str) -> Owner:
-        doing = f"entering {target} into {REGISTRY_TABLE}"
-        self.execute(
-            f"{self._INSERT} {self._registry} ({_OWNER_COLUMNS}) VALUES (%s, %s, %s, %s, %s) {self._SKIP_EXISTING}",
-            (*self.registered_name(target), job.uuid, job.name, source_table),
-            doing=doing,
-        )
+    def inspect(self, target: TargetName) -> TargetTable | None:
+        return self.inspect_all([target]).get(target)
+
+    def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]:
+        if not self.exists(TargetName(self.home, REGISTRY_TABLE)):
+            return {}
+        found = {
+            (schema, table): Owner(JobIdentity(uuid, name), source, bool(created))
+            for schema, table, uuid, name, source, created in self.query(
+                f"SELECT target_schema, target_table, job_uuid, job_name, source_table, created FROM {self._registry}"
+            )
+        }
+        named = ((target, self.registered_name(target)) for target in targets)
+        return {target: found[name] for target, name in named if name in found}
+
+    def claim(self, tables: Mapping[TargetName, str], job: JobIdentity) -> dict[TargetName, Owner]:
+        doing = f"entering tables into {REGISTRY_TABLE}"
+        rows = [(*self.registered_name(target), job.uuid, job.name, source) for target, source in tables.items()]
+        for some in _batches(rows):
+            self.execute(
+                f"{self._INSERT} {self._registry} ({_OWNER_COLUMNS}) VALUES "
+                f"{', '.join(['(%s, %s, %s, %s, %s)'] * len(some))} {self._SKIP_EXISTING}",
+                tuple(chain.from_iterable(some)),
+                doing=doing,
+            )
         self.end_transaction(doing)
-        owner = self.owner(target)
-        if owner is None:
+        owners = self.owners(tables)
+        if missing := [str(target) for target in tables if target not in owners]:
             raise SinkError(
-                f"{target} was entered into {self._registry}, but is not there.",
+                f"{missing[0]} was entered into {self._registry}, but is not there.",
                 "Check that table for triggers, and that the server keeps what is committed; then start the job again.",
             )
-        return owner
+        return owners
 
-    def mark_created(self, target: TargetName) -> None:
-        doing = f"marking {target} as created"
-        self.execute(
-            f"UPDATE {self._registry} SET created = TRUE WHERE target_schema = %s AND target_table = %s",
-            self.registered_name(target),
-            doing=doing,
-        )
+    def mark_created(self, targets: Iterable[TargetName]) -> None:
+        doing = f"marking tables as created in {REGISTRY_TABLE}"
+        for some in _batches([self.registered_name(target) for target in targets]):
+            self.execute(
+                f"UPDATE {self._registry} SET created = TRUE WHERE (target_schema, target_table) IN "
+                f"({', '.join(['(%s, %s)'] * len(some))})",
+                tuple(chain.from_iterable(some)),
+                doing=doing,
+            )
         self.end_transaction(doing)
 
     def take_over(self, job: JobIdentity) -> None:
@@ -152,6 +167,11 @@ class LedgerSession(ABC):
     @property
     def _registry(self) -> str:
         return _escape_percent(self.full_name(TargetName(self.home, REGISTRY_TABLE)))
+
+
+def _batches(rows: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
+    for start in range(0, len(rows), _ROWS_A_STATEMENT):
+        yield rows[start : start + _ROWS_A_STATEMENT]
 
 
 def _escape_percent(name: str) -> str:

@@ -80,15 +80,15 @@ class MirrorSink:
                 yield Finding(None, f"schema {name} will be created")
         yield from route_problems(targets, session.dialect)
         yield from policy_problems(schemas, self.policies.by_table)
-        for schema, target in targets:
-            if not schema.key or not (
-                session.dialect.name_fits(target.schema) and session.dialect.name_fits(target.table)
-            ):
-                continue
-            existing = session.inspect(target)
-            usable = existing is not None and existing.engine_problem is None
-            is_empty = not usable or session.is_empty(target)
-            found = Found(existing, is_empty, session.owner(target), schema.table in written)
+        fits = session.dialect.name_fits
+        usable = [pair for pair in targets if pair[0].key and fits(pair[1].schema) and fits(pair[1].table)]
+        tables = session.inspect_all([target for _, target in usable])
+        owners = session.owners([target for _, target in usable])
+        for schema, target in usable:
+            existing, owner = tables.get(target), owners.get(target)
+            unknown = existing is not None and existing.engine_problem is None and owner is None
+            is_empty = not unknown or session.is_empty(target)  # of owned tables it does not matter
+            found = Found(existing, is_empty, owner, schema.table in written)
             yield from ownership_findings(schema, target, found, job)
             if existing is None:
                 yield from type_findings(schema, session.dialect)
@@ -105,22 +105,27 @@ class MirrorSink:
             session.create_bookkeeping()
             session.create_rejects()
             session.take_over(job)
-            for schema, target in targets:
-                self._prepare_table(session, job, schema, target)
+            self._prepare_tables(session, job, targets)
 
-    def _prepare_table(self, session: Session, job: JobIdentity, schema: TableSchema, target: TargetName) -> None:
-        owner = session.claim(target, job, str(schema.table))
-        if owner.job.uuid != job.uuid:
-            raise SinkError(
-                f"{target} was claimed by job {owner.job.name} ({owner.job.uuid}) just now.",
-                "Choose another name by sink.table.",
-            )
-        if session.inspect(target) is None:
+    def _prepare_tables(
+        self, session: Session, job: JobIdentity, targets: Sequence[tuple[TableSchema, TargetName]]
+    ) -> None:
+        owners = session.claim({target: str(schema.table) for schema, target in targets}, job)
+        for target, owner in owners.items():
+            if owner.job.uuid != job.uuid:
+                raise SinkError(
+                    f"{target} was claimed by job {owner.job.name} ({owner.job.uuid}) just now.",
+                    "Choose another name by sink.table.",
+                )
+        known = session.inspect_all([target for _, target in targets])
+        missing = [(schema, target) for schema, target in targets if target not in known]
+        for schema, target in missing:
             session.create_table(session.dialect.create_table(target, schema))
-            created = session.inspect(target)
-            if created is not None:
-                raise_problems(list(table_findings(schema, target, created, session.dialect)))
-        session.mark_created(target)
+        created = session.inspect_all([target for _, target in missing])
+        for schema, target in missing:
+            if target in created:
+                raise_problems(list(table_findings(schema, target, created[target], session.dialect)))
+        session.mark_created([target for target, owner in owners.items() if not owner.created])
 
     def writer(self, job: JobIdentity) -> MirrorWriter:
         return MirrorWriter(self.connect, self.template, job, self.policies)

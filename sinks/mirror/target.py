@@ -1,6 +1,6 @@
 """The interface of a mirror's target database, the same for all kinds of server."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -160,18 +160,21 @@ class Session(Protocol):
 
     def schema_exists(self, schema: str) -> bool: ...
     def inspect(self, target: TargetName) -> TargetTable | None: ...
+    def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
+        """Returns those of the tables that exist. Asks the catalog once for all."""
+
     def is_empty(self, target: TargetName) -> bool: ...
-    def owner(self, target: TargetName) -> Owner | None: ...
+    def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]: ...
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         """Returns why nothing can be written there (a standby, missing privileges) and the remedy, None if it can."""
 
     def create_bookkeeping(self) -> None: ...
     def create_schema(self, schema: str) -> None: ...
-    def claim(self, target: TargetName, job: JobIdentity, source_table: str) -> Owner:
-        """Records the job as the table's owner unless it has one. Returns the owner."""
+    def claim(self, tables: Mapping[TargetName, str], job: JobIdentity) -> dict[TargetName, Owner]:
+        """Records the job as the owner of each table without one. `tables`: with their source tables. Returns the owners."""
 
     def create_table(self, sql: str) -> None: ...
-    def mark_created(self, target: TargetName) -> None: ...
+    def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def take_over(self, job: JobIdentity) -> None:
         """Makes the job's driver the owner. Raises JobHeldError if a later one is."""
 

@@ -86,10 +86,11 @@ def _are_moves(changes: pa.RecordBatch, kinds: npt.NDArray[np.int8], deletes: In
 
 
 def _no_row(schema: TableSchema, change: pa.RecordBatch) -> SinkError:
-    key = ", ".join(f"{name}={change.column(name)[0].as_py()!r}" for name in schema.key)
+    transaction = change.column("_txn_id")[0].as_py()
     names = ", ".join(change.column(UNCHANGED_FIELD.name)[0].as_py())
     return missing_value_error(
-        schema, f"The log leaves {names} out of a change to the row {key}, and the row's previous values are not known"
+        schema,
+        f"The log leaves {names} out of a change in transaction {transaction}, and the row's previous values are not known",
     )
 
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -21,7 +21,7 @@ from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.planning import table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import TableWriting
-from tidemark.sinks.mirror.target import Session
+from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import BadValues, JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
 from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem
@@ -105,18 +105,22 @@ class MirrorWriter:
         writers: dict[TableId, TableWriting] = {}
         rejects = Rejects(session, self.job.uuid, part.epoch, part.name)
         for chunk in chunks:
+            new = [schemas[key] for key in chunk if key[0] not in writers]
+            existing = session.inspect_all([target_of(s.table, self.template, session.home) for s in new])
             for (table, version), batches in chunk.items():
                 schema = schemas[table, version]
                 if table not in writers:
-                    writers[table] = self._table(session, schema, rejects)
+                    writers[table] = self._table(session, schema, existing, rejects)
                 writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
         session.commit(part.row_count, part.after)
         return tuple(told for writing in writers.values() for told in writing.gate.told())
 
-    def _table(self, session: Session, schema: TableSchema, rejects: Rejects) -> TableWriting:
+    def _table(
+        self, session: Session, schema: TableSchema, tables: Mapping[TargetName, TargetTable], rejects: Rejects
+    ) -> TableWriting:
         """Checks the table again: if it was altered since `prepare`, it could silently round values."""
         target = target_of(schema.table, self.template, session.home)
-        existing = session.inspect(target)
+        existing = tables.get(target)
         if existing is None:
             raise SinkError(
                 f"{target}, the copy of {schema.table}, is gone.",

@@ -4,6 +4,7 @@ Epochs are kept twice: the newest ones one by one, and all of them in at most MA
 of epochs each. When a table has many splits, neighbours in the key are merged in the same way.
 """
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,6 @@ MAX_SPLIT_STRETCHES = 1000
 MIN_SPLIT_STRETCHES = 8
 MAX_EVENTS = 200
 MAX_TEXT_LENGTH = 400
-MAX_KEY_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ PositionOrder = tuple[int, ...]
 class SplitStretch:
     """One split, or several neighbours in the key.
 
-    `start`, `end`: the key as text, None is unbounded. `low`: the least low, None if a split has none. `least_high` and
-    `high`: the least and the greatest high.
+    `start`, `end`: digests of the boundaries, which neighbours share; None is unbounded.
+    `low`: the least low, None if a split has none. `least_high` and `high`: the least and the greatest high.
     """
 
     start: str | None
@@ -190,8 +190,8 @@ class SplitHistory:
 def _stretch(split: Split, report: Report) -> SplitStretch:
     high = report.high.order
     return SplitStretch(
-        start=_key_text(split.range.start),
-        end=_key_text(split.range.end),
+        start=_boundary(split.range.start),
+        end=_boundary(split.range.end),
         splits=1,
         rows=report.row_count,
         replayed=report.replayed_changes,
@@ -201,8 +201,9 @@ def _stretch(split: Split, report: Report) -> SplitStretch:
     )
 
 
-def _key_text(bound: Bound | None) -> str | None:
-    return None if bound is None else ", ".join(bound.literals)[:MAX_KEY_LENGTH]
+def _boundary(bound: Bound | None) -> str | None:
+    """A digest, because the history outlives plans, and keys are values of rows."""
+    return None if bound is None else hashlib.blake2b(bound.encoded_key.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tests.support.key_values import KEY_VALUES, MARIADB_KEY_VALUES, KeyValues
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.readers.mysql.connect import connect
-from tidemark.readers.mysql.keys.key_columns import can_split_by, key_column, range_condition
+from tidemark.readers.mysql.keys.key_columns import can_split_by, key_column, key_columns, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.schema.catalog import load_schema, split_key
@@ -96,8 +96,11 @@ class Keyed:
             self.keys.next_bounds(self.schema.table, self.columns, after=None, until=None, rows=rows, count=count)
         )
 
+    def condition(self, key_range: KeyRange) -> str:
+        return range_condition(key_columns(self.schema, self.columns), key_range)
+
     def count(self, key_range: KeyRange) -> int:
-        condition = range_condition(self.columns, key_range)
+        condition = self.condition(key_range)
         found: int = self.database.query(f"SELECT COUNT(*) FROM {self.schema.table.name} WHERE {condition}")[0][0]
         return found
 
@@ -257,7 +260,7 @@ def test_ranges_of_every_type_are_read_by_the_index(server: str, request: pytest
             bounds = t.bounds(rows=50)
             assert len(bounds) == 11, sql_type
             assert t.counts(bounds[::4]) == [50, 200, 200, 150], sql_type
-            plan = explained(database, f"SELECT k, v FROM t WHERE {range_condition(('k',), KeyRange(*bounds[3:5]))}")
+            plan = explained(database, f"SELECT k, v FROM t WHERE {t.condition(KeyRange(*bounds[3:5]))}")
             assert (plan["type"], plan["key"]) == ("range", "PRIMARY"), (sql_type, plan)
 
 
@@ -282,7 +285,7 @@ def test_composite_keys_are_cut_by_all_columns_and_read_by_the_index(
         bounds = t.bounds(rows=111)
         assert t.counts(bounds) == [111] * 13 + [57]
         for key_range in (KeyRange(bounds[2], bounds[3]), KeyRange(bounds[0], bounds[1])):
-            plan = explained(database, f"SELECT * FROM t WHERE {range_condition(t.columns, key_range)}")
+            plan = explained(database, f"SELECT * FROM t WHERE {t.condition(key_range)}")
             assert (plan["type"], plan["key"]) == ("range", "PRIMARY")
             assert int(plan["rows"]) < 250
         batch = pa.RecordBatch.from_pydict(

@@ -18,7 +18,7 @@ from tests.support.postgres_log import VERSIONS, Change, LoggedDatabase
 from tests.support.postgres_snapshot import SnapshotTable, covered, rows_of
 from tests.support.servers import Database, FindServer, fresh_database
 from tests.support.workload import Uids, create_tables
-from tidemark.readers.log.gap_filter import GapFilter, write_segment
+from tidemark.readers.log.gap_filter import GapFilter, segment_of
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.state.position import WalPosition, wal_position
 from tidemark.state.split import Split
@@ -72,7 +72,7 @@ def wait_for(database: Database, query: str) -> None:
 
 def is_emitted(split: Split, read: SplitRead, high: WalPosition, change: Change) -> bool:
     """Whether the gap filter emits the change, given this high of its split."""
-    segment = write_segment([split], [replace(read.report, high=high)])
+    segment = segment_of([split], [replace(read.report, high=high)])
     finished_splits = GapFilter.from_segments([segment], [split.table], "finished").finished_splits[split.table]
     versions, xids = (np.array([int(change[name])], np.int64) for name in ("_commit_version", "_txn_id"))
     return bool(finished_splits.keep(None, versions, xids)[0])

@@ -41,7 +41,7 @@ from tidemark.enumerator.enumerator import (
     plan_epoch,
 )
 from tidemark.enumerator.pages import attempts
-from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.readers.snapshot.publish import published_name
 from tidemark.state.checkpoint import codec
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -425,7 +425,7 @@ class Driver:
             return
         if isinstance(self.running.work, SnapshotWork):
             reports = [self.published(split)[0] for split in self.splits()]
-            self.job.store.create(f"finished/{self.running.epoch:08}", write_segment(self.splits(), reports))
+            self.job.store.create(f"finished/{self.running.epoch:08}", segment_of(self.splits(), reports))
         self.running, self.output = None, None
 
 

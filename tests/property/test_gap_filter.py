@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.gap_filter import keep
-from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.key_encoding import encode_bytes, encode_integer
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.split import Bound, KeyRange, Report, Split
@@ -61,7 +61,7 @@ def test_a_change_is_kept_iff_it_is_after_the_high_of_its_split(case, epochs, me
     ]
     seed.shuffle(pairs)
     parts = [[p for p, epoch in zip(pairs, epochs, strict=False) if epoch == e] for e in range(3)]
-    segments = [write_segment([s for s, _ in part], reversed([r for _, r in part])) for part in parts]
+    segments = [segment_of([s for s, _ in part], reversed([r for _, r in part])) for part in parts]
     if merged:
         segments = [merge_segments(segments, "finished")]
     gap_filter = GapFilter.from_segments(segments, [TABLE, OTHER], "finished")
@@ -113,7 +113,7 @@ def test_a_change_is_kept_iff_its_splits_snapshot_does_not_contain_it(
         (split, replace(report, high=WalPosition(1000 + split.id, taken[i])))
         for i, (split, report) in enumerate(splits_of(TABLE, encoded_keys, [4] * (len(encoded_keys) + 1), 0))
     ]
-    segment = write_segment([split for split, _ in pairs], [report for _, report in pairs])
+    segment = segment_of([split for split, _ in pairs], [report for _, report in pairs])
     finished_splits = GapFilter.from_segments(
         [merge_segments([segment], "finished")], [TABLE], "finished"
     ).finished_splits[TABLE]

@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.gap_filter import keep
-from tidemark.readers.log.gap_filter import GapFilter, merge_segments, write_segment
+from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.errors import CheckpointError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.position import BinlogPosition
@@ -31,7 +31,7 @@ def version(pos: int, file: str = "b.000001") -> int:
 
 
 def segment_of_two_splits() -> pa.Buffer:
-    return write_segment([split(0, None, 10), split(1, 10, None)], [report(0, 100), report(1, 200)])
+    return segment_of([split(0, None, 10), split(1, 10, None)], [report(0, 100), report(1, 200)])
 
 
 @pytest.mark.pitfall(10)
@@ -46,7 +46,7 @@ def test_a_change_exactly_at_the_high_is_in_the_split() -> None:
 @pytest.mark.pitfall(44)
 def test_files_are_ordered_by_their_number() -> None:
     gap_filter = GapFilter.from_segments(
-        [write_segment([split(0, None, None)], [Report(0, ORDERS, 1, BinlogPosition("b.999999", 500), 0, 0)])],
+        [segment_of([split(0, None, None)], [Report(0, ORDERS, 1, BinlogPosition("b.999999", 500), 0, 0)])],
         [ORDERS],
         "finished",
     )
@@ -56,7 +56,7 @@ def test_files_are_ordered_by_their_number() -> None:
 
 def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
     gap_filter = GapFilter.from_segments(
-        [segment_of_two_splits(), write_segment([split(2, None, None, ITEMS)], [report(2, 50, ITEMS)])],
+        [segment_of_two_splits(), segment_of([split(2, None, None, ITEMS)], [report(2, 50, ITEMS)])],
         [ORDERS, ITEMS],
         "finished",
     )
@@ -68,9 +68,7 @@ def test_a_table_of_one_split_needs_no_ranks_and_one_of_two_does() -> None:
 def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
     cut = Bound(("'a'",), b"a\0\0".hex())
     splits = [Split(i, ORDERS, 1, ("k",), r) for i, r in enumerate([KeyRange(None, cut), KeyRange(cut, None)])]
-    gap_filter = GapFilter.from_segments(
-        [write_segment(splits, [report(0, 100), report(1, 200)])], [ORDERS], "finished"
-    )
+    gap_filter = GapFilter.from_segments([segment_of(splits, [report(0, 100), report(1, 200)])], [ORDERS], "finished")
     with pytest.raises(ValueError, match="not a single integer column"):
         keep(gap_filter, ORDERS, np.array([1], np.uint64), np.array([version(150)]))
     with pytest.raises(ValueError, match="an encoded key is null"):
@@ -92,20 +90,20 @@ def test_integer_ranks_for_a_key_of_bytes_are_refused() -> None:
     ids=["no end", "no start", "hole", "overlap", "twice", "table missing", "nothing"],
 )
 def test_lost_or_doubled_reports_are_an_error(splits: list[Split], tables: list[TableId]) -> None:
-    segment = write_segment(splits, [report(s.id, 100, s.table) for s in splits])
+    segment = segment_of(splits, [report(s.id, 100, s.table) for s in splits])
     with pytest.raises(CheckpointError, match="finished"):
         GapFilter.from_segments([segment], tables, "finished")
 
 
 def test_tables_that_the_log_has_passed_are_left_out_whatever_is_left_of_them() -> None:
-    segment = write_segment([split(0, None, None), split(1, 10, None, ITEMS)], [report(0, 100), report(1, 50, ITEMS)])
+    segment = segment_of([split(0, None, None), split(1, 10, None, ITEMS)], [report(0, 100), report(1, 50, ITEMS)])
     assert set(GapFilter.from_segments([segment], [ORDERS], "finished").finished_splits) == {ORDERS}
 
 
 def test_splits_and_reports_must_belong_together() -> None:
     for reports in ([], [report(0, 1), report(1, 1)], [report(0, 1, ITEMS)]):
         with pytest.raises(ValueError, match="belong together"):
-            write_segment([split(0, None, None)], reports)
+            segment_of([split(0, None, None)], reports)
 
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:

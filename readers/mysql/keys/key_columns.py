@@ -17,8 +17,8 @@ from tidemark.readers.mysql.connect import quote_identifier
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
-from tidemark.state.errors import SourceNotUsableError
-from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.errors import CheckpointError, SourceNotUsableError
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -57,6 +57,20 @@ _KINDS = {
 }
 
 
+_HEXADECIMAL = re.compile(r"x'(?:[0-9A-F]{2})*'")
+_LITERALS = {
+    KeyKind.INTEGER: re.compile(r"-?[0-9]+"),
+    KeyKind.YEAR: re.compile(r"'[0-9]{4}'"),
+    KeyKind.DECIMAL: re.compile(r"-?[0-9]+(?:\.[0-9]+)?"),
+    KeyKind.DATE: re.compile(r"'[0-9]{4}-[0-9]{2}-[0-9]{2}'"),
+    KeyKind.TEMPORAL: re.compile(r"'[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?'"),
+    KeyKind.TIME: re.compile(r"'-?[0-9]{2,3}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?'"),
+    KeyKind.BYTES: _HEXADECIMAL,
+    KeyKind.INET4: re.compile(r"'[0-9.]+'"),
+    KeyKind.INET6: re.compile(r"'[0-9a-f:.]+'"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
     """`precision`, `scale`: for DECIMAL, else 0. `charset`, `collation`: for TEXT, else ""."""
@@ -87,6 +101,13 @@ class KeyColumn:
                 return f"HEX({name})"
             case _:
                 return f"CAST({name} AS CHAR)"
+
+    def is_literal(self, sql: str) -> bool:
+        """True for what `literal` returns, and nothing else: it can't do more than name a value."""
+        if self.kind is KeyKind.TEXT:
+            prefix = f"_{self.charset} "
+            return sql.startswith(prefix) and _HEXADECIMAL.fullmatch(sql.removeprefix(prefix)) is not None
+        return _LITERALS[self.kind].fullmatch(sql) is not None
 
     def literal(self, selected: int | str) -> str:
         """The value as an SQL literal that the server compares with the column exactly and by the index."""
@@ -146,36 +167,41 @@ def key_columns(schema: TableSchema, columns: Sequence[str]) -> tuple[KeyColumn,
     return tuple(found)
 
 
-def range_condition(columns: Sequence[str], key_range: KeyRange) -> str:
+def range_condition(keys: Sequence[KeyColumn], key_range: KeyRange) -> str:
     """The SQL condition for the rows of [start, end), by the server's own comparison; TRUE for an unbounded range.
 
-    It uses nested ORs, for which both servers read index ranges. For (a, b) >= (x, y) they read the whole index.
+    It uses nested ORs, for which both servers read index ranges. For (a, b) >= (x, y) they read the whole index. Raises
+    CheckpointError for a bound that is no value of the key: plans are files, and a bound becomes a part of a statement.
     """
     parts = []
     if key_range.start is not None:
-        parts.append(from_condition(columns, key_range.start))
+        parts.append(_compared(keys, _values(keys, key_range.start), ">", ">="))
     if key_range.end is not None:
-        parts.append(_compared(columns, key_range.end.literals, "<", "<"))
+        parts.append(_compared(keys, _values(keys, key_range.end), "<", "<"))
     return " AND ".join(parts) or "TRUE"
 
 
-def from_condition(columns: Sequence[str], bound: Bound) -> str:
-    """The condition for keys at or after `bound`."""
-    return _compared(columns, bound.literals, ">", ">=")
+def after_condition(keys: Sequence[KeyColumn], bound: Bound) -> str:
+    """The condition for keys after `bound`. Raises CheckpointError as `range_condition` does."""
+    return _compared(keys, _values(keys, bound), ">", ">")
 
 
-def after_condition(columns: Sequence[str], bound: Bound) -> str:
-    """The condition for keys after `bound`."""
-    return _compared(columns, bound.literals, ">", ">")
+def _values(keys: Sequence[KeyColumn], bound: Bound) -> Sequence[str]:
+    """The bound's literals, each proven to be one of its column."""
+    texts = bound.literals
+    if len(texts) != len(keys) or not all(key.is_literal(text) for key, text in zip(keys, texts, strict=True)):
+        raise CheckpointError(
+            f"The checkpoint has a split boundary that is not a value of {', '.join(key.name for key in keys)}.",
+            f"Find out who changed the checkpoint's files. {RESTORE_CHECKPOINT}",
+        )
+    return texts
 
 
-def _compared(columns: Sequence[str], literals: Sequence[str], outer: str, last: str) -> str:
-    if len(columns) != len(literals):
-        raise ValueError(f"a bound of {len(literals)} values for {len(columns)} columns")
-    name, literal = quote_identifier(columns[0]), literals[0]
-    if len(columns) == 1:
+def _compared(keys: Sequence[KeyColumn], literals: Sequence[str], outer: str, last: str) -> str:
+    name, literal = quote_identifier(keys[0].name), literals[0]
+    if len(keys) == 1:
         return f"{name} {last} {literal}"
-    inner = _compared(columns[1:], literals[1:], outer, last)
+    inner = _compared(keys[1:], literals[1:], outer, last)
     return f"({name} {outer} {literal} OR ({name} = {literal} AND {inner}))"
 
 

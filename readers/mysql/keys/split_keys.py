@@ -110,17 +110,16 @@ class MySqlKeys:
         return self._collation_keys.encoded_keys(column, values)
 
     def _next_bound(self, table: TableId, keys: Sequence[KeyColumn], within: KeyRange, rows: int) -> Bound | None:
-        columns = [key.name for key in keys]
-        order = column_list(columns)
-        found = self._select(table, keys, range_condition(columns, within), f"{order} LIMIT 2 OFFSET {rows - 1}")
+        order = column_list(key.name for key in keys)
+        found = self._select(table, keys, range_condition(keys, within), f"{order} LIMIT 2 OFFSET {rows - 1}")
         if len(found) < 2:
             return None
         last, following = found
         if last.encoded_key != following.encoded_key:
             return following
-        beyond = after_condition(columns, following)
+        beyond = after_condition(keys, following)
         if within.end is not None:
-            beyond += f" AND {range_condition(columns, KeyRange(None, within.end))}"
+            beyond += f" AND {range_condition(keys, KeyRange(None, within.end))}"
         other = self._select(table, keys, beyond, f"{order} LIMIT 1")
         return other[0] if other else None
 

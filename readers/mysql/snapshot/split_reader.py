@@ -30,7 +30,7 @@ from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.readers.mysql.connect import Connection, connect, error_code, quote_table
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
-from tidemark.readers.mysql.keys.key_columns import column_list, null_key, range_condition
+from tidemark.readers.mysql.keys.key_columns import column_list, key_columns, null_key, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.schema.table_facts import read_tables
@@ -184,7 +184,7 @@ class SplitReader(RetryingSplitReader[Connection]):
 
     def _select(self, connection: Connection, split: Split, schema: TableSchema, *, in_transaction: bool) -> pa.Table:
         """Selects an explicit list of columns: `*` omits invisible ones, and changes with a DDL."""
-        condition = range_condition(split.columns, split.range) if split.columns else "TRUE"
+        condition = range_condition(key_columns(schema, split.columns), split.range) if split.columns else "TRUE"
         where = self._source.where.get(schema.table)
         if where is not None:
             condition = f"({condition}) AND (\n{where}\n)"

@@ -72,7 +72,7 @@ def _days(where: str, text: str) -> int:
         raise _infinite(where, text)
     match = _TEMPORAL.fullmatch(text)
     if match is None:
-        raise damaged(f"{where} holds {text!r}")
+        raise damaged(f"{where} holds a text that is no date or timestamp")
     year, month, day = int(match["year"]), int(match["month"]), int(match["day"])
     if match["bc"]:
         year = 1 - year
@@ -87,12 +87,12 @@ def _microseconds(where: str, text: str) -> int:
     days = _days(where, text)
     match = _TEMPORAL.fullmatch(text)
     if match is None or match["hour"] is None:
-        raise damaged(f"{where} holds {text!r}")
+        raise damaged(f"{where} holds a text that is no date or timestamp")
     seconds = int(match["hour"]) * 3600 + int(match["minute"]) * 60 + int(match["second"])
     found = days * _DAY_MICROSECONDS + seconds * 1_000_000 + int((match["fraction"] or "0").ljust(6, "0"))
     if not _MIN <= found <= _MAX:
         raise _does_not_fit(
-            where, f"holds {text}, which does not fit 64-bit microseconds since 1970", "Correct these rows"
+            where, "holds a timestamp which does not fit 64-bit microseconds since 1970", "Correct these rows"
         )
     return found
 

@@ -1,12 +1,12 @@
 """Turns errors of a MySQL or MariaDB target into SinkErrors: whether the work may be tried again, or what to do."""
 
-import re
 import ssl
 
 import pymysql
 from pymysql.constants import CR, ER
 
 from tidemark.conf.redaction import redact
+from tidemark.conf.row_values import without_mysql_values
 from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER
@@ -84,7 +84,6 @@ _TLS = (
     "in sink.url. A server without TLS needs a certificate of its own first."
 )
 _OTHER = "Correct the cause that the server names, then start the job again."
-_VALUE = re.compile(r"(value: |entry )'.*' (for (?:column|key) )", re.DOTALL)
 
 
 def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError:
@@ -107,7 +106,7 @@ def error_code(error: pymysql.MySQLError) -> int:
 
 def error_text(error: pymysql.MySQLError) -> str:
     text = f"({error.args[0]}) {error.args[1]}" if len(error.args) >= 2 else str(error) or type(error).__name__
-    return redact(_VALUE.sub(r"\1'…' \2", text))
+    return redact(without_mysql_values(text))
 
 
 def _is_tls(error: pymysql.MySQLError) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import pymysql
@@ -13,10 +13,10 @@ from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.sinks.mirror.connecting import open_session
 from tidemark.sinks.mirror.ledger import LedgerSession
 from tidemark.sinks.mirror.mysql import errors as mysql_errors
+from tidemark.sinks.mirror.mysql.catalog import Catalog
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
-from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import ValueRange, mysql_value_range
+from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
@@ -128,46 +128,8 @@ class MySqlSession(LedgerSession):
         sql = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         return bool(self.query(sql, arguments))
 
-    def inspect(self, target: TargetName) -> TargetTable | None:
-        arguments = (target.schema, target.table)
-        found = self.query(
-            "SELECT TABLE_TYPE, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            arguments,
-        )
-        if not found:
-            return None
-        columns = self.query(
-            "SELECT COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, COLLATION_NAME "
-            "FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION",
-            arguments,
-        )
-        indexes = self.query(
-            "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
-            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX",
-            arguments,
-        )
-        foreign_keys = self.query(
-            "SELECT CONSTRAINT_NAME FROM information_schema.KEY_COLUMN_USAGE WHERE REFERENCED_TABLE_NAME IS NOT NULL "
-            "AND ((TABLE_SCHEMA = %s AND TABLE_NAME = %s) OR (REFERENCED_TABLE_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s))",
-            arguments * 2,
-        )
-        triggers = self.query(
-            "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS "
-            "WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s ORDER BY TRIGGER_NAME",
-            arguments,
-        )
-        return TargetTable(
-            columns=tuple(_column(*row) for row in columns),
-            key=tuple(
-                column if prefix is None else f"{column}({prefix})"
-                for name, column, prefix in indexes
-                if name == "PRIMARY"
-            ),
-            unique_indexes=tuple(dict.fromkeys(name for name, _, _ in indexes if name != "PRIMARY")),
-            foreign_keys=tuple(dict.fromkeys(name for (name,) in foreign_keys)),
-            engine_problem=_engine_problem(*found[0]),
-            triggers=tuple(name for (name,) in triggers),
-        )
+    def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
+        return Catalog(self.query, self.dialect.same_name).read(targets)
 
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
@@ -250,36 +212,6 @@ class MySqlSession(LedgerSession):
                 self._connection.close()
             except pymysql.MySQLError:  # the server has closed it
                 return
-
-
-def _engine_problem(table_type: str, engine: str | None) -> str | None:
-    if table_type != "BASE TABLE":
-        return f"it is a {table_type.lower()}, not a table"
-    if engine is None or engine.lower() not in {"innodb", "rocksdb"}:
-        return f"its engine {engine} has no transactions"
-    return None
-
-
-def _column(
-    name: str, type_name: str, nullable: str, default: str | None, extra: str, collation: str | None
-) -> TargetColumn:
-    generated = "GENERATED" in extra.upper().replace("DEFAULT_GENERATED", "")
-    return TargetColumn(
-        name=name,
-        type_name=type_name,
-        value_range=_value_range(type_name),
-        nullable=nullable == "YES",
-        may_be_left_out=nullable == "YES" or default is not None or generated or "auto_increment" in extra,
-        generated=generated,
-        collation=collation,
-    )
-
-
-def _value_range(type_name: str) -> ValueRange | None:
-    try:
-        return mysql_value_range(type_name)
-    except ValueError:
-        return None
 
 
 def connect(endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceKind) -> MySqlSession:

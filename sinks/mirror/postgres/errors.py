@@ -4,6 +4,7 @@ import psycopg2
 
 from tidemark.conf.libpq import is_about_tls, passes_by_itself
 from tidemark.conf.redaction import redact
+from tidemark.conf.row_values import without_postgres_values
 from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER
@@ -53,7 +54,10 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError:
 
 def error_text(error: psycopg2.Error) -> str:
     primary = error.diag.message_primary
-    text = f"({error.pgcode}) {primary}" if primary else (str(error).strip() or type(error).__name__).partition("\n")[0]
+    if primary:
+        text = f"({error.pgcode}) {without_postgres_values(error.pgcode, primary)}"
+    else:
+        text = (str(error).strip() or type(error).__name__).partition("\n")[0]
     return redact(text)
 
 

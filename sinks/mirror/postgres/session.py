@@ -1,6 +1,6 @@
 """A connection to a PostgreSQL target."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import psycopg2
@@ -12,10 +12,10 @@ from tidemark.conf.source import Tls
 from tidemark.sinks.mirror.connecting import open_session
 from tidemark.sinks.mirror.ledger import LedgerSession
 from tidemark.sinks.mirror.postgres import errors as postgres_errors
+from tidemark.sinks.mirror.postgres.catalog import read_tables
 from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
-from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, postgres_value_range, quoted
-from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import PostgresType, is_kept_type
+from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
+from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import SinkError
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
 
@@ -39,30 +39,6 @@ _SESSION = (
     # A crash of the server must not lose a commit that the checkpoint counts on.
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
-_COLUMNS = """
-    SELECT a.attname, t.typname, format_type(t.oid, a.atttypmod), a.atttypmod, a.attnotnull,
-           a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
-           (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation AND NOT c.collisdeterministic)
-    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
-_KEY = """
-    SELECT a.attname FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = %s AND i.indisprimary ORDER BY k.place"""
-_UNIQUE = """
-    SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-    WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary ORDER BY 1"""
-
-_KIND = """
-    SELECT relkind, relpersistence, NOT relhasrules
-           AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = c.oid AND indisprimary AND NOT indimmediate)
-           AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = c.oid AND attidentity = 'a' AND NOT attisdropped)
-    FROM pg_class c WHERE oid = %s"""
-"""ON CONFLICT takes no table with rules and no deferrable key. GENERATED ALWAYS refuses an UPDATE."""
-_TRIGGERS = """
-    SELECT tgname FROM pg_trigger WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled IN ('O', 'A')
-    UNION ALL SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND rulename <> '_RETURN' AND ev_enabled IN ('O', 'A')
-    ORDER BY 1"""
 
 
 class PostgresSession(LedgerSession):
@@ -140,23 +116,8 @@ class PostgresSession(LedgerSession):
     def exists(self, target: TargetName) -> bool:
         return self._oid(target) is not None
 
-    def inspect(self, target: TargetName) -> TargetTable | None:
-        oid = self._oid(target)
-        if oid is None:
-            return None
-        ((kind, persistence, updatable),) = self.query(_KIND, (oid,))
-        foreign_keys = self.query(
-            "SELECT conname FROM pg_constraint WHERE contype = 'f' AND %s IN (conrelid, confrelid)", (oid,)
-        )
-        return TargetTable(
-            columns=tuple(_column(*row) for row in self.query(_COLUMNS, (oid,))),
-            key=tuple(name for (name,) in self.query(_KEY, (oid,))),
-            unique_indexes=tuple(name for (name,) in self.query(_UNIQUE, (oid,))),
-            foreign_keys=tuple(name for (name,) in foreign_keys),
-            engine_problem=_kind_problem(kind, persistence),
-            triggers=tuple(name for (name,) in self.query(_TRIGGERS, (oid, oid))),
-            updatable=updatable,
-        )
+    def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
+        return read_tables(self.query, targets)
 
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
@@ -248,39 +209,6 @@ class PostgresSession(LedgerSession):
     def close(self) -> None:
         """Closes the connection, which rolls back an open transaction."""
         self._connection.close()
-
-
-def _kind_problem(kind: str, persistence: str) -> str | None:
-    if kind not in {"r", "p"}:
-        return "it is not a table"
-    if persistence != "p":
-        return "it is not logged: a crash of the server would empty it"
-    return None
-
-
-def _column(
-    name: str,
-    type_name: str,
-    sql_type: str,
-    modifier: int,
-    not_null: bool,
-    has_default: bool,
-    generated: bool,
-    collation: str | None,
-) -> TargetColumn:
-    value_range = postgres_value_range(type_name, modifier)
-    if value_range is None and is_kept_type(sql_type):
-        value_range = PostgresType(sql_type)
-    return TargetColumn(
-        name=name,
-        type_name=type_name,
-        value_range=value_range,
-        sql_type=sql_type,
-        nullable=not not_null,
-        may_be_left_out=has_default or generated or not not_null,
-        generated=generated,
-        collation=collation,
-    )
 
 
 def connect(endpoint: Endpoint, tls: Tls | None, source_kind: SourceKind) -> PostgresSession:
