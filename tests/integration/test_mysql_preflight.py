@@ -38,7 +38,7 @@ def documented_grants(database: Database) -> list[str]:
     status = "BINLOG MONITOR" if database.kind == "mariadb" else "REPLICATION CLIENT"
     grants = [f"SELECT ON {database.name}.*", f"REPLICATION SLAVE, {status} ON *.*"]
     if database.kind == "mysql" and database.query("SELECT @@gtid_mode") != [("ON",)]:
-        grants += ["BACKUP_ADMIN ON *.*", "SELECT ON performance_schema.log_status"]
+        grants += ["BACKUP_ADMIN, XA_RECOVER_ADMIN ON *.*", "SELECT ON performance_schema.log_status"]
     return grants
 
 

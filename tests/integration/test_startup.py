@@ -20,7 +20,7 @@ def test_a_held_job_keeps_the_connection_of_its_lease_alone(source_database: Dat
     server = source_database.server
     grants = [f"SELECT ON {source_database.name}.*", "REPLICATION SLAVE, REPLICATION CLIENT ON *.*"]
     if server.kind == "mysql":
-        grants += ["BACKUP_ADMIN ON *.*", "SELECT ON performance_schema.log_status"]
+        grants += ["BACKUP_ADMIN, XA_RECOVER_ADMIN ON *.*", "SELECT ON performance_schema.log_status"]
     with account(server, *grants) as endpoint:
         url = f"{endpoint.kind}://{endpoint.user}:{endpoint.password.get_secret_value()}@{server.host}:{server.port}/"
         source = {"url": url, "tables": [f"{source_database.name}.orders"]}
