@@ -1,6 +1,8 @@
 """The loop of a run: plans epochs, has them run, and commits them, one after the other.
 
-next_epoch → the plan is durable → the engine runs it → the sink has it → marked as committed → next_epoch …
+    next_epoch → the plan is durable → the engine runs it → the sink has it → marked as committed → next_epoch …
+
+The mark is durable before the next epoch is planned, because planning lets the source drop the log of this one.
 """
 
 import threading
@@ -73,13 +75,13 @@ class EpochLoop:
                 if epoch > self.committed:
                     record = planner.record(epoch)
                     self._run(planner, record)
+                    self._mark()
                     if self._interval_seconds is None or not _reads_all(record):
-                        continue  # the next plan says that this epoch is committed
+                        continue
                 else:
                     self._show(planner, idle=True)
                     if self._interval_seconds is None:
                         return
-                self._mark()
                 self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
         finally:
             self._mark()
