@@ -1,5 +1,6 @@
 """The job's slot follows its checkpoint: never ahead of what sink and checkpoint hold, and not far behind."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,18 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.jobs import epochs, planner
+from tidemark.jobs.engine import Engine
+from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.monitoring import events
 from tidemark.jobs.read_parts import read_part, tasks_of
 from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
 from tidemark.readers.postgres.slot import held_back
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import LogWork
 from tidemark.state.position import wal_position
 
@@ -49,9 +57,9 @@ def test_what_no_sink_has_taken_is_not_given_up(job: Path, postgres_source_datab
     with open_job(settings, Notes()) as opened:
         context = RunContext(settings, opened.held.server, opened.held.state)
         for _ in range(2):  # a start that reads the epoch, and is killed before the sink has it
-            planner = context.planner()
-            planner.end_at_log_end()
-            epoch = planner.next_epoch(checkpoint.committed_epoch())
+            planning = context.planner()
+            planning.end_at_log_end()
+            epoch = planning.next_epoch(checkpoint.committed_epoch())
             assert epoch == checkpoint.committed_epoch() + 1
             (task,) = tasks_of(context, epoch)
             assert sum(1 for _ in read_part(task)) == 2  # the row, and the part's end
@@ -62,6 +70,36 @@ def test_what_no_sink_has_taken_is_not_given_up(job: Path, postgres_source_datab
     assert read_history(tmp_path / "out", "public", "t").column("id").to_pylist() == [1]
     run_epochs(job)
     assert confirmed(database) > wal_position(work.range.start).lsn
+
+
+@pytest.mark.pitfall(54)
+def test_a_run_that_dies_after_it_gave_log_up_goes_on(
+    job: Path, postgres_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning lets the server drop the log of the epoch before. The run dies there, before the new plan is durable."""
+    database, settings, plans = postgres_source_database, load_job_file(job), itertools.count(1)
+
+    def die(name: str) -> None:
+        if name == "planner.before_plan" and next(plans) == 2:
+            monkeypatch.setattr(Checkpoint, "mark_committed", lambda *_: None)  # what is dead marks nothing
+            raise FailpointError(name)
+
+    def insert(name: str) -> None:
+        if name == "driver.epoch_written":
+            database.execute("INSERT INTO t VALUES (2, 2, 2)")
+
+    monkeypatch.setattr(planner, "failpoint", die)
+    monkeypatch.setattr(epochs, "failpoint", insert)
+    database.execute("INSERT INTO t VALUES (1, 1, 1)")
+    with open_job(settings, Notes()) as opened:
+        context, told = RunContext(settings, opened.held.server, opened.held.state), events.Notes()
+        engine = Engine(context, opened.writing, SparkSessions(settings, told))
+        loop = EpochLoop(context, opened.writing, engine, RunSummary(), told, interval_seconds=0.01)
+        with pytest.raises(FailpointError):
+            loop.run()
+    monkeypatch.undo()
+    run_epochs(job)
+    assert sorted(read_history(tmp_path / "out", "public", "t").column("id").to_pylist()) == [1, 2]
 
 
 @pytest.mark.pitfall(60)
