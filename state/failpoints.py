@@ -15,8 +15,8 @@ from pathlib import Path
 _FOLDER = os.environ.get("TIDEMARK_FAILPOINTS")
 
 
-class FailpointError(RuntimeError):
-    """Raised by an armed failpoint. No code catches it."""
+class FailpointError(BaseException):
+    """Raised by an armed failpoint. No code catches it, and none tries again: the process counts as dead."""
 
 
 def failpoint(name: str) -> None:

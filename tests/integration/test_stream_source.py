@@ -221,7 +221,9 @@ def test_one_of_the_two_checkpoints_lost(
     mysql_database.execute("UPDATE t SET v = 1")
     shutil.rmtree(tmp_path / lost)
     seen = Batches()
-    with pytest.raises(StreamingQueryException, match=r"Spark's part of the checkpoint is at epoch \d, the plans"):
+    with pytest.raises(
+        StreamingQueryException, match=r"Epoch \d is committed, but the newest plan is that of epoch \d"
+    ):
         catch_up(query(seen))
     assert seen.seen == []
 
