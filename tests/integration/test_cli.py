@@ -21,8 +21,10 @@ def test_validate_reads_the_file_alone(tidemark: CommandLine, tmp_path: Path) ->
     source = {"url": "mysql://cdc:secret@nowhere.invalid/", "tables": ["shop.*"]}
     job = write_job(tmp_path, source=source, sink={"type": "console"})
     ended = tidemark("validate", job)
-    warning = "warning: source.tls: without it, connections to nowhere.invalid are not encrypted: others in the network can read rows"
-    assert (ended.code, ended.out, ended.err) == (0, f"{warning}\njob.yaml: valid\n", "")
+    warning = (
+        "source.tls: without it, connections to nowhere.invalid are not encrypted: others in the network can read rows"
+    )
+    assert (ended.code, ended.out, ended.err) == (0, f"warning: {warning}\njob.yaml: valid\n", "")
 
 
 def test_version_names_tidemark_python_and_pyspark(tidemark: CommandLine) -> None:
