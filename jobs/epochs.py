@@ -51,6 +51,7 @@ class EpochLoop:
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
         self._forget_at = 0.0
+        self._idle_after: int | None = None
         self.committed = self._marked = context.checkpoint.committed_epoch()
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
@@ -79,7 +80,9 @@ class EpochLoop:
                     if self._interval_seconds is None or not _reads_all(record):
                         continue
                 else:
-                    self._show(planner, idle=True)
+                    if self._idle_after != self.committed:
+                        self._show(planner, idle=True)
+                        self._idle_after = self.committed
                     if self._interval_seconds is None:
                         return
                 self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
