@@ -52,6 +52,8 @@ def test_an_unshared_checkpoint_is_found_at_the_start(
     assert {path.name for path in (tmp_path / "driver" / "checkpoint").iterdir()} == {
         "history",
         "job",
+        "lease",
+        "owners",
         "sink",
     }  # nothing was planned
 
@@ -63,16 +65,17 @@ def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_datab
     create_tables(mysql_database, rows=800, uids=uids)
     job = _job(tmp_path, mysql_database)
     split_kills = {"snapshot.after_select": DAEMON, "publish.after": EXECUTOR, "sink.before_commit": WORKER}
-    for name, victim in split_kills.items():
+    log_kills = (EXECUTOR, WORKER)  # of one task, whose next attempt comes by there again
+    for name, victim in {**split_kills, "log.before_report": DAEMON}.items():
         _arm_kill(failpoints / name, victim)
     with Writers(mysql_database, uids, count=2, seed=3, pause_seconds=0.05):
         summary = tmp_path / "summary.json"
         submitted = cluster.submit(job, "--summary", str(summary))
         submitted.wait_until(lambda: _killed_workers(cluster) == 1)
         cluster.add_worker()
-        for victim in (DAEMON, EXECUTOR, WORKER):  # of one task, whose next attempt comes by there again
-            _arm_kill(failpoints / "log.before_report", victim)
+        for victim in log_kills:
             submitted.wait_until(lambda: not (failpoints / "log.before_report").exists())
+            _arm_kill(failpoints / "log.before_report", victim)
         assert submitted.wait() == 0, submitted.error_text()
     assert [path.name for path in failpoints.iterdir() if not path.name.startswith(".")] == []
     assert _killed_workers(cluster) == 2
