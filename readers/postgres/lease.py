@@ -63,15 +63,7 @@ class AdvisoryLock(Lock):
         return True
 
     def _prepare(self, connection: Connection) -> None:
-        """Raises SourceNotUsableError behind a pooler: the locks would be those of a session that others use, too."""
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            if cursor.fetchone() != (connection.info.backend_pid,):
-                raise SourceNotUsableError(
-                    f"The connection to {self._endpoint.host}:{self._endpoint.port} goes through a pooler, which gives its "
-                    "sessions to other clients too.",
-                    "Write the address of the server itself into source.url.",
-                )
             # A dead machine, or a frozen process, must not keep the locks for long: the server notices neither at once.
             cursor.execute(
                 "SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 2; "

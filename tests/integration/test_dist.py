@@ -36,7 +36,7 @@ def test_the_zip_holds_every_module_and_all_data(our_zip: Path) -> None:
     files = {
         f"tidemark/{path.relative_to(ROOT).as_posix()}"
         for package in PACKAGES
-        for pattern in ("**/*.py", "**/*.yaml", "**/*.jinja")
+        for pattern in ("**/*.py", "**/*.yaml", "**/*.jinja", "**/*.properties")
         for path in (ROOT / package).glob(pattern)
     } | {"tidemark/__init__.py", "tidemark/py.typed"}
     names = {name for name in zipfile.ZipFile(our_zip).namelist() if ".dist-info/" not in name}

@@ -149,7 +149,7 @@ def test_a_copy_that_is_complete_needs_no_log(copy: Copy) -> None:
     copy.run("mode=full")
     copy.reset_log()
     assert copy.run("mode=full") == []
-    shutil.rmtree(copy.path.parent / "checkpoint/spark")  # as where the query is its user's own
+    shutil.rmtree(copy.path.parent / "checkpoint/committed")  # as where the query is its user's own
     with hold_job(load_job_file(copy.path, ["mode=full"]), Notes()):
         pass
     copy.refused_as_different_log("mode=full+incremental")

@@ -216,9 +216,9 @@ class Pooler(threading.Thread):
 def test_a_pooler_is_refused(postgres_database: Database, name: str) -> None:
     direct = superuser(postgres_database)
     through = replace(direct, host="127.0.0.1", port=Pooler(direct.host, direct.port).port)
-    with pytest.raises(SourceNotUsableError, match="goes through a pooler") as caught:
+    with pytest.raises(SourceNotUsableError, match="A connection pooler") as caught:
         Lease.acquire(AdvisoryLock(through, None, name))
-    assert caught.value.remedy == "Write the address of the server itself into source.url."
+    assert caught.value.remedy == "Connect directly: write the server's own host and port in source.url."
     assert holder_of(postgres_database, name) is None
     with Lease.acquire(AdvisoryLock(direct, None, name)) as lease:
         assert lease.held()

@@ -1,5 +1,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,30 @@ def test_every_name_is_in_the_listing_at_the_top_of_the_layout() -> None:
 @pytest.mark.parametrize("epochs", [(1, 256), (42, 42)])
 def test_a_file_of_finished_splits_names_its_epochs(epochs: tuple[int, int]) -> None:
     assert layout.epochs_of_finished_file(layout.finished_file(*epochs)) == epochs
+
+
+def test_the_newest_epoch_is_committed_if_it_is_marked(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(tmp_path))
+    assert checkpoint.committed_epoch() == 0
+    for epoch in (1, 2):
+        checkpoint.create_plan(replace(LOG_PLAN, plan=replace(LOG_PLAN.plan, epoch=epoch)))
+        assert checkpoint.committed_epoch() == epoch - 1
+        checkpoint.mark_committed(epoch)
+        assert checkpoint.committed_epoch() == epoch
+    assert checkpoint.store.list("committed") == ["committed/e0000000002"]
+
+
+def test_what_a_streaming_query_has_committed_counts(tmp_path: Path) -> None:
+    """Jobs ran in one before 0.1.0. Its batches are counted from 0."""
+    checkpoint = Checkpoint.at(str(tmp_path))
+    for epoch in (1, 2):
+        checkpoint.create_plan(replace(LOG_PLAN, plan=replace(LOG_PLAN.plan, epoch=epoch)))
+    for batch, epoch in enumerate((1, 2)):
+        checkpoint.store.create(f"spark/offsets/{batch}", b'v1\n{}\n{"epoch": %d}' % epoch)
+    checkpoint.store.create("spark/commits/0", b"v1\n{}")
+    assert checkpoint.committed_epoch() == 1
+    checkpoint.store.create("spark/commits/1", b"v1\n{}")
+    assert checkpoint.committed_epoch() == 2
 
 
 def test_only_what_no_restart_needs_is_forgotten(tmp_path: Path) -> None:
