@@ -1,9 +1,11 @@
 """A server that is away for longer than some attempts: the job's connections wait as the job file's `reconnect` says."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +43,8 @@ def attempts(table: LoggedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
         if len(made) == AWAY:
             table.server.start()
 
-    monkeypatch.setattr(reconnecting.time, "sleep", wait)
+    # Only there: starting and stopping a server sleeps, too.
+    monkeypatch.setattr(reconnecting, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
     yield made
     if len(made) < AWAY:
         table.server.start()

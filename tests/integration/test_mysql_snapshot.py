@@ -56,7 +56,7 @@ class AtRest(Watermarks):
 @pytest.mark.pitfall(6)
 def test_an_idle_table_is_read_as_it_is(source_database: Database) -> None:
     table = numbers(source_database)
-    with table.reader(watermarks=AtRest(table.source.server, table.source.method)) as reader:
+    with table.reader(watermarks=AtRest(table.source.server, table.source.method, table.log)) as reader:
         read = reader.read(table.split(), table.schema, table.anchor)
         assert reader.counters.replays == 0
     assert rows_of(read.rows) == table.rows()
