@@ -62,7 +62,7 @@ def run_tidemark(job: Path) -> Run:
         raise RuntimeError(f"tidemark ended with {code}: {process.error_text()}")
     finished = process.events()[-1]
     checkpoint = job.parent / "checkpoint"
-    begun = [f.stat().st_mtime for f in (checkpoint / "spark/metadata", *(checkpoint / "plans").glob("*"))]
-    committed = max(f.stat().st_mtime for f in (checkpoint / "spark/commits").iterdir())
-    query_seconds = committed - min(moment for moment in begun if moment >= started)
+    begun = [moment for file in (checkpoint / "plans").glob("*") if (moment := file.stat().st_mtime) >= started]
+    committed = max(file.stat().st_mtime for file in (checkpoint / "committed").iterdir())
+    query_seconds = committed - min(begun)
     return Run(wall_seconds, query_seconds, finished["rows"], finished["changes"], finished["epochs"])
