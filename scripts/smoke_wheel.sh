@@ -2,6 +2,7 @@
 # Installs a wheel into a fresh environment with the packages of requirements.lock, and runs the command there.
 # smoke_wheel.sh WHEEL; PYTHON chooses the interpreter.
 set -eu
+unset PYTHONPATH # what it names would count as installed
 wheel=$(realpath "$1")
 root=$(realpath "$(dirname "$0")/..")
 folder=$(mktemp -d)
@@ -13,7 +14,6 @@ pip="environment/bin/python -m pip install --quiet --disable-pip-version-check"
 $pip --requirement "$root/requirements.lock"
 $pip --no-deps "$wheel"
 environment/bin/python -m pip --quiet --disable-pip-version-check check
-unset PYTHONPATH
 version=$(environment/bin/tidemark --version | sed -n 's/^tidemark \([^ ]*\) .*/\1/p')
 case $(basename "$wheel") in
     "tidemark_cdc-$version-"*) ;;
