@@ -13,8 +13,18 @@ from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.write_parts import TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink, SinkBusyError
-from tidemark.state.errors import TidemarkError
-from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Exhausted, PlanRecord, TableState
+from tidemark.state.change_batch import LOG_PART, split_part
+from tidemark.state.errors import SinkError, TidemarkError
+from tidemark.state.plan import (
+    AwaitedLog,
+    AwaitedSplits,
+    EnumeratorState,
+    Exhausted,
+    LogWork,
+    PlanRecord,
+    SnapshotWork,
+    TableState,
+)
 
 MAX_SPLITS_HERE = 16
 """Splits that the driver reads itself. A split has at most about `snapshot.split_rows` rows, whatever the server estimates."""
@@ -32,7 +42,13 @@ class Engine:
         self._given_up = threading.Event()
 
     def run(self, record: PlanRecord) -> list[Written]:
-        """Runs a planned epoch. Returns its parts once the sink has all of them. Raises TidemarkError."""
+        """Runs a planned epoch. Returns its parts once the sink has all of them. Raises TidemarkError, and GivenUpError after
+        `give_up`."""
+        written = self._run(record)
+        _require_all(record, written)
+        return written
+
+    def _run(self, record: PlanRecord) -> list[Written]:
         tasks = tasks_of_plan(self._context, record)
         sink = self._writing.sink
         if isinstance(sink, EpochSink):
@@ -61,6 +77,22 @@ class Engine:
                     raise
             else:
                 return
+
+
+def _require_all(record: PlanRecord, written: list[Written]) -> None:
+    """Raises SinkError unless the sink has written, or already had, every part of the plan. Otherwise the epoch would be
+    marked as committed without them."""
+    match record.plan.work:
+        case LogWork():
+            planned = {LOG_PART}
+        case SnapshotWork(tasks):
+            planned = {split_part(split.id) for task in tasks for split in task}
+    found = {part.part for part in written}
+    if found != planned:
+        raise SinkError(
+            f"Epoch {record.plan.epoch} has the parts {sorted(planned)}, but {sorted(found)} were written.",
+            "Start the job again: it writes what is missing. Please report this, it is a bug of Tidemark.",
+        )
 
 
 def is_small(state: EnumeratorState, job: JobFile) -> bool:

@@ -17,6 +17,10 @@ MAX_ITEMS_AHEAD = 4
 """Items that are read while an earlier one is being written. An item has a few MiB at most."""
 
 
+class GivenUpError(Exception):
+    """The run ended while a task was in work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A part that the sink has, and the values in it that its target can't hold."""
@@ -53,7 +57,7 @@ class TaskWriting:
             yield from self.write(task)
 
     def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
-        """As above, for one task. Ends without an error once `given_up` is set; the part in work does not take effect."""
+        """As above, for one task. Raises GivenUpError once `given_up` is set: no further part takes effect."""
         writer = self.sink.writer(self.job)
         try:
             with _Ahead(read_part(task), given_up) as items:
@@ -81,8 +85,8 @@ class TaskReading:
 class _Ahead:
     """Iterates over items that a thread reads meanwhile. Reading and writing overlap: decoding and Arrow release the GIL.
 
-    The thread ends with the `with` block. What the reader raises is raised here. Once `given_up` is set, the items end, so
-    that no further part is complete.
+    The thread ends with the `with` block. What the reader raises is raised here. Once `given_up` is set, the next item raises
+    GivenUpError. The items must not just end: between two parts that would look like a task that is done.
     """
 
     def __init__(self, items: Iterator[PartItem], given_up: threading.Event | None) -> None:
@@ -118,8 +122,10 @@ class _Ahead:
                 close()
 
     def _taken(self) -> Iterator[PartItem]:
-        while not self._given_up.is_set():
+        while True:
             item = self._read.get()
+            if self._given_up.is_set():
+                raise GivenUpError
             if item is None:
                 return
             if isinstance(item, BaseException):

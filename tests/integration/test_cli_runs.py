@@ -48,6 +48,7 @@ def test_a_second_driver_is_refused_or_waits_and_takes_over_and_no_secret_is_sho
         )
         with running(job, environment={"TMPDIR": str(tmp_path)}) as first:
             first.wait_until(lambda: any(e.get("phase") == "stream" for e in first.events()))
+            assert not list(tmp_path.glob("tidemark-*"))  # with Spark's settings; a kill would leave it behind
             second = tidemark("run", job)
             assert (second.code, "Another driver runs this job" in second.last_line) == (6, True)
             first.wait_until(lambda: json.loads(tidemark("status", job, "--json").out)["phase"] == "stream")

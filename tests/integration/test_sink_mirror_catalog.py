@@ -74,5 +74,5 @@ def test_a_part_of_the_log_asks_once_for_all_its_tables(mirror: SinkCase, asked:
     known = {(schema.table, schema.version): schema for schema in schemas}
     rows = [(schema, [(INSERT, (1, "Ann", None, None, None))]) for schema in schemas]
     list(mirror.sink.writer(mirror.job).write(log_part(5, *rows), known))
-    catalog = [sql for sql in asked if "pg_attribute" in sql or "KEY_COLUMN_USAGE" in sql]
-    assert 1 <= len(catalog) <= 3, catalog  # in PostgreSQL: tables, columns, keys
+    catalog = [sql for sql in asked if "pg_attribute a" in sql or "KEY_COLUMN_USAGE" in sql]
+    assert 1 <= len(catalog) <= 2, catalog
