@@ -11,6 +11,9 @@ ROWS ?= 5000000
 DIST ?= dist
 LOCK = --universal --python-version 3.10 --no-annotate --no-header --quiet
 
+# Where this is set, each process of a test run would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup servers check test test-fast test-mysql test-postgres test-sinks test-airflow chaos pitfalls demo bench spec dist wheel lock clean distclean
 
 help: ## this list

@@ -144,8 +144,10 @@ def _unknown_key(target: _Target) -> str:
 
 
 def keys_in_order(section: type[Section]) -> list[str]:
-    """Returns the keys in the reference's order: a sink's `type` first, `on_schema_change` last."""
-    return sorted(section.model_fields, key=lambda key: (key != "type", key == "on_schema_change"))
+    """Returns the keys in the reference's order: a sink's `type` first, its policies last."""
+    return sorted(
+        section.model_fields, key=lambda key: (key != "type", key.startswith("on_"), key == "on_schema_change")
+    )
 
 
 def _found(node: Node | None, path: Path) -> str:

@@ -85,8 +85,8 @@ def _transform(sql: str) -> str:
 
 
 class Spark(Section):
-    """Settings of the Spark session that Tidemark starts. With spark-submit, the settings of its command line take
-    precedence.
+    """Settings of the Spark session. With spark-submit, the master is that of its command line, and `conf` takes precedence
+    over its `--conf`.
     """
 
     master: Text = Field("local[*]", description="Spark's master URL.", examples=["local[*]", "spark://master:7077"])

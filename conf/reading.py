@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Str
 from tidemark.conf.condition import check_condition
 from tidemark.conf.problems import did_you_mean
 from tidemark.conf.quantities import SIZE_FORM, format_size_bytes, parse_size_bytes
-from tidemark.conf.section import Count, Flag, Seconds, Section, Text, Written, not_supported_yet, refuse
+from tidemark.conf.section import Count, Flag, Seconds, Section, Text, Written, refuse
 from tidemark.conf.source import NameOfTable
 from tidemark.conf.tables import TableName
 
@@ -162,12 +162,6 @@ def _size_or_zero(written: str | int) -> int:
     return 0 if written in (0, "0", "0B") and not isinstance(written, bool) else parse_size_bytes(written)
 
 
-def _only_false(value: bool) -> bool:
-    if value:
-        raise refuse(not_supported_yet("reading the log while splits are still being read (interleave: true)"))
-    return value
-
-
 _Condition = Annotated[Text, AfterValidator(check_condition), Written("an SQL condition as text")]
 
 
@@ -187,8 +181,11 @@ class Snapshot(Section):
         description="If all tables together have at most about this many rows, the driver reads them itself, and Spark is not "
         "started for them. 0: Spark reads all splits.",
     )
-    interleave: Annotated[Flag, AfterValidator(_only_false)] = Field(
-        False, description="Whether the log is read while splits are still being read. Only `false` for now."
+    interleave: Flag = Field(
+        True,
+        description="Whether the log is read in between while splits are still being read. Then changes of the rows that were "
+        "copied so far are visible within seconds, and the source must keep its log for seconds only. `false`: the log is read "
+        "once all splits are.",
     )
     where: Annotated[Mapping[NameOfTable, _Condition], Written("a mapping from tables to SQL conditions")] = Field(
         {},

@@ -2,7 +2,9 @@
 
 import logging
 import random
+import threading
 import time
+from dataclasses import dataclass
 from typing import Annotated
 
 import annotated_types
@@ -13,7 +15,10 @@ from tidemark.conf.section import Seconds, Section
 
 FIRST_DELAY_SECONDS = 0.5
 
-_log = logging.getLogger("tidemark.reconnect")
+LOGGER = "tidemark.reconnect"
+"""Its records have an attribute `outage`: a `Began` or an `Ended`."""
+
+_log = logging.getLogger(LOGGER)
 
 
 class Reconnect(Section):
@@ -32,36 +37,75 @@ AT_START = Reconnect(attempts=4, max_delay_seconds=8.0)
 """For the first connections of a run: a wrong address must be told soon."""
 
 
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A server is out of reach. `server`: its name for people, without secrets."""
+
+    server: str
+    cause: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The server is back, after so many seconds."""
+
+    server: str
+    seconds: float
+
+
+class _Outages:
+    """The outages that this process sees now. Many connections to one server are one outage."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[str, float] = {}
+
+    def begin(self, server: str, cause: str, attempts: int) -> None:
+        with self._lock:
+            is_new = server not in self._since
+            self._since.setdefault(server, time.monotonic())
+        if is_new:
+            text = "%s is out of reach (%s); it is tried again up to %d times"
+            _log.warning(text, server, cause, attempts, extra={"outage": Began(server, cause, attempts)})
+
+    def end(self, server: str) -> None:
+        with self._lock:
+            since = self._since.pop(server, None)
+        if since is not None:
+            ended = Ended(server, round(time.monotonic() - since, 3))
+            _log.warning("%s is back after %.1f s", server, ended.seconds, extra={"outage": ended})
+
+    def forget(self, server: str) -> None:
+        """Ends the outage without an event: the attempts are used up. A later outage gets an event of its own."""
+        with self._lock:
+            self._since.pop(server, None)
+
+
+_outages = _Outages()
+
+
 class Reconnecting:
-    """Counts the failures in a row of one connection, waits between attempts, and tells when it broke and when it is back.
+    """Counts the failures in a row of one connection, waits between attempts, and tells when the server went and came back.
 
-    `what`: the connection, for people, without secrets."""
+    `server`: its name for people, such as `the source db:3306`."""
 
-    def __init__(self, policy: Reconnect, what: str) -> None:
+    def __init__(self, policy: Reconnect, server: str) -> None:
         self._policy = policy
-        self._what = what
-        self._since = 0.0
+        self._server = redact(server)
         self.failures = 0
 
     def failed(self, cause: str) -> bool:
         """Waits before the next attempt. Returns False at once if the policy allows none."""
         self.failures += 1
         if self.failures > self._policy.attempts:
+            _outages.forget(self._server)
             return False
-        if self.failures == 1:
-            self._since = time.monotonic()
-            _log.warning(
-                "%s: no connection (%s); it is tried again up to %d times",
-                redact(self._what),
-                redact(cause),
-                self._policy.attempts,
-            )
+        _outages.begin(self._server, redact(cause), self._policy.attempts)
         longest = min(FIRST_DELAY_SECONDS * 2 ** min(self.failures - 1, 20), self._policy.max_delay_seconds)
         time.sleep(longest * random.uniform(0.5, 1.0))
         return True
 
     def succeeded(self) -> None:
-        if self.failures:
-            seconds = time.monotonic() - self._since
-            _log.warning("%s: connected again after %.1f s and %d attempts", redact(self._what), seconds, self.failures)
+        _outages.end(self._server)
         self.failures = 0

@@ -61,6 +61,14 @@ Seconds = Annotated[
     annotated_types.Gt(0),
     Written("a number of seconds above 0"),
 ]
+SecondsOrZero = Annotated[
+    float,
+    Strict(),
+    AllowInfNan(False),
+    BeforeValidator(_no_flag),
+    annotated_types.Ge(0),
+    Written("a number of seconds, 0 or more"),
+]
 ColumnNames = Annotated[
     tuple[Text, ...], annotated_types.MinLen(1), Written("a list of column names, like [id, email]")
 ]

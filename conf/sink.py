@@ -69,26 +69,62 @@ def _check_catalog(name: str | None) -> str | None:
     return name
 
 
-def _only_stop(value: Any) -> Any:
-    if value in ("evolve", "ignore"):
-        raise refuse(not_supported_yet(f"on_schema_change: {value}") + ". Allowed: stop")
+def _not_ignore(value: Any) -> Any:
+    if value == "ignore":
+        raise refuse(not_supported_yet("on_schema_change: ignore") + ". Allowed: evolve, stop")
     return value
 
 
-BadValuePolicy = Literal["stop", "null", "text", "reject"]
+BadValuePolicy = Literal["park", "stop", "null", "text", "reject"]
 """What happens to a value that the target can't hold."""
+ReaderPolicy = Literal["park", "stop", "null"]
+"""The policies of sinks other than mirror."""
+
+
+def _only_of_mirrors(value: Any) -> Any:
+    if value in ("text", "reject"):
+        raise refuse(f"{value} is only for sink.type mirror. Allowed: park, stop, null")
+    return _null_is_a_word(value)
 
 
 def _null_is_a_word(value: Any) -> Any:
-    """Reads YAML's `null` as the word null, and refuses what is planned."""
-    if value == "park":
-        raise refuse(not_supported_yet("on_bad_value: park") + ". Allowed: stop, null, text, reject")
+    """Reads YAML's `null` as the word null."""
     return "null" if value is None else value
 
 
 class _Sink(Section):
-    on_schema_change: Annotated[Literal["stop"], BeforeValidator(_only_stop)] = Field(
-        "stop", description="What happens if a captured table's columns change: the job stops and says what to do."
+    on_schema_change: Annotated[Literal["evolve", "stop"], BeforeValidator(_not_ignore)] = Field(
+        "evolve",
+        description="What happens if a table was changed in a way that the log can't be followed over: altered, swapped, "
+        "dropped and created again. `evolve`: its copy is adapted and emptied, and its rows are read again, while the other "
+        "tables go on. If that is not possible, the table is parked, and comes back at a start at which it is. `stop`: "
+        "`source.on_table_error` says what happens. In modes other than full+incremental always `stop`.",
+    )
+
+
+class _WithoutMarks(_Sink):
+    """A sink that gets no values of the source that have no place in a copy."""
+
+    on_bad_value: Annotated[ReaderPolicy, BeforeValidator(_only_of_mirrors)] = Field(
+        "park",
+        description="What happens to a value that a copy can't hold. PostgreSQL: an infinite date or timestamp, NaN in "
+        "`numeric(p,s)`, a time after the year 294246, text that is not UTF-8. MySQL, MariaDB: text with bytes that stand for "
+        "no character of its column's charset. `park`: the table is parked, and the others go on. `stop`: the job stops. "
+        "`null`: NULL is written; in a key the table is parked. May be changed at any time, also for a job that has stopped.",
+    )
+    on_bad_value_in: Annotated[
+        Mapping[
+            NameOfTable,
+            Annotated[
+                Mapping[Text, Annotated[ReaderPolicy, BeforeValidator(_only_of_mirrors)]],
+                Written("a mapping from columns to park | stop | null"),
+            ],
+        ],
+        Written("a mapping from tables to mappings from columns to park | stop | null"),
+    ] = Field(
+        {},
+        description="The same for single columns.",
+        examples=[{"shop.orders": {"valid_until": "null"}}],
     )
 
 
@@ -126,20 +162,22 @@ class MirrorSink(_Sink):
         None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
     )
     on_bad_value: Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)] = Field(
-        "stop",
-        description="What happens to a value that the target can't hold. `stop`: the job stops. `null`: NULL is written. "
-        "`text`: where the column is text, the value is written in another form. `reject`: the row is kept in the table "
-        "`tidemark_rejects` of the target instead. May be changed at any time, also for a job that has stopped.",
+        "park",
+        description="What happens to a value that the target can't hold. `park`: the table is parked, and the others go on. "
+        "`stop`: the job stops. `null`: NULL is written. `text`: where the column is text, the value is written in another "
+        "form. `reject`: the row is kept in the table `tidemark_rejects` of the target instead. Where null, text or reject "
+        "can't be done, such as NULL in a key, the table is parked. May be changed at any time, also for a job that has "
+        "stopped.",
     )
     on_bad_value_in: Annotated[
         Mapping[
             NameOfTable,
             Annotated[
                 Mapping[Text, Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)]],
-                Written("a mapping from columns to stop | null | text | reject"),
+                Written("a mapping from columns to park | stop | null | text | reject"),
             ],
         ],
-        Written("a mapping from tables to mappings from columns to stop | null | text | reject"),
+        Written("a mapping from tables to mappings from columns to park | stop | null | text | reject"),
     ] = Field(
         {},
         description="The same for single columns.",
@@ -147,7 +185,7 @@ class MirrorSink(_Sink):
     )
 
 
-class FilesSink(_Sink):
+class FilesSink(_WithoutMarks):
     """Appends rows and changes as files, in `<path>/<database>.<table>/`."""
 
     type: Literal["files"] = Field(description="`files`.")
@@ -157,7 +195,7 @@ class FilesSink(_Sink):
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
 
 
-class DeltaSink(_Sink):
+class DeltaSink(_WithoutMarks):
     """Writes Delta Lake tables: in folders, or as tables of a catalog."""
 
     type: Literal["delta"] = Field(description="`delta`.")
@@ -193,7 +231,7 @@ class DeltaSink(_Sink):
     )
 
 
-class ConsoleSink(_Sink):
+class ConsoleSink(_WithoutMarks):
     """Prints rows and changes, for a first look."""
 
     type: Literal["console"] = Field(description="`console`.")
@@ -228,7 +266,7 @@ def keys_of_sink(kind: object) -> list[str]:
     }
     chosen = [models[kind]] if kind in SINK_TYPES else list(models.values())
     keys = dict.fromkeys(key for model in chosen for key in model.model_fields)
-    return sorted(keys, key=lambda key: (key != "type", key == "on_schema_change"))
+    return sorted(keys, key=lambda key: (key != "type", key.startswith("on_"), key == "on_schema_change"))
 
 
 Sink = Annotated[MirrorSink | FilesSink | DeltaSink | ConsoleSink, Field(discriminator="type")]

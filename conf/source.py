@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
 from tidemark.conf.redaction import Secret
-from tidemark.conf.section import ColumnNames, Flag, Section, Text, Written, refuse
+from tidemark.conf.section import ColumnNames, Flag, SecondsOrZero, Section, Text, Written, refuse
 from tidemark.conf.tables import GLOB_FORM, NAME_FORM, TableGlob, TableName, parse_table_glob, parse_table_name
 
 MAX_SERVER_ID = 2**32 - 1
@@ -242,10 +242,23 @@ class Source(Section):
         "the role has the privilege. Default: `tidemark_` and the job's name.",
         examples=["tidemark_shop_mirror"],
     )
+    on_table_error: Literal["park", "stop"] = Field(
+        "park",
+        description="What happens if one table can't be followed any more, and `sink.on_schema_change` does not help. "
+        "`park`: the table is taken out of the job, and the others go on. Its copy stays as it is until `tidemark signal "
+        "JOB.yaml resnapshot --table NAME` reads it again. A run that ends with parked tables has exit code 9. "
+        "`stop`: the job stops. No table of mode `full` is parked.",
+    )
+    discover_seconds: SecondsOrZero = Field(
+        60.0,
+        description="How often a job that runs on looks for new tables that `tables` selects, in seconds. They join while it "
+        "runs. 0: only at its start.",
+    )
     partitions_removed: Literal["stop", "keep"] = Field(
         "stop",
         description="PostgreSQL: what happens if a partition of a copied table was detached, dropped or truncated, which the "
-        "log does not show. `stop`: the job stops. `keep`: it warns and continues, and the copy keeps the partition's rows.",
+        "log does not show. `stop`: an error of the table (`on_table_error`). `keep`: it warns and continues, and "
+        "the copy keeps the partition's rows.",
     )
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None,
@@ -255,7 +268,7 @@ class Source(Section):
     zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_null_is_a_word)] = Field(
         "null",
         description="MySQL, MariaDB: what happens to invalid dates like 0000-00-00. `null`: NULL in the copy. `error`: the "
-        "job stops.",
+        "table is parked (`on_table_error`).",
     )
 
     def selects(self, database: str, table: str) -> bool:

@@ -70,6 +70,11 @@ class TableGlob:
             return None
 
 
+def glob_of(table: TableName) -> TableGlob:
+    """Returns the pattern that matches this table alone."""
+    return parse_table_glob(str(table))
+
+
 @dataclass(frozen=True, slots=True)
 class TableTemplate:
     """The name of a table's copy. ``schema_template`` None: the copy is in the schema or database of the sink's URL."""

@@ -16,7 +16,7 @@ from tidemark.state.checkpoint.history import (
     SplitStretch,
     TableSplits,
 )
-from tidemark.state.job_state import JobState, Joined, Membership, SplitKey, TableCondition
+from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges
 from tidemark.state.partitions import KeptPartitions, Partition, Partitions, WatchedTable
@@ -41,6 +41,7 @@ from tidemark.state.plan import (
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
+from tidemark.state.signals import Answer, Signal
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import Column, TableId, TableSchema
@@ -107,6 +108,7 @@ SCHEMA = TableSchema(
     ),
     ("a",),
 )
+ADDED = Column("c", "int", "int32", nullable=True, added=True)
 PROJECTION = TableProjection(SCHEMA, ("b",), (("a", "sha256"),), "00", "ff")
 JOB = JobState(
     job_uuid="u",
@@ -123,13 +125,32 @@ JOB = JobState(
     partitions=PARTITIONS,
     conditions=(CONDITION,),
 )
-JOINED = Joined(HIGH, (SCHEMA,), (SplitKey(TABLE, ("a",)),), JOB.memberships, (PROJECTION,), PARTITIONS, (CONDITION,))
+JOINED = Joined(
+    HIGH,
+    (SCHEMA,),
+    (SplitKey(TABLE, ("a",)),),
+    JOB.memberships,
+    (PROJECTION,),
+    PARTITIONS,
+    (CONDITION,),
+    back=(TABLE,),
+    left_files=2,
+    after_epoch=41,
+    at_us=1_700_000_000_000_000,
+)
 EPOCH = EpochStretch(1, 2, "stream", 10, 20, 0.5, 1, 2, 3, 4, 5, 6, 7, 0.25, 8)
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "plan": (SNAPSHOT_PLAN, LOG_PLAN),
     "job": (JOB,),
     "joined": (JOINED,),
+    "left": ((Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),),
+    "altered": (
+        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED)), PROJECTION, 1_700_000_000_000_000),
+        Altered(SCHEMA),
+    ),
+    "signal": (Signal(TABLE, 1_700_000_000_000_000),),
+    "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),
         SinkIdentity((), None),

@@ -1,12 +1,18 @@
 """Methods that the KeySources of tests share."""
 
+from collections.abc import Sequence
+
 from tidemark.state.key_statistics import PageStatistics
+from tidemark.state.position import Position
 from tidemark.state.split import SharedSnapshot
 from tidemark.state.table import TableId
 
 
 class WithoutPages:
-    """A mixin for a KeySource whose tables can't be read by pages."""
+    """A mixin for a KeySource whose tables can't be read by pages, and whose commits are visible at once."""
+
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        return True
 
     def pages(self, table: TableId) -> PageStatistics | None:
         return None

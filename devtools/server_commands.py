@@ -10,6 +10,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,9 @@ def launch(unpacked: Unpacked, folder: Path, port: int, options: Mapping[str, Op
             [str(program), *place, *arguments(kind, options)], _postgres_environment(folder), _postgres_user()
         )
     place = [f"--datadir={data}", f"--port={port}", f"--socket={folder}/socket", "--bind-address=127.0.0.1"]
-    place.append(f"--pid-file={folder}/pid")
+    temporary = folder / "tmp"  # a MariaDB server that starts removes the temporary tables of all servers in its tmpdir
+    temporary.mkdir(exist_ok=True)
+    place += [f"--pid-file={folder}/pid", f"--tmpdir={temporary}"]
     return Launch([*_daemon(unpacked), *place, *arguments(kind, options)], {}, None)
 
 
@@ -173,7 +176,9 @@ def _initialise_mariadb(unpacked: Unpacked, data: Path, options: list[str]) -> N
 
 
 def _run_initialiser(command: list[str], *, stdin: bytes) -> None:
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=INITIALISE_TIMEOUT_SECONDS, cwd="/")
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [*command, f"--tmpdir={temporary}"]
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=INITIALISE_TIMEOUT_SECONDS, cwd="/")
     if done.returncode != 0:
         output = (done.stdout + done.stderr).decode(errors="replace")[-3000:]
         raise ServerUnavailableError(f"{' '.join(command)}\nended with {done.returncode}:\n{output}")

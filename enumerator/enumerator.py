@@ -1,7 +1,9 @@
 """Decides what the next epoch reads: (state, observation) → (plan, state). Uses no clock and no files, and no connection
 but the KeySource.
 
-Epochs are planned, read and committed one after the other. `absorb` takes the reports of an epoch into the state, `join`
+Epochs are planned, read and committed one after the other. While splits are left, an epoch of the log follows each epoch of
+splits (`snapshot.interleave`). It emits the changes of the splits read so far and leaves all other keys of their tables out:
+splits that are read later contain these changes. `absorb` takes the reports of an epoch into the state, `join`
 the tables that joined the job, and `plan_epoch` decides the next epoch. The same state, observation and answers of the
 source give the same plan. The caller must still use a plan that was written once, and not plan the epoch again.
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from tidemark.enumerator.pages import next_pages, staged, started
 from tidemark.enumerator.splitting import next_ranges
-from tidemark.state.errors import CheckpointError
+from tidemark.state.errors import CheckpointError, concerning
 from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
 from tidemark.state.key_source import KeySource
 from tidemark.state.log_extent import LogExtent
@@ -38,6 +40,8 @@ from tidemark.state.table import TableId, TableSchema
 
 TARGET_EPOCH_SECONDS = 10.0
 """How long a snapshot epoch should take: much longer than its own cost (0.3 s), and not long to repeat after a crash."""
+INTERLEAVED_EPOCH_SECONDS = 3.0
+"""The same if the log is read between two of them: so long do changes of the splits read so far wait."""
 
 MAX_SPLITS_PER_TASK = 128
 MAX_GROWTH = 8
@@ -58,15 +62,23 @@ class Settings:
     split_rows: int
     max_batch_bytes: int
     max_batch_seconds: float
+    interleave: bool = True
+
+    @property
+    def snapshot_epoch_seconds(self) -> float:
+        """How long a snapshot epoch should take."""
+        return INTERLEAVED_EPOCH_SECONDS if self.interleave else TARGET_EPOCH_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class SplitsRead:
-    """The outcome of a committed snapshot epoch: the reports of all its splits, in any order. `seconds` None: not measured."""
+    """The outcome of a committed snapshot epoch: the reports of all its splits, in any order. `seconds` None: not measured.
+    `left_out`: the ids of splits without a report, because their table has left the job."""
 
     epoch: int
     reports: tuple[Report, ...]
     seconds: float | None
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +108,8 @@ class Observation:
     joined: tuple[Joined, ...] = ()
 
 
-def first_state(job: JobState, settings: Settings) -> EnumeratorState:
-    """Returns the state before epoch 1, and before any table joined."""
+def first_state(job: JobState, settings: Settings, mode: Mode | None = None) -> EnumeratorState:
+    """Returns the state before epoch 1, and before any table joined. `mode`: as in `in_mode`, None: the job's first one."""
     schemas = job.schemas_after(0)
     state = EnumeratorState(
         mode=job.mode,
@@ -113,7 +125,7 @@ def first_state(job: JobState, settings: Settings) -> EnumeratorState:
         awaited=None,
         reached=NOTHING_REACHED,
     )
-    return _settled(state)
+    return _settled(state if mode is None else in_mode(state, mode))
 
 
 def _untouched(schemas: Iterable[TableSchema], split_keys: Iterable[SplitKey]) -> tuple[TableState, ...]:
@@ -127,12 +139,23 @@ def in_mode(state: EnumeratorState, mode: Mode) -> EnumeratorState:
     return replace(state, mode="full+incremental") if state.mode == "full" and mode != "full" else state
 
 
+def of_job(state: EnumeratorState, job: JobState) -> EnumeratorState:
+    """Returns a planned state as it is now that tables have left the job. A table that came back is another one."""
+    versions = {schema.table: schema.version for schema in job.schemas}
+    tables = tuple(table for table in state.tables if versions.get(table.table) == table.schema_version)
+    if len(tables) == len(state.tables):
+        return state
+    kept = {table.table for table in tables}
+    return replace(state, tables=tables, empties=tuple(table for table in state.empties if table in kept))
+
+
 def plan_epoch(
     state: EnumeratorState, observation: Observation, source: KeySource, settings: Settings
 ) -> tuple[Plan | None, EnumeratorState]:
     """Returns the next epoch's plan and the state to store with it (as a PlanRecord), or None and the present state.
 
-    None: mode `full` is DONE, the goal is reached, or the log has nothing new. Raises CheckpointError if the outcome is not
+    None: mode `full` is DONE, the goal is reached, or the log has nothing new. In phase SNAPSHOT it means that a transaction of
+    the log is not visible yet, and that the caller must ask again. Raises CheckpointError if the outcome is not
     the one that the state awaits, and LogPositionLostError if the source no longer has the log that the job needs.
     """
     if observation.outcome is not None:
@@ -143,16 +166,41 @@ def plan_epoch(
     if state.phase is Phase.DONE:
         return None, state
     extent = observation.log
+    if state.empties:
+        return _plan_empties(state)
     ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
     for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
     behind = extent.bytes_between(state.position, extent.end)
-    if state.phase is Phase.SNAPSHOT:
+    splits_may_be_read = state.phase is Phase.SNAPSHOT and _are_visible(state, source)
+    if splits_may_be_read:
+        state = replace(state, unseen=())
+    plan: Plan | None = None
+    if state.phase is not Phase.SNAPSHOT or _is_turn_of_log(state, settings, splits_may_be_read=splits_may_be_read):
+        awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
+        plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
+    if plan is None and splits_may_be_read:
         plan, state = _plan_splits(state, source, settings)
-        return replace(plan, bytes_behind=behind), state
-    awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
-    log_plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
-    return None if log_plan is None else replace(log_plan, bytes_behind=behind), state
+    return None if plan is None else replace(plan, bytes_behind=behind), state
+
+
+def _are_visible(state: EnumeratorState, source: KeySource) -> bool:
+    """True if every later SELECT sees the transactions up to the log's position. A split must contain them: its keys were
+    left out when the log was read (spec/Lanes.tla, Seen)."""
+    return source.sees(state.position, state.unseen)
+
+
+def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, splits_may_be_read: bool) -> bool:
+    """True if the log is read before more splits are: after each epoch of splits, once.
+
+    The log is not read while a table without a key is read in chunks: these see the source as it was before the first of
+    them, and the log's position must not pass that.
+    """
+    if any(isinstance(table.cursor, (Staging, Releasing)) for table in state.tables):
+        return False
+    if not splits_may_be_read:
+        return True
+    return settings.interleave and state.reached is not None and state.reached.splits > 0
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
@@ -177,8 +225,9 @@ def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
 
 
 def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
-    tables = _untouched(joined.schemas, joined.split_keys)
-    state = replace(state, joined=state.joined + 1)
+    untouched = _untouched(joined.schemas, joined.split_keys)
+    tables = tuple(replace(table, first_split=state.next_split_id) for table in untouched)
+    state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.back))
     if not tables:
         return state
     if state.phase is Phase.STREAM:
@@ -194,7 +243,7 @@ def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> Enum
     if outcome.epoch == state.epoch:
         match outcome, awaited:
             case SplitsRead(), AwaitedSplits():
-                return _settled(_absorb_splits(state, awaited, outcome))
+                return _settled(_absorb_splits(state, awaited, outcome, settings))
             case LogRead(), AwaitedLog():
                 return _settled(_absorb_log(state, awaited, outcome, settings))
             case _:
@@ -205,8 +254,10 @@ def absorb(state: EnumeratorState, outcome: Outcome, settings: Settings) -> Enum
     )
 
 
-def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: SplitsRead) -> EnumeratorState:
-    found = sorted(report.split_id for report in outcome.reports)
+def _absorb_splits(
+    state: EnumeratorState, awaited: AwaitedSplits, outcome: SplitsRead, settings: Settings
+) -> EnumeratorState:
+    found = sorted([*outcome.left_out, *(report.split_id for report in outcome.reports)])
     if found != list(range(awaited.first_id, awaited.end_id)):
         raise _inconsistent(
             f"Epoch {state.epoch} has the splits {awaited.first_id} to {awaited.end_id - 1}, "
@@ -219,7 +270,7 @@ def _absorb_splits(state: EnumeratorState, awaited: AwaitedSplits, outcome: Spli
     return replace(
         state,
         tables=tuple(_with_reports(t, reports[t.table]) if t.table in reports else t for t in state.tables),
-        splits_per_task=_splits_per_task(state.splits_per_task, outcome.seconds),
+        splits_per_task=_splits_per_task(state.splits_per_task, outcome.seconds, settings.snapshot_epoch_seconds),
         last_high=_greatest([state.last_high, *highs]),
         awaited=None,
     )
@@ -247,19 +298,20 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
         position=end,
         last_high=_greatest([state.last_high, outcome.report.last_high]),
         prepared=outcome.report.prepared,
+        unseen=tuple(sorted({*state.unseen, *outcome.report.unseen})),
         batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
         awaited=None,
         totals=state.totals.plus(outcome.report),
     )
 
 
-def _splits_per_task(now: int, seconds: float | None) -> int:
+def _splits_per_task(now: int, seconds: float | None, target_seconds: float) -> int:
     if seconds is None:
         return now
-    if seconds <= TARGET_EPOCH_SECONDS / 2:
-        growth = MAX_GROWTH if seconds * MAX_GROWTH <= TARGET_EPOCH_SECONDS else int(TARGET_EPOCH_SECONDS / seconds)
+    if seconds <= target_seconds / 2:
+        growth = MAX_GROWTH if seconds * MAX_GROWTH <= target_seconds else int(target_seconds / seconds)
         return min(now * growth, MAX_SPLITS_PER_TASK)
-    return max(now // 2, 1) if seconds > TARGET_EPOCH_SECONDS * 2 else now
+    return max(now // 2, 1) if seconds > target_seconds * 2 else now
 
 
 def _batch_bytes(now: int, read_bytes: int, seconds: float | None, settings: Settings) -> int:
@@ -291,13 +343,14 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
         if isinstance(table.cursor, Exhausted):
             continue
         first_id, count = state.next_split_id + len(splits), wanted - len(splits)
-        if not table.columns:
-            table = started(table, source, split_rows=settings.split_rows, attempt=first_id)
         pages: StageChunk | ReleaseChunk | None = None
-        if isinstance(table.cursor, (Staging, Releasing)):
-            ranges, pages, tables[i] = next_pages(table, count)
-        else:
-            ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=count)
+        with concerning(table.table):
+            if not table.columns:
+                table = started(table, source, split_rows=settings.split_rows, attempt=first_id)
+            if isinstance(table.cursor, (Staging, Releasing)):
+                ranges, pages, tables[i] = next_pages(table, count)
+            else:
+                ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=count)
         for split_id, key_range in enumerate(ranges, first_id):
             splits.append(Split(split_id, table.table, table.schema_version, table.columns, key_range, pages))
     tasks = tuple(tuple(splits[i :: settings.parallelism]) for i in range(min(settings.parallelism, len(splits))))
@@ -322,6 +375,14 @@ def _plan_log(state: EnumeratorState, extent: LogExtent, limit: Position) -> tup
     plan = Plan(state.epoch + 1, state.phase, LogWork(log_range, after=state.reached))
     awaited = AwaitedLog(log_range, extent.bytes_between(state.position, stop))
     return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0))
+
+
+def _plan_empties(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
+    """Plans the emptying of copies whose rows are about to be read: an epoch of the log, of no range."""
+    nothing = LogRange(state.position, state.position, state.prepared)
+    plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, empties=state.empties))
+    awaited = AwaitedLog(nothing, 0)
+    return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0), empties=())
 
 
 def _inconsistent(message: str) -> CheckpointError:

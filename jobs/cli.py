@@ -1,8 +1,9 @@
-"""The command line: `tidemark run | validate | plan | status | report | checkpoints | drop`."""
+"""The command line: `tidemark run | validate | plan | status | tables | signal | reconcile | report | checkpoints | drop`."""
 
 import platform
 import signal
 import sys
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -14,14 +15,18 @@ from tidemark import __version__
 from tidemark.conf.load import load_job_file
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import install_redaction, redact
+from tidemark.conf.tables import TableName, parse_table_name
 from tidemark.jobs import run
 from tidemark.jobs.commands.checkpoints import checkpoints
 from tidemark.jobs.commands.drop import drop
 from tidemark.jobs.commands.plan import plan
+from tidemark.jobs.commands.signal import list_signals, resnapshot
 from tidemark.jobs.commands.status import status
+from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.commands.validate import validate
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
 from tidemark.jobs.monitoring.events import open_events
+from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.run_summary import summarised
 from tidemark.readers.projection.settings import lines_of
 from tidemark.state.errors import JobFileError, TidemarkError
@@ -36,7 +41,7 @@ app = typer.Typer(
     "Start with: tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, tidemark run JOB.yaml.",
     epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
     "available · 5 sink failed · 6 another driver holds the job · 7 source out of reach, try again later · "
-    "130 interrupted, state safe.",
+    "8 reconcile found differences · 9 done, but tables are parked · 130 interrupted, state safe.",
 )
 
 
@@ -55,6 +60,11 @@ Version = Annotated[
         help="Print the versions of Tidemark, Python and PySpark.",
     ),
 ]
+
+
+class SignalKind(Enum):
+    RESNAPSHOT = "resnapshot"
+    LIST = "list"
 
 
 @app.callback()
@@ -135,6 +145,74 @@ def status_command(
     status(_load(job_path, overrides, substitute=substitute, connects=False), as_json=as_json)
 
 
+@app.command("tables", epilog="Example: tidemark tables shop.yaml")
+def tables_command(job_path: JobPath, overrides: Overrides = None, substitute: Substitute = False) -> None:
+    """Shows the state of every table and what can be done about it. Reads the checkpoint alone, needs no passwords."""
+    tables(_load(job_path, overrides, substitute=substitute, connects=False))
+
+
+@app.command(
+    "signal",
+    epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml list",
+)
+def signal_command(
+    job_path: JobPath,
+    what: Annotated[SignalKind, typer.Argument(help="resnapshot: read rows again; list: show the signals.")],
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="NAME", help="A table as database.table; may be given again.")
+    ] = None,
+    overrides: Overrides = None,
+    substitute: Substitute = False,
+) -> None:
+    """Asks a job for something, whether it runs or not: its driver, or the next one, does it. Needs no passwords.
+
+    resnapshot empties the copy of a table and reads its rows again, while the other tables go on. It is the way back for a
+    parked table."""
+    job = _load(job_path, overrides, substitute=substitute, connects=False)
+    if what is SignalKind.LIST:
+        list_signals(job)
+    else:
+        resnapshot(job, [_table_name(text) for text in table or ()])
+
+
+@app.command(
+    "reconcile",
+    epilog="Examples: tidemark reconcile shop.yaml · tidemark reconcile shop.yaml --table shop.orders --json · "
+    "tidemark reconcile shop.yaml --repair",
+)
+def reconcile_command(
+    job_path: JobPath,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Compare only this table (database.table); may be given again."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Have tables that differ read again by the job.")] = False,
+    examples: Annotated[int, typer.Option("--examples", min=0, help="How many keys to print per table.")] = EXAMPLES,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            show_default=False,
+            help="How long to wait for a job that commits nothing. If the job runs: 60, else 0.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    substitute: Substitute = False,
+) -> None:
+    """Compares every row of the source with its copy (sink mirror), while both move.
+
+    Takes no lock and not the job's lease, and changes neither side. Best while the job runs: a row that differs is looked at
+    again until the job has passed it. Exit code 8 if rows differ, or if that could not be judged."""
+    job = _load(job_path, overrides, substitute=substitute)
+    names = [_table_name(text) for text in table or ()]
+    from tidemark.jobs.commands.reconcile import reconcile
+
+    reconcile(job, names, as_json=as_json, repair=repair, examples=examples, patience_seconds=wait)
+
+
 @app.command(
     "report",
     epilog="Examples: tidemark report shop.yaml · tidemark report shop.yaml -o /tmp/shop.html",
@@ -179,6 +257,13 @@ def drop_command(
 ) -> None:
     """Drops the job's slot and publication in a PostgreSQL source. The job can't continue afterwards. Asks first."""
     drop(_load(job_path, overrides, substitute=substitute), yes=yes)
+
+
+def _table_name(text: str) -> TableName:
+    try:
+        return parse_table_name(text)
+    except ValueError as error:
+        raise JobFileError(f"--table {text}: {error}.", "Write database.table, as tidemark tables shows it.") from error
 
 
 def _load(path: Path, overrides: list[str] | None, *, substitute: bool, connects: bool = True) -> JobFile:

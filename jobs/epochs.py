@@ -8,7 +8,7 @@ The mark is durable before the next epoch is planned, because planning lets the 
 import threading
 import time
 
-from tidemark.enumerator.enumerator import in_mode
+from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
@@ -21,6 +21,10 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
 
+WAIT_SECONDS = 0.1
+"""The time between two looks whether commits of the log have become visible."""
+WARN_SECONDS = 10.0
+"""How long a run waits for them before it says so."""
 FORGET_SECONDS = 10.0
 """The least time between two calls that let the sink's ledger drop old entries."""
 
@@ -52,6 +56,7 @@ class EpochLoop:
         self._epoch_seconds = 0.0
         self._forget_at = 0.0
         self._idle_after: int | None = None
+        self._waits = 0
         self.committed = self._marked = context.checkpoint.committed_epoch()
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
@@ -79,6 +84,9 @@ class EpochLoop:
                     self._mark()
                     if self._interval_seconds is None or not _reads_all(record):
                         continue
+                elif planner.waits(self.committed):
+                    self._wait_for_commits()
+                    continue
                 else:
                     if self._idle_after != self.committed:
                         self._show(planner, idle=True)
@@ -90,13 +98,26 @@ class EpochLoop:
             self._mark()
             planner.save_history()
 
+    def _wait_for_commits(self) -> None:
+        """Waits a little. Says once that the run waits, if it does for long."""
+        self._waits += 1
+        if self._waits == int(WARN_SECONDS / WAIT_SECONDS):
+            text = (
+                "More splits are read once all transactions that the log has are visible. Some have not been for "
+                f"{WARN_SECONDS:.0f} s: perhaps their commits wait for a synchronous standby (pg_stat_activity shows SyncRep)."
+            )
+            self._notes.add("warning", text=text)
+        self._stop.wait(WAIT_SECONDS)
+
     def _run(self, planner: Planner, record: PlanRecord) -> None:
         """Runs an epoch to its end."""
         began, epoch, writing = time.monotonic(), record.plan.epoch, self._writing
+        self._waits = 0
         for text in record.warnings:
             self._notes.add("warning", text=text)
         self.running = record
-        self.progress = self._progress(in_mode(record.state, self._context.job.mode), record)
+        now = in_mode(of_job(record.state, self._context.state), self._context.job.mode)
+        self.progress = self._progress(now, record)
         written = self._engine.run(record)
         failpoint("driver.epoch_written")
         planner.note_written(epoch)

@@ -1,17 +1,20 @@
 """The tables of a job: those of its first start, and those that join at later starts."""
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from tidemark.conf.model import JobFile
-from tidemark.conf.tables import TableGlob
+from tidemark.conf.tables import TableGlob, TableName
 from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.parking import still_parked
 from tidemark.readers.projection.settings import projections_of
-from tidemark.readers.source import FindsPartitions, FoundSource, PublishesTables
+from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, SourceNotUsableError
+from tidemark.state.errors import CheckpointError, JobFileError, SinkError, SourceNotUsableError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined, Membership, SplitKey, TableCondition
 from tidemark.state.partitions import Partitions
@@ -21,14 +24,20 @@ from tidemark.state.remedies import START_OVER
 from tidemark.state.sink_identity import UNDO
 from tidemark.state.table import TableId, TableSchema
 
+_OF_A_TOOL = re.compile(r"_.+_(gho|ghc|del|new|old)")
+
 Admit: TypeAlias = Callable[[JobState, Sequence[TableSchema]], None]
 """Called with the job before the tables join, and with all tables including the new ones. Raises TidemarkError if the target
 can't take them."""
 
 
+class TablesAlteredError(SourceNotUsableError):
+    """A table was altered while its start position was taken. The next attempt finds it as it is now."""
+
+
 def first_job_state(job: JobFile, found: FoundSource) -> JobState:
     """Creates the state of a new job. The log is read from its start position, so that nothing committed later is missed."""
-    partitions, start = _partitions_and_start(job, found, [schema.table for schema in found.schemas], found.first_start)
+    partitions, start = _partitions_and_start(job, found, found.schemas, found.first_start)
     return JobState(
         job_uuid=str(uuid.uuid4()),
         job_name=job.job,
@@ -49,27 +58,103 @@ def first_job_state(job: JobFile, found: FoundSource) -> JobState:
 def with_later_tables(
     job: JobFile, found: FoundSource, state: JobState, events: Events, admit: Admit | None
 ) -> JobState:
-    """Returns the job with the found tables that it did not have, durable. In mode `full`, and if `admit` is None, they do
-    not join; a warning says so. Raises what `admit` raises; the job is unchanged then."""
+    """Returns the job with the found tables that it did not have, durable: new ones, and those that have left and come back. In
+    mode `full`, and if `admit` is None, they do not join; a warning says so. Raises what `admit` raises; the job is unchanged
+    then. But a table that comes back and does not fit into its copy is parked, so that the others go on."""
+    if job.has_snapshot:
+        _warn_of_tables_without_rows(state, events)
     known = {schema.table for schema in state.schemas}
-    later = tuple(schema for schema in found.schemas if schema.table not in known)
+    left = {left.table: left for left in state.left}
+    new = [schema for schema in found.schemas if schema.table not in known]
+    later = tuple(schema for schema in new if schema.table in left or not is_of_a_tool(job, schema.table))
     if not later:
         return state
+    _require_rows_for_those_back(job, [schema.table for schema in later if schema.table in left])
     if admit is None or job.mode == "full":
         for schema in later:
             _warn(events, schema.table, f"did not exist when the job started. It is not copied. {_remedy(admit)}")
         return state
+    checkpoint = Checkpoint.at(job.checkpoint)
+    back = [replace(s, version=left[s.table].version + 1) for s in later if s.table in left]
+    unfit = set[TableId]()
+    for schema in back:
+        try:
+            _require_condition(job, found, schema.table)
+            admit(state, outputs_of([schema], projections_of(job, [schema])))
+        except (SinkError, JobFileError) as error:
+            unfit.add(schema.table)
+            state = still_parked(job, checkpoint, state, [schema.table], error.message)
+            _warn(events, schema.table, f"can't come back to the job. {error}")
+    later = tuple(
+        replace(schema, version=left[schema.table].version + 1) if schema.table in left else schema
+        for schema in later
+        if schema.table not in unfit
+    )
+    return _joined(job, found, state, later, events, admit) if later else state
+
+
+def _require_condition(job: JobFile, found: FoundSource, table: TableId) -> None:
+    """Raises JobFileError if the server refuses the table's `snapshot.where`: its rows could not be read."""
+    where = job.snapshot.condition(table.database, table.name)
+    if where is not None and isinstance(found, ChecksConditions):
+        problem = found.condition_problem(table, where)
+        if problem is not None:
+            raise JobFileError(f"snapshot.where of {table} is refused: {problem}.", "Correct it, or remove it.")
+
+
+def is_of_a_tool(job: JobFile, table: TableId) -> bool:
+    """True for a table that gh-ost or pt-online-schema-change has created and will rename or drop, by its name, unless the job
+    file names it without a wildcard. Such a table does not join a job that has started."""
+    named = any(glob.only_table == TableName(table.database, table.name) for glob in job.source.tables)
+    return not named and _OF_A_TOOL.fullmatch(table.name) is not None
+
+
+def _joined(
+    job: JobFile,
+    found: FoundSource,
+    state: JobState,
+    later: tuple[TableSchema, ...],
+    events: Events,
+    admit: Admit,
+) -> JobState:
+    later = _admitted(job, state, later, events, admit)
+    if not later:
+        return state
     projections = projections_of(job, later)
-    admit(state, (*state.outputs, *outputs_of(later, projections)))
     tables = [schema.table for schema in later]
-    partitions, start = _partitions_and_start(job, found, tables, lambda: found.joining_start(tables))
-    memberships = tuple(membership for membership in _memberships(found) if membership.table in tables)
-    split_keys = _split_keys(job, found, later)
-    joined = Joined(start, later, split_keys, memberships, projections, partitions, _conditions(job, later))
+    back = tuple(table for table in tables if table in state.left_tables)
+    checkpoint = Checkpoint.at(job.checkpoint)
+    try:
+        partitions, start = _partitions_and_start(job, found, later, lambda: found.joining_start(tables))
+    except TablesAlteredError:
+        raise
+    except SourceNotUsableError as error:
+        if job.source.on_table_error == "stop" or not checkpoint.plan_epochs():
+            raise
+        for table in tables:
+            _warn(events, table, f"does not join the job now. {error}")
+        return state
+    joined = Joined(
+        start=start,
+        schemas=later,
+        split_keys=_split_keys(job, found, later),
+        memberships=tuple(membership for membership in _memberships(found) if membership.table in tables),
+        projections=projections,
+        partitions=partitions,
+        conditions=_conditions(job, later),
+        back=back,
+        left_files=checkpoint.left_count(),
+        after_epoch=max(checkpoint.plan_epochs(), default=0),
+        at_us=time.time_ns() // 1000,
+    )
     failpoint("tables.before_joined")
-    state = Checkpoint.at(job.checkpoint).create_joined(state, joined)
+    state = checkpoint.create_joined(state, joined)
     failpoint("tables.after_joined")
     for table in tables:
+        if table in back:
+            text = "It comes back to the job. Its copy is emptied, and its rows are read again."
+            events.note("joined", table=str(table), start=str(start), text=text)
+            continue
         events.note("joined", table=str(table), start=str(start))
         if not job.has_snapshot:
             _warn(
@@ -80,6 +165,52 @@ def with_later_tables(
     return state
 
 
+def _admitted(
+    job: JobFile, state: JobState, later: tuple[TableSchema, ...], events: Events, admit: Admit
+) -> tuple[TableSchema, ...]:
+    """Returns the tables that the target can take. The others are told, and don't stop the job (`on_table_error`)."""
+    try:
+        admit(state, (*state.outputs, *outputs_of(later, projections_of(job, later))))
+    except SinkError:
+        if job.source.on_table_error == "stop" or not Checkpoint.at(job.checkpoint).plan_epochs():
+            raise
+    else:
+        return later
+    fitting: tuple[TableSchema, ...] = ()
+    for schema in later:
+        more = (*fitting, schema)
+        try:
+            admit(state, (*state.outputs, *outputs_of(more, projections_of(job, more))))
+        except SinkError as error:
+            _warn(events, schema.table, f"does not join the job. {error}")
+        else:
+            fitting = more
+    return fitting
+
+
+def _require_rows_for_those_back(job: JobFile, back: Sequence[TableId]) -> None:
+    """Raises CheckpointError if tables that have left the job are selected again, but their rows can't be read."""
+    if back and job.mode != "full+incremental":
+        raise CheckpointError(
+            f"{_named(back)} left the job when source.exclude_tables named it. Its copy lacks all changes since then, and mode "
+            f"{job.mode} can't read its rows again.",
+            "Name it in source.exclude_tables again, and copy it by a job of its own.",
+        )
+
+
+def _warn_of_tables_without_rows(state: JobState, events: Events) -> None:
+    """Warns about tables that joined while the job ran in mode `incremental`."""
+    read = {split_key.table for split_key in state.split_keys}
+    for schema in state.schemas:
+        if schema.table not in read:
+            _warn(
+                events,
+                schema.table,
+                "joined the job in mode incremental: only its changes since then are copied, not its rows. "
+                "Start another job for it.",
+            )
+
+
 def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
     """Raises SourceNotUsableError if a table of the job is gone. Warns about tables that the job file no longer selects."""
     there = {schema.table for schema in found.schemas}
@@ -88,10 +219,17 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
     if gone:
         raise SourceNotUsableError(
             f"The source no longer has {_named(gone)}, which the job copies: dropped, renamed, or hidden from the account.",
-            f"Grant the account its rights again, or rename the table back. If it was dropped, {START_OVER}.",
+            f"Grant the account its rights again, or rename the table back. If it was dropped, name it in "
+            f"source.exclude_tables, or {START_OVER}.",
+            gone[0] if len(missing) < len(state.schemas) else None,  # else the account has lost its rights, rather
         )
     for table in missing:
-        _warn(events, table, "is no longer selected by source.tables. It is still copied: a job keeps its tables.")
+        _warn(
+            events,
+            table,
+            "is no longer selected by source.tables. It is still copied. To take it out of the job, name it in "
+            "source.exclude_tables.",
+        )
 
 
 def require_same_conditions(job: JobFile, state: JobState) -> None:
@@ -118,15 +256,28 @@ def _conditions(job: JobFile, schemas: Iterable[TableSchema]) -> tuple[TableCond
 
 
 def _partitions_and_start(
-    job: JobFile, found: FoundSource, tables: Sequence[TableId], take_start: Callable[[], Position]
+    job: JobFile, found: FoundSource, schemas: Sequence[TableSchema], take_start: Callable[[], Position]
 ) -> tuple[Partitions | None, Position]:
     """With a snapshot the partitions are read after the start position: all splits see a change made in between, or none
-    does. Without one they are read before it, so that such a change is not missed."""
+    does. Without one they are read before it, so that such a change is not missed.
+
+    Raises TablesAlteredError if a table was altered before the start position, where the log is not read: nothing would tell
+    that its schema is another one."""
+    tables = [schema.table for schema in schemas]
     if not job.has_snapshot:
+        partitions, start = _partitions(found, tables), take_start()
+    else:
+        start = take_start()
         partitions = _partitions(found, tables)
-        return partitions, take_start()
-    start = take_start()
-    return _partitions(found, tables), start
+    now = found.schemas_now(tables)
+    altered = [schema.table for schema in schemas if now.get(schema.table) != replace(schema, version=1)]
+    if altered:
+        raise TablesAlteredError(
+            f"{_named(altered)} was altered while the job took its start position.",
+            "Run the job again.",
+            altered[0],
+        )
+    return partitions, start
 
 
 def _partitions(found: FoundSource, tables: Sequence[TableId]) -> Partitions | None:
@@ -144,10 +295,11 @@ def _split_keys(job: JobFile, found: FoundSource, schemas: Iterable[TableSchema]
 
 
 def _is_selected(job: JobFile, table: TableId) -> bool:
-    def any_of(globs: Iterable[TableGlob]) -> bool:
-        return any(glob.matches(table.database, table.name) for glob in globs)
+    return _any_of(job.source.tables, table) and not _any_of(job.source.exclude_tables, table)
 
-    return any_of(job.source.tables) and not any_of(job.source.exclude_tables)
+
+def _any_of(globs: Iterable[TableGlob], table: TableId) -> bool:
+    return any(glob.matches(table.database, table.name) for glob in globs)
 
 
 def _warn(events: Events, table: TableId, text: str) -> None:

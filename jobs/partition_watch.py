@@ -14,6 +14,7 @@ class PartitionWatch:
         self._access = access if isinstance(access, WatchesPartitions) else None
         self._checkpoint = checkpoint
         self._first = job_state.partitions
+        self._job_state = job_state
         self._known: Partitions | None = None
         self._kept: tuple[tuple[WatchedTable, ...], KeptPartitions] | None = None
         self._older_are_there = False
@@ -40,14 +41,19 @@ class PartitionWatch:
             self._older_are_there = True
         return KeptPartitions(self._kept[1].name, known.ended_xid)
 
-    def planned(self) -> None:
-        """To be called when the plan that names the last look is durable."""
+    def planned(self, epoch: int) -> None:
+        """To be called when the plan of `epoch`, which names the last look, is durable."""
         self.warnings = ()
         if self._kept is not None and self._older_are_there:
             self._older_are_there = False
+            if max(self._checkpoint.plan_epochs()) > epoch:
+                return  # this driver was frozen, and another one goes on
             self._checkpoint.forget_partitions(self._kept[1])
 
     def _of_plan(self, committed: int, first: Partitions) -> Partitions:
-        """The partitions of a plan, with the tables that joined since."""
+        """The partitions of a plan, with the tables that joined since and without those that left."""
         kept = None if committed == 0 else self._checkpoint.plan(committed).partitions
-        return first if kept is None else self._checkpoint.partitions(kept).plus(first)
+        if kept is None:
+            return first
+        back = {table for joined in self._job_state.joined if committed <= joined.after_epoch for table in joined.back}
+        return self._checkpoint.partitions(kept).without(self._job_state.left_tables | back).plus(first)

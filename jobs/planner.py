@@ -20,12 +20,13 @@ from tidemark.enumerator.enumerator import (
     first_state,
     in_mode,
     join,
+    of_job,
     plan_epoch,
 )
 from tidemark.enumerator.pages import attempts
 from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.partition_watch import PartitionWatch
-from tidemark.jobs.recovered_state import read_outcome, settings_of
+from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.readers.log.finished_splits import write_segment
 from tidemark.readers.source import PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -87,8 +88,12 @@ class Planner:
         self._absorbed = (committed, state)
         return state
 
+    def waits(self, committed: int) -> bool:
+        """True if `next_epoch` has found nothing to run although splits are left: a commit of the log is not visible yet."""
+        return self.state_after(committed).phase is Phase.SNAPSHOT
+
     def next_epoch(self, committed: int) -> int:
-        """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run.
+        """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
@@ -116,31 +121,31 @@ class Planner:
         record = PlanRecord(plan, state, time.time_ns() // 1000, partitions, warnings)
         self._checkpoint.create_plan(record)
         failpoint("planner.after_plan")
-        self._partitions.planned()
+        self._partitions.planned(plan.epoch)
         self._newest, self._absorbed = record, None
         self._planned_at = (plan.epoch, time.monotonic())
         self._checkpoint.forget_published(committed)
-        self._checkpoint.forget_staged(attempts(plan, state))
+        self._checkpoint.forget_staged(attempts(plan, state), before=state.next_split_id)
         if plan.phase is Phase.STREAM:
-            self._checkpoint.forget_finished_splits()
+            self._checkpoint.forget_finished_splits(committed)
         self._checkpoint.forget_before(committed)
         self._recorder.save(at_once=False)
         return plan.epoch
 
     def _planned_state(self, committed: int) -> EnumeratorState:
         if committed == 0:
-            return in_mode(first_state(self._job_state, self._settings), self._mode)
-        return in_mode(self.record(committed).state, self._mode)
+            return first_state(self._job_state, self._settings, self._mode)
+        return in_mode(of_job(self.record(committed).state, self._job_state), self._mode)
 
     def _outcome(self, epoch: int, state: EnumeratorState) -> tuple[PlanRecord, Outcome] | tuple[None, None]:
         """Returns the committed epoch and its outcome. Writes its finished splits for the gap filter."""
         if state.awaited is None:
             return None, None
         record = self.record(epoch)
-        outcome = read_outcome(self._checkpoint, record, seconds=self._seconds(epoch))
+        outcome = read_outcome(self._checkpoint, record, self._job_state, seconds=self._seconds(epoch))
         if isinstance(outcome, SplitsRead):
             assert isinstance(record.plan.work, SnapshotWork)
-            splits = [split for task in record.plan.work.tasks for split in task]
+            splits, _ = splits_of_job(record.plan.work.tasks, self._job_state)
             write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
             failpoint("planner.after_finished_splits")
         return record, outcome

@@ -14,16 +14,19 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
+from tidemark.enumerator.enumerator import of_job
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.log.finished_splits import load_gap_filter
 from tidemark.readers.log.gap import Gap
 from tidemark.readers.log.gap_filter import GapFilter
 from tidemark.readers.log.key_rereads import KeyRereads
+from tidemark.readers.log.log_batch import truncation
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
 from tidemark.readers.snapshot.published_file import PublishedFormat
-from tidemark.readers.source import KeyReading, RereadsKeys, SourceServer
+from tidemark.readers.snapshot.split_read import emptying_seq
+from tidemark.readers.source import KeyReading, RereadsKeys, RoutesByTransaction, SourceServer
 from tidemark.state.change_batch import (
     LOG_PART,
     ChangeBatch,
@@ -35,37 +38,48 @@ from tidemark.state.change_batch import (
 )
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.failpoints import failpoint
-from tidemark.state.log_range import LogRange, TableChanges
+from tidemark.state.job_state import CameBack
+from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
-from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork
+from tidemark.state.plan import Exhausted, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
-from tidemark.state.projection import TableProjection
+from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
+_FILTERED = frozenset({Phase.SNAPSHOT, Phase.CATCH_UP})
+"""The phases in which the log goes through the gap filter."""
+
 
 @dataclass(frozen=True, slots=True)
 class SplitsTask:
-    """The splits that one task reads, one after the other, on one connection."""
+    """The splits that one task reads, one after the other, on one connection. `log_position`: up to where the log had been read
+    when they were planned."""
 
     splits: tuple[Split, ...]
     anchor: Position
+    log_position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class LogTask:
-    """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs."""
+    """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs.
+    `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
+    `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
+    unfinished: dict[TableId, int]
+    first_splits: dict[TableId, int]
+    empties: tuple[TableId, ...] | None = None
     after: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
     """Everything that a task needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
-    its plan."""
+    its plan. `came_back`: those of its tables that came back to the job."""
 
     epoch: int
     job: JobFile
@@ -75,6 +89,7 @@ class PartTask:
     projections: tuple[TableProjection, ...]
     work: SplitsTask | LogTask
     published_format: PublishedFormat
+    came_back: dict[TableId, CameBack]
 
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
@@ -88,11 +103,20 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
     plan, schemas = record.plan, context.state.schemas_after(record.state.joined)
     match plan.work:
         case SnapshotWork(tasks, anchor):
-            return [_task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor)) for splits in tasks]
-        case LogWork(log_range, after=after):
-            filtered = record.state.tables if plan.phase is Phase.CATCH_UP else ()
+            at = record.state.position
+            return [
+                _task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor, at)) for splits in tasks
+            ]
+        case LogWork(log_range, after=after, empties=empties):
+            state = of_job(record.state, context.state)
+            filtered = state.tables if plan.phase in _FILTERED else ()
             columns = {table.table: table.columns for table in filtered if not table.passed}
-            return [_task(context, epoch, schemas, LogTask(log_range, columns, after))]
+            unfinished = {t.table: t.done_splits for t in filtered if not isinstance(t.cursor, Exhausted)}
+            first_splits = {table.table: table.first_split for table in filtered if table.first_split}
+            emptied = tuple(schema.table for schema in schemas if schema.table in empties) if empties else None
+            return [
+                _task(context, epoch, schemas, LogTask(log_range, columns, unfinished, first_splits, emptied, after))
+            ]
 
 
 def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
@@ -106,6 +130,7 @@ def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], wor
         projections=tuple(p for p in context.state.projections if p.output.table in tables),
         work=work,
         published_format=sink_needs(context.job.sink).published_format,
+        came_back={table: back for table, back in context.state.came_back.items() if table in tables},
     )
 
 
@@ -121,6 +146,8 @@ def read_part(task: PartTask) -> Iterator[PartItem]:
         match task.work:
             case SplitsTask():
                 yield from _read_splits(task, task.work)
+            case LogTask(empties=tables) if tables is not None:
+                yield from _empty_copies(task, task.work, tables)
             case LogTask():
                 yield from _read_log(task, task.work)
     except Exception as error:
@@ -134,11 +161,15 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
     store = Checkpoint.at(task.job.checkpoint).store
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
+            if split.table not in schemas:
+                yield PartEnd(task.epoch, split_part(split.id), 0, 0, has_left=True)
+                continue
             published = read_published(store, task.epoch, split, task.published_format)
             if published is None and isinstance(split.pages, ReleaseChunk):
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
+                read = read.after(work.log_position)
                 published = publish(store, task.epoch, split, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))
             if isinstance(split.pages, StageChunk):
@@ -192,13 +223,20 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         if reading is not None:
             known = checkpoint.key_rereads_before(task.epoch)
             key_rereads = KeyRereads(checkpoint.store, task.epoch, reading, project, known)
-        gap_filter = load_gap_filter(checkpoint.store, work.split_columns) if work.split_columns else GapFilter.empty()
+        gap_filter = GapFilter.empty()
+        if work.split_columns:
+            gap_filter = load_gap_filter(checkpoint.store, work.split_columns, work.unfinished, work.first_splits)
         gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project)
+        commits = routing if work.unfinished and isinstance(routing, RoutesByTransaction) else None
+        transactions: list[npt.NDArray[np.int64]] = []
         for batch in reader.read(work.range):
             read_count += batch.rows.num_rows
+            if commits is not None:
+                transactions.append(np.unique(commits.transactions(batch.rows)))
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
                 yield from part.add(batch.table, rows)
+        unseen = commits.unseen(np.concatenate(transactions)) if commits is not None and transactions else ()
     rereads = () if key_rereads is None else key_rereads.found
     if rereads:
         failpoint("log.before_rereads")
@@ -212,8 +250,24 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         filtered_changes=filtered,
         changes=counts.by_table(),
         last_high=last_high,
+        unseen=unseen,
     )
     checkpoint.create_log_report(task.epoch, report)
+    yield part.end(work.after)
+
+
+def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> Iterator[PartItem]:
+    """Empties the copies of tables that came back to the job, by a TRUNCATE that the source did not have. Reads no log."""
+    part = _Part(task, LOG_PART)
+    outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
+    for table in tables:
+        back = task.came_back[table]
+        output, version = outputs[table], back.start.version_before
+        seq = emptying_seq(output.version)
+        emptied = truncation(output, version=version, time_us=back.at_us, seq=seq, transaction="")
+        yield from part.add(table, emptied.rows)
+    report = LogReport(work.range.start, work.range.prepared, part.row_count, 0, 0, None)
+    Checkpoint.at(task.job.checkpoint).create_log_report(task.epoch, report)
     yield part.end(work.after)
 
 

@@ -1,12 +1,25 @@
 """A job's state, recovered from its checkpoint alone."""
 
+from collections.abc import Iterable, Sequence
+
 from tidemark.conf.model import JobFile
-from tidemark.enumerator.enumerator import LogRead, Outcome, Settings, SplitsRead, absorb, first_state, in_mode, join
+from tidemark.enumerator.enumerator import (
+    LogRead,
+    Outcome,
+    Settings,
+    SplitsRead,
+    absorb,
+    first_state,
+    in_mode,
+    join,
+    of_job,
+)
 from tidemark.readers.snapshot.publish import is_published, read_report
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.split import Split
 
 
 def required_state(checkpoint: Checkpoint, job: JobFile) -> JobState:
@@ -23,28 +36,42 @@ def settings_of(job: JobFile) -> Settings:
         split_rows=job.snapshot.split_rows,
         max_batch_bytes=job.log.max_batch_bytes,
         max_batch_seconds=job.log.max_batch_seconds,
+        interleave=job.snapshot.interleave,
     )
 
 
-def read_outcome(checkpoint: Checkpoint, record: PlanRecord, *, seconds: float | None = None) -> Outcome:
+def read_outcome(
+    checkpoint: Checkpoint, record: PlanRecord, state: JobState, *, seconds: float | None = None
+) -> Outcome:
     """The outcome of a committed epoch. Raises CheckpointError if a part of it is gone."""
     epoch = record.plan.epoch
     match record.plan.work:
         case LogWork():
             return LogRead(epoch, checkpoint.log_report(epoch), seconds)
         case SnapshotWork(tasks):
-            splits = [split for task in tasks for split in task]
-            return SplitsRead(epoch, tuple(read_report(checkpoint.store, epoch, split) for split in splits), seconds)
+            kept, left_out = splits_of_job(tasks, state)
+            reports = tuple(read_report(checkpoint.store, epoch, split) for split in kept)
+            return SplitsRead(epoch, reports, seconds, tuple(split.id for split in left_out))
 
 
-def was_read(checkpoint: Checkpoint, record: PlanRecord) -> bool:
+def splits_of_job(tasks: Iterable[Sequence[Split]], state: JobState) -> tuple[list[Split], list[Split]]:
+    """Returns the splits of the tasks, and apart from them those whose table has left the job."""
+    versions = {schema.table: schema.version for schema in state.schemas}
+    kept, left_out = list[Split](), list[Split]()
+    for task in tasks:
+        for split in task:
+            (kept if versions.get(split.table) == split.schema_version else left_out).append(split)
+    return kept, left_out
+
+
+def was_read(checkpoint: Checkpoint, record: PlanRecord, state: JobState) -> bool:
     """True if all reports of the epoch exist."""
     epoch = record.plan.epoch
     match record.plan.work:
         case LogWork():
             return checkpoint.has_log_report(epoch)
         case SnapshotWork(tasks):
-            return all(is_published(checkpoint.store, epoch, split) for task in tasks for split in task)
+            return all(is_published(checkpoint.store, epoch, split) for split in splits_of_job(tasks, state)[0])
 
 
 def recover_state(
@@ -56,14 +83,14 @@ def recover_state(
     while True:
         epoch = max(checkpoint.plan_epochs(), default=0)
         if epoch == 0:
-            return join(in_mode(first_state(state, settings), job.mode), state.joined)
+            return join(first_state(state, settings, job.mode), state.joined)
         try:
             record = checkpoint.plan(epoch)
-            planned = in_mode(record.state, job.mode)
-            done = was_read(checkpoint, record) if committed is None else epoch <= committed
+            planned = in_mode(of_job(record.state, state), job.mode)
+            done = was_read(checkpoint, record, state) if committed is None else epoch <= committed
             if not done:
                 return planned
-            return join(absorb(planned, read_outcome(checkpoint, record), settings), state.joined)
+            return join(absorb(planned, read_outcome(checkpoint, record, state), settings), state.joined)
         except CheckpointError:
             if (
                 max(checkpoint.plan_epochs(), default=0) == epoch

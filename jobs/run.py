@@ -13,18 +13,21 @@ from types import FrameType
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.quantities import Every
+from tidemark.jobs.discovery import Discovery
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
-from tidemark.jobs.monitoring.events import Events, Notes
+from tidemark.jobs.monitoring.events import Events, Notes, told_outages
 from tidemark.jobs.monitoring.history import KeptEvents
 from tidemark.jobs.monitoring.metrics import serve_metrics
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.monitoring.running_splits import RunningSplits
+from tidemark.jobs.parking import known_tables, parks, raise_with_way_back, require_none_parked
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job
@@ -33,36 +36,70 @@ from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import Exhausted, Untouched
 
 POLL_SECONDS = 0.25
+SIGNALS_SECONDS = 2.0
+"""The time between two looks for signals."""
 
 
 def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool = False) -> None:
     """Runs until the job is done or, with an interval as trigger, until SIGINT or SIGTERM: they let the running epoch
     finish. A second signal stops at once. Fills `summary`. Raises TidemarkError; everything committed is kept."""
     summary.job = job.job
+    notes = Notes()
     with serve_metrics(job, events) as served:
-        _run_job(job, KeptEvents(served, Checkpoint.at(job.checkpoint).store), summary, standby=standby)
+        try:
+            with told_outages(notes):
+                _run_job(job, KeptEvents(served, Checkpoint.at(job.checkpoint).store), notes, summary, standby=standby)
+        finally:
+            notes.pass_on(served)
 
 
-def _run_job(job: JobFile, events: KeptEvents, summary: RunSummary, *, standby: bool) -> None:
-    started, recorder, notes = time.monotonic(), RunRecorder(Checkpoint.at(job.checkpoint)), Notes()
+def _run_job(job: JobFile, events: KeptEvents, notes: Notes, summary: RunSummary, *, standby: bool) -> None:
+    started, recorder = time.monotonic(), RunRecorder(Checkpoint.at(job.checkpoint))
     sessions = SparkSessions(job, notes)
     needs_spark = _needs_spark(job)
     try:
         if needs_spark and not standby:
             sessions.start_early()
         with open_job(job, events, standby=standby, recorder=recorder) as opened, events.failures():
-            context = RunContext(job, opened.held.server, opened.held.state)
             if needs_spark:
-                sessions.open(context.state.job_uuid)
-            run = _Run(context, opened, sessions, events, notes, summary)
-            with run.signals():
-                run.follow()
+                sessions.open(opened.held.state.job_uuid)
+            discovery = Discovery(job)
+            while not _ran_to_end(job, opened, sessions, events, notes, summary, discovery):
+                opened = opened.again()
             if summary.interrupted:
                 recorder.ending, summary.exit_code = INTERRUPTION, INTERRUPTED
+            else:
+                require_none_parked(job, opened.held.state)
             summary.seconds = round(time.monotonic() - started, 3)
             events.note("finished", **summary.as_dict())
     finally:
         sessions.stop()
+
+
+def _ran_to_end(
+    job: JobFile,
+    opened: OpenedJob,
+    sessions: SparkSessions,
+    events: Events,
+    notes: Notes,
+    summary: RunSummary,
+    discovery: Discovery,
+) -> bool:
+    """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given, or a new table was
+    found."""
+    context = RunContext(job, opened.held.server, opened.held.state)
+    run = _Run(context, opened, sessions, events, notes, summary, discovery)
+    try:
+        with run.signals():
+            run.follow()
+    except TidemarkError as error:
+        notes.pass_on(events)
+        sink = opened.writing.sink
+        if not (adds_columns(error, job, context.state, sink, events) or parks(error, job, context.state, events)):
+            raise_with_way_back(error, job, context.state)
+        summary.interrupted = run.is_interrupted
+        return summary.interrupted
+    return summary.interrupted or not (run.must_open_again or opened.finishes)
 
 
 def _needs_spark(job: JobFile) -> bool:
@@ -95,8 +132,13 @@ class _Run:
         events: Events,
         notes: Notes,
         summary: RunSummary,
+        discovery: Discovery,
     ) -> None:
+        self._discovery = discovery
+        self._known = known_tables(context.job, context.state)
+        self._max_epochs = summary.epochs + 1 if opened.finishes else None
         self._held = opened.held
+        self._checkpoint = context.checkpoint
         self._events = events
         self._notes = notes
         self._summary = summary
@@ -109,6 +151,10 @@ class _Run:
         self._shown: JobProgress | None = None
         self._published: dict[str, int] = {}
         self._signals = 0
+        self._looked_at = time.monotonic()
+        self._looks_for_tables = interval_seconds is not None
+        self.must_open_again = False
+        """`tidemark signal` has asked for something, or there is a new table. The running epoch was the last one."""
         self._failure: BaseException | None = None
         self._ended = threading.Event()
 
@@ -120,6 +166,10 @@ class _Run:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._signals > 0
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -138,21 +188,35 @@ class _Run:
                     announced = True
                     self._events.note("stopping", after_epoch=self._loop.committed)
                 self._held.require_lease()
+                self._look_for_work()
                 self._show()
         finally:
             self._engine.give_up()
         self._show()
         if self._failure is not None:
+            self._held.require_lease()  # without it, another driver may be the cause
             raise self._failure
-        self._summary.interrupted = self._signals > 0
+        self._summary.interrupted = self.is_interrupted
         progress = self._loop.progress
         if progress is not None:
             self._summary.phase, self._summary.position = progress.phase, progress.position
             self._summary.tables = [asdict(table) for table in progress.tables]
 
+    def _look_for_work(self) -> None:
+        """Ends the run after the running epoch if there is something that needs the job to be opened again."""
+        if self.must_open_again:
+            return
+        if self._looks_for_tables and self._discovery.look(self._known):
+            self.must_open_again = True
+        if time.monotonic() >= self._looked_at + SIGNALS_SECONDS:
+            self._looked_at = time.monotonic()
+            self.must_open_again |= self._checkpoint.has_open_signals()
+        if self.must_open_again:
+            self._loop.stop()
+
     def _run_epochs(self) -> None:
         try:
-            self._loop.run()
+            self._loop.run(max_epochs=self._max_epochs)
         except BaseException as error:  # noqa: BLE001 -- raised again by the main thread
             self._failure = error
         finally:

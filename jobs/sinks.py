@@ -1,5 +1,7 @@
 """The registry of sinks: which module writes the kind of target that a job file's `sink.type` names, and what it needs."""
 
+from typing import TYPE_CHECKING
+
 from typing_extensions import assert_never
 
 from tidemark.conf.model import JobFile
@@ -13,7 +15,11 @@ from tidemark.sinks.files.settings import files_identity, files_needs
 from tidemark.sinks.mirror.settings import mirror_identity, mirror_needs
 from tidemark.sinks.sink import EpochSink, PartSink, SinkNeeds
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import JobFileError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
+
+if TYPE_CHECKING:
+    from tidemark.sinks.mirror.sink import MirrorSink
 
 
 def sink_needs(settings: SinkSettings) -> SinkNeeds:
@@ -46,13 +52,27 @@ def sink_identity(settings: SinkSettings) -> SinkIdentity:
             assert_never(settings)
 
 
-def make_sink(job: JobFile) -> PartSink | EpochSink:
-    """Loads the libraries of this job's kind of sink, and not those of the others."""
+def comparable_sink(job: JobFile) -> "MirrorSink":
+    """Returns the job's sink if its copies can be compared with the source. Raises JobFileError for other kinds."""
     match job.sink:
         case MirrorSettings() as settings:
             from tidemark.sinks.mirror.sink import MirrorSink
 
-            return MirrorSink.of(settings, job.source.url.kind)
+            return MirrorSink.of(settings, job.source.url.kind, job.reconnect)
+        case FilesSettings() | DeltaSettings() | ConsoleSettings():
+            raise JobFileError(
+                f"reconcile compares copies of sink mirror only, and the job file has sink {job.sink.type}.",
+                "Compare such a copy by a query of your own.",
+            )
+        case _:
+            assert_never(job.sink)
+
+
+def make_sink(job: JobFile) -> PartSink | EpochSink:
+    """Loads the libraries of this job's kind of sink, and not those of the others."""
+    match job.sink:
+        case MirrorSettings():
+            return comparable_sink(job)
         case FilesSettings(path=path, format=file_format):
             from tidemark.sinks.files.sink import FilesSink
 

@@ -7,6 +7,7 @@ from typing_extensions import assert_never
 from tidemark.conf.model import JobFile
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.source import FoundSource, Lease
+from tidemark.state.table import TableId
 
 
 def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
@@ -22,6 +23,22 @@ def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
             from tidemark.readers.postgres.source import find_postgres
 
             return find_postgres(job, needs_key=needs_key)
+        case _:
+            assert_never(kind)
+
+
+def selected_tables(job: JobFile) -> list[TableId]:
+    """Connects to the source and returns the tables that the job file selects. Raises TidemarkError."""
+    kind = job.source.url.kind
+    match kind:
+        case "mysql" | "mariadb":
+            from tidemark.readers.mysql.source import mysql_tables
+
+            return mysql_tables(job)
+        case "postgresql":
+            from tidemark.readers.postgres.source import postgres_tables
+
+            return postgres_tables(job)
         case _:
             assert_never(kind)
 

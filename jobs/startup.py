@@ -2,13 +2,14 @@
 the sink."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.job_tables import (
     Admit,
+    TablesAlteredError,
     first_job_state,
     require_same_conditions,
     require_tables,
@@ -16,23 +17,48 @@ from tidemark.jobs.job_tables import (
 )
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
+from tidemark.jobs.parking import (
+    all_parked,
+    answer_signals,
+    can_t_come_back,
+    is_excluded,
+    leaving_tables,
+    park_absent,
+    parks,
+    raise_with_way_back,
+    require_tables_left,
+    stays_unfinished,
+    take_out,
+    tell_parked,
+    to_be_found,
+    unfinished_epoch,
+)
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.write_parts import Writing
-from tidemark.readers.findings import raise_refusals
+from tidemark.readers.findings import Finding, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import Written, require_same_time
-from tidemark.sinks.sink import JobIdentity, Sink, raise_problems
+from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
-from tidemark.state.job_state import JobState
+from tidemark.state.errors import (
+    CheckpointError,
+    JobHeldError,
+    NothingSelectedError,
+    SinkError,
+    SinkUnavailableError,
+    TidemarkError,
+)
+from tidemark.state.failpoints import failpoint
+from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.reached import NOTHING_REACHED
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +73,10 @@ class HeldJob:
         return JobIdentity(self.state.job_uuid, self.state.job_name, owner)
 
     def require_lease(self) -> None:
-        """Raises JobHeldError once the lease is lost."""
+        """Raises JobHeldError once the lease is lost, SourceUnavailableError if the source was out of reach for too long."""
         if not self.lease.held():
+            if self.lease.unavailable is not None:
+                raise self.lease.unavailable
             raise JobHeldError(
                 f"The lease on job {self.state.job_name} was lost.",
                 "Check the connection to the source. Run the job again when no other driver runs it.",
@@ -57,29 +85,80 @@ class HeldJob:
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """A held job whose sink is ready."""
+    """A held job whose sink is ready. `again` opens it once more under the same lease: tables may have left or joined.
+    `finishes`: only the planned epoch is to run, before tables leave; then the job must be opened again."""
 
     held: HeldJob
     writing: Writing
+    again: Callable[[], "OpenedJob"]
+    finishes: bool = False
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What attempts at one opening have found out. `refused`: tables that can't come back now. `kept`: tables that are to
+    leave, but only once the unfinished epoch is committed: nothing of them is checked before."""
+
+    refused: set[TableId] = field(default_factory=set)
+    kept: set[TableId] = field(default_factory=set)
 
 
 @contextmanager
 def open_job(
     job: JobFile, events: Events, *, standby: bool = False, recorder: RunRecorder | None = None
 ) -> Iterator[OpenedJob]:
-    """Opens the job inside the `with` block. Raises JobHeldError, SourceNotUsableError, LogPositionLostError,
-    CheckpointError, SinkError."""
+    """Opens the job inside the `with` block. A table that can't be followed any more is parked (`on_table_error`). Raises
+    JobHeldError, SourceNotUsableError, LogPositionLostError, CheckpointError, SinkError."""
+    with _leased(job, standby=standby, recorder=recorder) as lease:
+        yield _opened(job, events, lease, recorder)
+
+
+def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None) -> OpenedJob:
     sink = make_sink(job)
 
     def admit(state: JobState, schemas: Sequence[TableSchema]) -> None:
+        identity = JobIdentity(state.job_uuid, state.job_name)
+        back = [schema for schema in schemas if schema.table in state.left_tables]
+        if back and isinstance(sink, Adapts):
+            sink.adapt(identity, back)
         written = Checkpoint.at(job.checkpoint).written_tables(state)
-        raise_problems(sink.check(schemas, JobIdentity(state.job_uuid, state.job_name), written))
+        raise_problems(sink.check(schemas, identity, written))
 
-    with hold_job(job, events, standby=standby, admit=admit, recorder=recorder) as held:
-        identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
-        _prepare(job, sink, identity, held.state)
-        schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
-        yield OpenedJob(held, Writing(sink, identity, schemas))
+    trouble = _Trouble()
+    while True:
+        try:
+            held = _held(job, events, lease, admit, recorder, trouble)
+            identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
+            _prepare(job, sink, identity, held.state)
+        except TidemarkError as error:
+            if not _goes_on(error, job, sink, events, trouble):
+                raise_with_way_back(
+                    error, job, None if error.table is None else Checkpoint.at(job.checkpoint).job_state()
+                )
+        else:
+            break
+    schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
+    writing = Writing(sink, identity, schemas)
+    return OpenedJob(held, writing, lambda: _opened(job, events, lease, recorder), finishes=bool(trouble.kept))
+
+
+def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, trouble: _Trouble) -> bool:
+    """Gives the table that the error is about its new columns, or takes it out of the opening. Returns False if the error must
+    stop the job."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = checkpoint.job_state()
+    if state is None or error.table is None:
+        return False
+    if adds_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
+        return True
+    if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
+        trouble.refused.add(error.table)
+        return True
+    known = {schema.table for schema in state.schemas}
+    if error.table in known - trouble.kept and unfinished_epoch(checkpoint) is not None:
+        trouble.kept.add(error.table)
+        return True
+    return False
 
 
 def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> None:
@@ -90,10 +169,10 @@ def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> N
     try:
         sink.prepare(owner, state.outputs, checkpoint.written_tables(state))
         _require_same_time(checkpoint, sink.written(owner))
-    except SinkError as error:
+    except (SinkError, SinkUnavailableError) as error:
         if relocation is None:
             raise
-        raise SinkError(f"{error.message} {relocation}", error.remedy) from error
+        raise type(error)(f"{error.message} {relocation}", error.remedy) from error  # about all tables
     checkpoint.create_sink_identity(identity)
 
 
@@ -108,65 +187,154 @@ def _require_same_time(checkpoint: Checkpoint, written: Written | None) -> None:
 
 
 @contextmanager
-def hold_job(
-    job: JobFile,
-    events: Events,
-    *,
-    standby: bool = False,
-    admit: Admit | None = None,
-    recorder: RunRecorder | None = None,
-) -> Iterator[HeldJob]:
-    """Holds the job inside the `with` block. Takes the lease first, because only its holder may write the checkpoint. Then
-    runs the checks, closes their connection, and makes the state durable.
+def hold_job(job: JobFile, events: Events) -> Iterator[HeldJob]:
+    """Holds the job inside the `with` block, without its sink. No table joins it."""
+    with _leased(job, standby=False, recorder=None) as lease:
+        yield _held(job, events, lease, None, None, _Trouble())
 
-    `admit` is called before tables join the job; if it is None, none join. `recorder` records the run."""
+
+@contextmanager
+def _leased(job: JobFile, *, standby: bool, recorder: RunRecorder | None) -> Iterator[Lease]:
+    """Takes the lease first, because only its holder may write the checkpoint. `recorder` records the run."""
     recording = contextlib.nullcontext() if recorder is None else recorder.recording()
     with acquire_lease(job, wait=standby) as lease, recording:
-        with find_source(job) as found:
-            state = _checked_state(job, found, events, admit)
-            held = HeldJob(found.server(state), state, lease)
-        if recorder is not None:
-            recorder.begin()
-        yield held
+        yield lease
 
 
-def _checked_state(job: JobFile, found: FoundSource, events: Events, admit: Admit | None) -> JobState:
-    """Returns the job's durable state. Raises everything that prevents a start."""
-    for finding in found.findings:
-        if finding.severity == "warn":
-            events.note("warning", table=str(finding.table or ""), text=str(finding))
-    raise_refusals(found.findings)
+def _held(
+    job: JobFile, events: Events, lease: Lease, admit: Admit | None, recorder: RunRecorder | None, trouble: _Trouble
+) -> HeldJob:
+    """Runs the checks, closes their connection, and makes the state durable. `admit` is called before tables join the job;
+    if it is None, none join."""
+    for attempts_left in reversed(range(START_ATTEMPTS)):
+        try:
+            held = _looked_for(job, events, lease, admit, trouble)
+            break
+        except TablesAlteredError:
+            if not attempts_left:
+                raise
+    if recorder is not None:
+        recorder.begin()
+    return held
+
+
+START_ATTEMPTS = 5
+"""How often the tables are looked for if they are altered while their start position is taken."""
+
+
+def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:
+    state = Checkpoint.at(job.checkpoint).job_state()
+    if state is not None:
+        _require_same_settings(job, state, events)
+        state = _without_leaving_tables(job, state, events, trouble, opens=admit is not None)
+    try:
+        with find_source(to_be_found(job, state, trouble.refused | trouble.kept)) as found:
+            state = _checked_state(job, found, events, admit, trouble)
+            return HeldJob(found.server(_but(state, trouble.kept)), state, lease)
+    except NothingSelectedError as error:
+        if state is None or state.schemas or not state.left:
+            raise
+        raise all_parked(job, state) from error
+
+
+def _require_same_settings(job: JobFile, state: JobState, events: Events) -> None:
+    """Raises CheckpointError unless the checkpoint belongs to this job, its target and its mode. No table leaves before."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    state = checkpoint.job_state()
-    if state is None:
-        state = checkpoint.create_job_state(first_job_state(job, found))
-        facts = {"source": found.name, "watermarks": found.watermarks()}
-        events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts)
-        return state
-    healed = checkpoint.heal_newest_plan()
-    if healed is not None:
-        text = f"A power cut has left an incomplete plan of epoch {healed}. Nothing of it had run, so it is made again."
-        events.note("warning", text=text)
-    _check_same_job(job, found, state, events)
-    facts = {"source": found.name, "watermarks": found.watermarks()}
-    events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch(), **facts)
-    return with_later_tables(job, found, state, events, admit)
-
-
-def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
-    """Raises unless the checkpoint belongs to this job, its settings and its source's log."""
     if state.job_name != job.job:
         raise CheckpointError(
             f"The checkpoint {job.checkpoint} belongs to job {state.job_name}, not to {job.job}.",
             "Give each job a checkpoint folder of its own.",
         )
-    known = Checkpoint.at(job.checkpoint).sink_identity()
+    known = checkpoint.sink_identity()
     if known is not None:
         known.require_same(sink_identity(job.sink))
+    healed = checkpoint.heal_newest_plan()
+    if healed is not None:
+        text = f"A power cut has left an incomplete plan of epoch {healed}. Nothing of it had run, so it is made again."
+        events.note("warning", text=text)
+    _check_mode(job, recover_state(checkpoint, job, state))
+
+
+def _without_leaving_tables(
+    job: JobFile, state: JobState, events: Events, trouble: _Trouble, *, opens: bool
+) -> JobState:
+    """Takes tables out of the job, or notes that they are to leave once an unfinished epoch is committed. `opens` False: the
+    job is only held. Then no signal is taken, and tables stay if there is such an epoch."""
+    leaving = leaving_tables(job, state, with_signals=opens)
+    if not leaving:
+        return state
+    checkpoint = Checkpoint.at(job.checkpoint)
+    is_excluding = opens and any(is_excluded(job, schema.table) for schema in leaving)
+    if unfinished_epoch(checkpoint) is None or (is_excluding and not stays_unfinished(job, checkpoint, state)):
+        return take_out(job, state, leaving, events)
+    if opens:
+        trouble.kept |= {schema.table for schema in leaving}
+    return state
+
+
+def _but(state: JobState, tables: Collection[TableId]) -> JobState:
+    """The job without these tables, of which nothing is to be checked."""
+    return state.without([Left(schema.table, schema.version) for schema in state.schemas if schema.table in tables])
+
+
+def _checked_state(
+    job: JobFile, found: FoundSource, events: Events, admit: Admit | None, trouble: _Trouble
+) -> JobState:
+    """Returns the job's durable state. Raises everything that prevents a start."""
+    for finding in found.findings:
+        if finding.severity == "warn":
+            events.note("warning", table=str(finding.table or ""), text=str(finding))
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = checkpoint.job_state()
+    raise_refusals(found.findings if state is None else _of_its_tables(found.findings, job, state, events, trouble))
+    if state is None:
+        state = checkpoint.create_job_state(first_job_state(job, found))
+        facts = {"source": found.name, "watermarks": found.watermarks()}
+        events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts)
+        return state
+    _check_same_job(job, found, _but(state, trouble.kept), events)
+    facts = {"source": found.name, "watermarks": found.watermarks()}
+    events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch(), **facts)
+    if trouble.kept:
+        return state  # tables join, and signals are answered, once the unfinished epoch is committed
+    before, state = state, with_later_tables(job, found, state, events, admit)
+    if admit is None:
+        return state
+    failpoint("signals.joined")
+    tables = {schema.table for schema in found.schemas}
+    reasons = {f.table: f.message for f in found.findings if f.severity == "refuse" and f.table is not None}
+    answer_signals(job, state, reasons, tables, before)
+    state = park_absent(job, state, reasons, tables)
+    require_tables_left(job, state)
+    tell_parked(job, state, events)
+    return state
+
+
+def _of_its_tables(
+    findings: Iterable[Finding], job: JobFile, state: JobState, events: Events, trouble: _Trouble
+) -> Iterator[Finding]:
+    """Yields the findings without refusals of tables that the job does not have: they do not join, and the others go on."""
+    known = {schema.table for schema in state.schemas}
+    found = list(findings)
+    if known and known <= {finding.table for finding in found if finding.severity == "refuse"}:
+        found = [replace(finding, table=None) for finding in found]  # it is not one table's trouble: no table is parked
+    for finding in found:
+        if finding.table in trouble.kept or (finding.table is not None and is_excluded(job, finding.table)):
+            continue  # such as settings of columns of a table that is to leave
+        is_new = finding.table is not None and finding.table not in known
+        has_left = finding.table in state.left_tables
+        if is_new and finding.severity == "refuse" and (has_left or job.source.on_table_error == "park"):
+            text = f"It does not join the job. {finding.message} {finding.remedy}"
+            events.note("warning", table=str(finding.table), text=text)
+        else:
+            yield finding
+
+
+def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
+    """Raises unless the checkpoint's tables have the settings of the job file, and are those of the source and its log."""
     require_same_conditions(job, state)
     require_same_projections(job, state.schemas, state.projections)
     now = recover_state(Checkpoint.at(job.checkpoint), job, state)
-    _check_mode(job, now)
     if now.phase is Phase.DONE:
         read = []  # the job reads nothing any more
     else:

@@ -70,12 +70,13 @@ def of_error(error: TidemarkError, *, table: TableId | None = None, column: str 
 
 
 def raise_refusals(findings: Iterable[Finding]) -> None:
-    """Raises one SourceNotUsableError for all findings that refuse. It names the first MAX_NAMED and counts the others."""
+    """Raises one SourceNotUsableError for all findings that refuse. It names the first MAX_NAMED and counts the others. If each
+    is about a table, the error's `table` is that of the first."""
     refusals = [finding for finding in findings if finding.severity == "refuse"]
     if not refusals:
         return
     if len(refusals) == 1:
-        raise SourceNotUsableError(refusals[0].message, refusals[0].remedy)
+        raise SourceNotUsableError(refusals[0].message, refusals[0].remedy, refusals[0].table)
     named = refusals[:MAX_NAMED]
     more = f" And {len(refusals) - MAX_NAMED} more." if len(refusals) > MAX_NAMED else ""
     numbered = " ".join(f"({number}) {finding.message}" for number, finding in enumerate(named, 1))
@@ -85,4 +86,5 @@ def raise_refusals(findings: Iterable[Finding]) -> None:
     raise SourceNotUsableError(
         f"The job can't start: {len(refusals)} problems. {numbered}{more}",
         " ".join(f"({', '.join(map(str, numbers))}) {remedy}" for remedy, numbers in remedies.items()),
+        named[0].table if all(finding.table is not None for finding in refusals) else None,
     )

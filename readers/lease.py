@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ClassVar
 
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
@@ -52,6 +53,11 @@ class Lock(ABC):
     """The base class of the database driver's errors. All queries may raise them or OSError."""
     held_for: str = "runs this job"
     """What the holder of the lock does that could not be taken last, for messages."""
+
+    @abstractmethod
+    def open(self, reconnect: Reconnect) -> None:
+        """Opens the connection if there is none, with attempts as the policy says. Raises SourceUnavailableError,
+        SourceNotUsableError."""
 
     @abstractmethod
     def try_to_take(self, wait_seconds: int) -> int | None:
@@ -93,18 +99,31 @@ class Lease:
     If the connection breaks, the lease is taken again on a new one. It is lost if another driver has it then, if it can't be
     taken for REACQUIRE_SECONDS, if the thread ends for any other reason, or if it was not seen for PROOF_SECONDS. From then on
     `held()` is False. `on_lost` is called once, in the background thread.
+
+    While the server is out of reach nobody can take the lease: it counts as held as long as `reconnect` allows, and the sink's
+    fence keeps out a driver that errs. After that it is lost, and `unavailable` is the cause.
     """
 
     @classmethod
-    def acquire(cls, lock: Lock, *, wait: bool = False, on_lost: Callable[[], None] | None = None) -> "Lease":
+    def acquire(
+        cls,
+        lock: Lock,
+        *,
+        wait: bool = False,
+        on_lost: Callable[[], None] | None = None,
+        reconnect: Reconnect = AT_START,
+    ) -> "Lease":
         """Creates a lease and takes it. Raises the errors of `take`."""
-        lease = cls(lock, on_lost)
+        lease = cls(lock, on_lost, reconnect)
         lease.take(wait=wait)
         return lease
 
-    def __init__(self, lock: Lock, on_lost: Callable[[], None] | None = None) -> None:
+    def __init__(self, lock: Lock, on_lost: Callable[[], None] | None = None, reconnect: Reconnect = AT_START) -> None:
         self._lock = lock
         self._on_lost = on_lost
+        self._reconnect = reconnect
+        self._connecting = threading.Event()
+        self.unavailable: SourceUnavailableError | None = None
         self._closing = threading.Event()
         self._lost = threading.Event()
         self._own_id: int | None = None
@@ -125,7 +144,7 @@ class Lease:
         self._thread.start()
 
     def held(self) -> bool:
-        is_recent = time.monotonic() - self._proven_at < PROOF_SECONDS
+        is_recent = self._connecting.is_set() or time.monotonic() - self._proven_at < PROOF_SECONDS
         return is_recent and not self._lost.is_set() and not self._closing.is_set()
 
     def close(self) -> None:
@@ -175,11 +194,14 @@ class Lease:
         The server releases the lock of a broken connection when it notices the break, perhaps later than this driver. So the
         lease is tried again, unless another driver's connection holds it.
         """
-        deadline = time.monotonic() + REACQUIRE_SECONDS
         former = self._own_id
         self._lock.drop()
-        while time.monotonic() < deadline and not self._closing.is_set():
+        deadline = None
+        while not self._closing.is_set() and (deadline is None or time.monotonic() < deadline):
             try:
+                if not self._connect() or self._closing.is_set():
+                    return False
+                deadline = time.monotonic() + REACQUIRE_SECONDS if deadline is None else deadline
                 if self._try_to_take(WAIT_ROUND_SECONDS):
                     return True
                 if self._lock.holder_id() not in {former, None}:
@@ -190,6 +212,19 @@ class Lease:
             except SourceNotUsableError:  # refused: waiting longer will not help
                 return False
         return False
+
+    def _connect(self) -> bool:
+        """Opens the connection. Returns False if the server stays out of reach."""
+        self._connecting.set()
+        try:
+            self._lock.open(self._reconnect)
+        except SourceUnavailableError as error:
+            self.unavailable = error
+            return False
+        finally:
+            self._proven_at = time.monotonic()  # nobody could have taken it
+            self._connecting.clear()
+        return True
 
     def _try_to_take(self, wait_seconds: int) -> bool:
         asked_at = time.monotonic()

@@ -7,7 +7,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob
 from tidemark.readers.findings import Finding, SettingError, exclusion_of, of_error, refusal
 from tidemark.readers.projection.settings import columns_read
-from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
 from tidemark.state.table import Column, TableId, TableSchema
 
 
@@ -41,7 +41,7 @@ def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) 
     """Returns the tables that no glob of `exclude` matches, sorted. Raises SourceNotUsableError if none is left."""
     kept = sorted(t for t in selected if not any(glob.matches(t.database, t.name) for glob in exclude))
     if not kept:
-        raise SourceNotUsableError(
+        raise NothingSelectedError(
             "source.exclude_tables excludes every table that source.tables names.", "Correct one of the two."
         )
     return kept

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError
 
 Row: TypeAlias = Sequence[Any]
 Answer = TypeVar("Answer")
@@ -49,8 +49,8 @@ class AskingSession(ABC, Generic[Connection]):
         return self.ask(fetch)
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """Returns the answer, retrying on a new connection up to ATTEMPTS times. Raises SourceNotUsableError if the server
-        refuses, SourceUnavailableError if it can't be reached."""
+        """Returns the answer, retrying on a new connection up to ATTEMPTS times. Raises SchemaChangedError if
+        it has no such table or column, SourceNotUsableError if it refuses, SourceUnavailableError if it can't be reached."""
         for attempt in range(1, ATTEMPTS + 1):
             connection = self.connection
             try:
@@ -59,7 +59,8 @@ class AskingSession(ABC, Generic[Connection]):
                 passing = self.will_pass(error, connection)
                 self.close()
                 if not passing:
-                    raise SourceNotUsableError(
+                    raised = SchemaChangedError if self.is_gone(error) else SourceNotUsableError
+                    raise raised(
                         f"The source refuses a query about a table: {self.error_text(error)}",
                         "Check that the table still exists and that the account may SELECT from it.",
                     ) from error
@@ -80,6 +81,11 @@ class AskingSession(ABC, Generic[Connection]):
     @abstractmethod
     def will_pass(error: Any, connection: Connection) -> bool:
         """True if the same query may succeed on another connection. `error` is an `error_class`."""
+
+    @staticmethod
+    @abstractmethod
+    def is_gone(error: Any) -> bool:
+        """True if the server has no such table or column."""
 
     @staticmethod
     @abstractmethod

@@ -16,6 +16,7 @@ from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.statistics import TableStatistics
+from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
@@ -29,6 +30,9 @@ from tidemark.state.table import TableId, TableSchema
 
 class Lease(Protocol):
     """The right to run a job. It is held inside the `with` block."""
+
+    unavailable: SourceUnavailableError | None
+    """Why the lease is lost, if the source was out of reach for too long."""
 
     def held(self) -> bool:
         """False once the lease is lost; it does not come back."""
@@ -117,6 +121,13 @@ class FoundSource(Protocol):
         """Returns the log's end: the position from which tables that join a running job are read. PostgreSQL: publishes
         the tables first."""
 
+    def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
+        """Returns the schemas of these tables, read again. A table that is refused now is missing."""
+
+    def extended(self, known: TableSchema) -> TableSchema | None:
+        """Returns `known` with the columns that the table got since, if nothing else of it changed and they may be NULL in all
+        rows that it had; else None. MySQL's log tells with each ALTER TABLE whether they are."""
+
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         """Raises LogPositionLostError unless this is the job's server, and its log still has `positions`, up to which the
         job has read, and everything after them."""
@@ -141,6 +152,14 @@ class PublishesTables(Protocol):
 
     def memberships(self) -> tuple[Membership, ...]:
         """Returns how each table is published. Call `first_start` before."""
+
+
+@runtime_checkable
+class ChecksConditions(Protocol):
+    """A FoundSource that can tell whether the server takes a `snapshot.where`."""
+
+    def condition_problem(self, table: TableId, where: str) -> str | None:
+        """Returns why the server refuses the condition, None if it does not. Reads no row."""
 
 
 @runtime_checkable
@@ -178,6 +197,9 @@ class RoutesByTransaction(Protocol):
 
     def transactions(self, rows: pa.RecordBatch) -> Int64s:
         """Returns the transaction id of each row."""
+
+    def unseen(self, transactions: Int64s) -> tuple[int, ...]:
+        """Returns those of the committed transactions that later SELECTs may not see yet."""
 
 
 class KeyReading(Protocol):

@@ -28,12 +28,13 @@ from scripts.demo_writers import WRITERS, Writers
 from tidemark.state.checkpoint.layout import Checkpoint, published_files
 from tidemark.state.log_range import LogReport
 from tidemark.state.phase import Phase
+from tidemark.state.plan import LogWork
 
 SOURCES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files", "delta")
 SPLITS_WANTED = 60
-KILL_AT_SHARE = 0.3
-"""The share of all splits that must be copied before the kill. Epochs grow, so about half are copied when it happens."""
+KILL_AT_SHARE = 0.2
+"""The share of all splits that must be copied before the kill. Epochs grow: the following one may have most of the others."""
 KILL_WHEN_READ = 6
 """The number of splits that the running epoch must have published before the kill. The copy may or may not have them."""
 FOLLOW_SECONDS = 12
@@ -101,9 +102,9 @@ class Tally:
         committed = self.checkpoint.committed_epoch()
         for epoch in self.checkpoint.plan_epochs():
             if epoch <= committed and epoch not in self.reports:
-                phase = self.checkpoint.plan(epoch).plan.phase
-                if phase is not Phase.SNAPSHOT:
-                    self.reports[epoch] = (phase, self.checkpoint.log_report(epoch))
+                plan = self.checkpoint.plan(epoch).plan
+                if isinstance(plan.work, LogWork):
+                    self.reports[epoch] = (plan.phase, self.checkpoint.log_report(epoch))
 
     @property
     def changes(self) -> int:
@@ -111,7 +112,7 @@ class Tally:
 
     @property
     def gap_changes(self) -> int:
-        return sum(report.emitted_changes for phase, report in self.reports.values() if phase is Phase.CATCH_UP)
+        return sum(report.emitted_changes for phase, report in self.reports.values() if phase is not Phase.STREAM)
 
     @property
     def contained_changes(self) -> int:
@@ -260,8 +261,8 @@ class Demo:
             "killed": f"after {kill.splits_done} splits; {kill.splits_published} more were read, and are not read again",
             "writers": f"{writers.committed:,} transactions, {writers.rolled_back:,} more rolled back",
             "changes from the log": f"{tally.changes:,}",
-            "gaps filled": f"{tally.gap_changes:,} changes made after their split was read (phase catch_up)",
-            "already in the rows": f"{tally.contained_changes:,} changes of the log, dropped by the gap filter",
+            "gaps filled": f"{tally.gap_changes:,} changes made after their split was read (phases snapshot, catch_up)",
+            "already in the rows": f"{tally.contained_changes:,} changes of the log, dropped by the gap filter, or read later",
             "seconds": f"{seconds:.0f}",
         }
         print()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.parts import Part, parts_of
 from tidemark.sinks.rows.fields import Frame, variable
 from tidemark.sinks.rows.json_lines import json_rows
-from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas
+from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, raise_problems, reserved_name_findings
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, META_FIELDS, UNCHANGED_FIELD, ChangeBatch, PartItem
 from tidemark.state.table import TableId, TableSchema
 
@@ -34,10 +34,10 @@ class ConsoleSink:
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
-        return []
+        return [finding for schema in schemas for finding in reserved_name_findings(schema)]
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
-        pass
+        raise_problems(self.check(schemas, job, written))
 
     def writer(self, job: JobIdentity) -> "ConsoleWriter":
         return ConsoleWriter(sys.stdout if self.stream is None else self.stream)

@@ -84,18 +84,23 @@ def set_back(what: str, expected: Reached, found: Reached, place: object) -> Sin
     )
 
 
+def require_planned(epoch: int, planned: int, target: object) -> None:
+    """Raises CheckpointError if the target has an epoch that the checkpoint has no plan of. `planned`: the newest with one."""
+    if epoch > planned:
+        raise CheckpointError(
+            f"{target} has epoch {epoch}, but the newest plan of the checkpoint is that of epoch {planned}: the checkpoint was "
+            "set back, or lost files.",
+            f"Put back the checkpoint's newest files, or {START_OVER}.",
+        )
+
+
 def require_same_time(written: Written, reached: Reached, committed: int, planned: int) -> None:
     """Raises unless target and checkpoint are of the same time.
 
     `reached`: what the target had when epoch `committed` was. `planned`: the newest epoch with a plan, `committed` or the one
     after it. The target may have it, whole or in part. SinkError: the target is behind. CheckpointError: the checkpoint is.
     """
-    if written.last_epoch > planned:
-        raise CheckpointError(
-            f"The target has epoch {written.last_epoch}, but the newest plan of the checkpoint is that of epoch {planned}: "
-            "the checkpoint was set back, or lost files.",
-            f"Put back the checkpoint's newest files, or {START_OVER}.",
-        )
+    require_planned(written.last_epoch, planned, "The target")
     if planned > committed and written.log_epoch == planned:
         return  # its transaction saw all that came before
     found = written.before(committed + 1)

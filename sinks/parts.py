@@ -13,13 +13,14 @@ _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged che
 
 class Part:
     """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete. Then `after` is
-    what the target must have before it (PartEnd)."""
+    what the target must have before it, and `has_left` tells that its table has left the job (PartEnd)."""
 
     def __init__(self, epoch: int, name: str, items: Iterator[PartItem]) -> None:
         self.epoch, self.name = epoch, name
         self.row_count = 0
         self.complete = False
         self.after: Reached | None = None
+        self.has_left = False
         self._items = items
         self._batch_count = 0
         self._last_seq: int | None = None
@@ -40,7 +41,7 @@ class Part:
             self._check_order(item)
             if isinstance(item, PartEnd):
                 self._check_end(item)
-                self.complete, self.after = True, item.after
+                self.complete, self.after, self.has_left = True, item.after, item.has_left
                 return
             self._batch_count += 1
             self.row_count += item.row_count if isinstance(item, PublishedFile) else item.rows.num_rows
@@ -84,8 +85,9 @@ def parts_of(items: Iterable[PartItem]) -> Iterator[Part]:
 
 
 def check_repeated_part(part: Part, recorded_row_count: int) -> None:
-    """Raises SinkError if a part that the ledger has does not have the recorded number of rows."""
-    if part.row_count != recorded_row_count:
+    """Raises SinkError if a part that the ledger has does not have the recorded number of rows. Rows of a table that has left
+    the job are not asked for."""
+    if part.row_count != recorded_row_count and not part.has_left:
         raise SinkError(
             f"{part} has {part.row_count} rows now, but had {recorded_row_count} when it was written.", _REPORT
         )

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from tidemark.state.change_batch import PartEnd, PartItem
-from tidemark.state.errors import SinkError
+from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
+from tidemark.state.errors import SinkError, SinkUnavailableError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
 
@@ -115,8 +115,12 @@ class SinkNeeds:
     spark: SparkNeeds | None = None
 
 
-class SinkBusyError(SinkError):
+class SinkBusyError(SinkUnavailableError):
     """The sink can't take a part at present. It has nothing of the part, which may be written again."""
+
+
+class ReadOnlyError(SinkBusyError):
+    """The target accepts no writes: it is a replica, or a fail-over is under way. A writer waits, a job's start does not."""
 
 
 class PartWriter(Protocol):
@@ -172,6 +176,29 @@ class EpochSink(Sink, Protocol):
         durable. `batch` has rows of TRANSPORT; reading it again costs a second computation. Raises SinkError."""
 
 
+@runtime_checkable
+class Adapts(Protocol):
+    """A sink whose existing copies must fit. Others, such as files, take rows of any columns."""
+
+    def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        """Lets the copies of tables that come back to the job take rows of `schemas`, as far as it can; `check` finds what does
+        not fit then. The copies are emptied before rows are written to them again, so their values are not needed. May be
+        repeated. Raises SinkError."""
+
+    def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """Adds columns to the copy of a table that stays in the job. They are NULL in all its rows. May be repeated. Raises
+        SinkError if the copy has such a column already, but of another type or with values."""
+
+
+@runtime_checkable
+class ProvesAbsence(Protocol):
+    """A sink that can tell that it has nothing of an epoch of the log, and never will."""
+
+    def lacks(self, job: JobIdentity, epoch: int) -> bool:
+        """Takes the job over, as `prepare` does: after that nothing of drivers with smaller numbers takes effect. Returns True
+        if nothing of the epoch's range of the log had taken effect before. Raises as `prepare`."""
+
+
 def no_mark(table: TableId, location: object, setting: str) -> Finding:
     """Returns the finding for a written table without its ownership mark at `location`. `setting`: key of the location."""
     return Finding(
@@ -182,11 +209,29 @@ def no_mark(table: TableId, location: object, setting: str) -> Finding:
     )
 
 
-def raise_problems(findings: Sequence[Finding]) -> None:
-    """Raises one SinkError with every problem among `findings`, if there is one."""
+def reserved_name_findings(schema: TableSchema) -> Iterator[Finding]:
+    """Yields the captured columns that have the names of a change batch's own columns."""
+    reserved = {field.name for field in meta_fields(schema)}
+    for column in schema.captured:
+        if column.name in reserved:
+            yield Finding(
+                schema.table,
+                f"Its column {column.name} has the name of a column that Tidemark adds to changes.",
+                f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
+            )
+
+
+def raise_problems(findings: Sequence[Finding], among: Collection[TableId] = ()) -> None:
+    """Raises one SinkError with every problem among `findings`, if there is one. `among`: the tables of the job. If some of
+    them have problems, and others none, the error concerns the first of those alone."""
     problems = [finding for finding in findings if finding.remedy is not None]
     if not problems:
         return
+    table = problems[0].table
+    if table is None or not {finding.table for finding in problems} < set(among):
+        table = None
+    else:
+        problems = [finding for finding in problems if finding.table == table]
     texts = [f"{finding.table}: {finding.text}" if finding.table else finding.text for finding in problems]
     remedies = dict.fromkeys(str(finding.remedy) for finding in problems)
-    raise SinkError(" ".join(texts), " ".join(remedies))
+    raise SinkError(" ".join(texts), " ".join(remedies), table)

@@ -121,13 +121,15 @@ class PublishedFile:
 @dataclass(frozen=True, slots=True)
 class PartEnd:
     """The part is complete: `row_count` rows in `seq` batches and files. `after`: of a log part, what the target must have
-    before the part, None if the plan does not say."""
+    before the part, None if the plan does not say. `has_left`: the split's table has left the job. The part is empty, even if
+    it was written with rows before."""
 
     epoch: int
     part: str
     seq: int
     row_count: int
     after: Reached | None = None
+    has_left: bool = False
 
 
 PartItem: TypeAlias = ChangeBatch | PublishedFile | PartEnd

@@ -4,22 +4,44 @@ Errors cross process boundaries: Spark pickles them, or only their text reaches 
 arguments, and their text alone is enough to find the class again (`from_text`).
 """
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
+
+from tidemark.state.table import TableId
 
 
 class TidemarkError(Exception):
-    """The root of all errors. `message` says what happened, `remedy` what the operator can do about it."""
+    """The root of all errors. `message` says what happened, `remedy` what the operator can do about it. `table`: the one table
+    that the error is about, if the others can go on without it."""
 
     exit_code: ClassVar[int] = 1
+    is_cured_by_reading: ClassVar[bool] = False
+    """Whether the table can be followed again once its rows are read again (docs/adr/0027)."""
 
-    def __init__(self, message: str, remedy: str) -> None:
-        super().__init__(message, remedy)
+    def __init__(self, message: str, remedy: str, table: TableId | None = None) -> None:
+        super().__init__(message, remedy, *(() if table is None else (table,)))
         self.message = " ".join(message.split())  # one line, so that from_text can find it in a longer text
         self.remedy = " ".join(remedy.split())
+        self.table = table
 
     def __str__(self) -> str:
-        return f"{self.message} Remedy: {self.remedy}"
+        text = f"{self.message} Remedy: {self.remedy}"
+        return text if self.table is None else f"{text} Table: {json.dumps([self.table.database, self.table.name])}"
+
+
+@contextmanager
+def concerning(table: TableId) -> Iterator[None]:
+    """Columns and values that can't be read inside are this table's own trouble, unless the error names another table."""
+    try:
+        yield
+    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError) as error:
+        if error.table is None:
+            error.table = table
+            error.args = (error.message, error.remedy, table)
+        raise
 
 
 class JobFileError(TidemarkError):
@@ -41,13 +63,29 @@ class UnsupportedTypeError(SourceNotUsableError):
 class SchemaChangedError(SourceNotUsableError):
     """A captured table no longer has the columns that the job knows."""
 
+    is_cured_by_reading = True
+
 
 class PartitionsChangedError(SourceNotUsableError):
     """Rows of a partitioned table were added or removed with a partition, which no log contains."""
 
 
+class RowsAttachedError(PartitionsChangedError):
+    """A partition brought rows. The table has all that its copy must have."""
+
+    is_cured_by_reading = True
+
+
+class NothingSelectedError(SourceNotUsableError):
+    """`source.exclude_tables` leaves no table."""
+
+
 class UnknownLogEventError(SourceNotUsableError):
     """The log contains an event that Tidemark does not understand, so it must stop."""
+
+
+class BadValueError(SourceNotUsableError):
+    """The source has a value that no copy can hold, and `sink.on_bad_value` does not say what to write instead."""
 
 
 class DamagedLogError(SourceNotUsableError):
@@ -72,10 +110,33 @@ class SinkError(TidemarkError):
     exit_code = 5
 
 
+class RefusedRowsError(SinkError):
+    """The target can't hold rows of a table. Nothing of their part was written."""
+
+
+class SinkUnavailableError(TidemarkError):
+    """The target could not be reached, or accepted no writes, within the configured number of attempts. Not a SinkError: it may
+    pass."""
+
+    exit_code = 7
+
+
 class JobHeldError(TidemarkError):
     """Another driver runs the same job."""
 
     exit_code = 6
+
+
+class TablesParkedError(TidemarkError):
+    """The run is done, but tables are parked: their copies lack changes. Raised at the end of a run."""
+
+    exit_code = 9
+
+
+class DifferencesError(TidemarkError):
+    """`tidemark reconcile` found differences between source and copy, or could not prove that there are none."""
+
+    exit_code = 8
 
 
 class CheckpointError(TidemarkError):
@@ -100,7 +161,9 @@ def from_text(text: str) -> TidemarkError | None:
     classes is the cause.
     """
     known = _tree(TidemarkError)
-    for name, message, remedy in reversed(re.findall(r"(\w+Error): (.*) Remedy: (.*)", text)):
+    for name, message, rest in reversed(re.findall(r"(\w+Error): (.*) Remedy: (.*)", text)):
         if name in known:
-            return known[name](message, remedy)
+            remedy, _, table = rest.partition(" Table: ")
+            of_table = [TableId(*json.JSONDecoder().raw_decode(table)[0])] if table else []
+            return known[name](message, remedy, *of_table)
     return None

@@ -1,7 +1,8 @@
 """The state of a job: its facts, fixed before it reads its first row."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from tidemark.state.log_range import PreparedXa
 from tidemark.state.partitions import Partitions
@@ -38,10 +39,13 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Tables that a later start found. Stored before anything of them is read, and never changed.
+    """Tables that a later start found, or that come back to the job. Stored before anything of them is read, and never changed.
 
     `start`: the end of the log after they were found. From there on the log is read for them too. None of their splits is
     read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
+    `back`: those of the tables that had left the job. Their copies are emptied before their rows are read. `left_files`: how
+    many times tables had left the job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since
+    1970.
     """
 
     start: Position
@@ -51,11 +55,67 @@ class Joined:
     projections: tuple[TableProjection, ...] = ()
     partitions: Partitions | None = None
     conditions: tuple[TableCondition, ...] = ()
+    back: tuple[TableId, ...] = ()
+    left_files: int = 0
+    after_epoch: int = 0
+    at_us: int = 0
+
+    def without(self, tables: Collection[TableId]) -> "Joined":
+        """Returns the entry without these tables."""
+        return replace(
+            self,
+            schemas=_but(tables, self.schemas),
+            split_keys=_but(tables, self.split_keys),
+            memberships=_but(tables, self.memberships),
+            projections=tuple(p for p in self.projections if p.output.table not in tables),
+            partitions=None if self.partitions is None else self.partitions.without(tables),
+            conditions=_but(tables, self.conditions),
+            back=tuple(table for table in self.back if table not in tables),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A table that has left the job. `version`: of its schema then. `why`: the error for which it was parked, "" if
+    `source.exclude_tables` named it, or a signal asked for its rows. `at_us`: when, microseconds since 1970. `heals`: 0, or the
+    table comes back by itself; how many times in a row it has left so without its copy having been complete in between, this
+    time included."""
+
+    table: TableId
+    version: int
+    why: str = ""
+    at_us: int = 0
+    heals: int = 0
+
+    @property
+    def is_parked(self) -> bool:
+        return bool(self.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Altered:
+    """A table that got new columns while the job followed it. Stored before the log is read with them, and never changed.
+
+    `schema`: the table's schema from then on, of the same version. It also fits the log before the columns were added. All rows
+    that the job had read are older than the columns, which are NULL in them. `at_us`: when, microseconds since 1970.
+    """
+
+    schema: TableSchema
+    projection: TableProjection | None = None
+    at_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """A table that came back to the job. `start`, `at_us`: as in Joined."""
+
+    start: Position
+    at_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The facts of a job. Stored before the first split or log range is read, and never changed; tables may only be added.
+    """The facts of a job. Stored before the first split or log range is read, and never changed; tables join and leave.
 
     `start`: the position from which the log is read. In modes with a snapshot it is taken before the first split is read,
     and with GTIDs it is the first anchor. `prepared`: the XA transactions open at `start`.
@@ -67,7 +127,7 @@ class JobState:
     `partitions`: PostgreSQL's tables and partitions before the first split or log range was read, None for other sources.
     `conditions`: of the tables that `snapshot.where` names, () in mode `incremental`.
     `schemas`, `split_keys`, `memberships`, `projections`, `partitions` and `conditions` also contain the tables of `joined`,
-    after the first ones.
+    after the first ones. None of them contains the tables of `left`, which have left the job.
     """
 
     job_uuid: str
@@ -84,6 +144,16 @@ class JobState:
     joined: tuple[Joined, ...] = ()
     partitions: Partitions | None = None
     conditions: tuple[TableCondition, ...] = ()
+    left: tuple[Left, ...] = ()
+
+    @property
+    def came_back(self) -> dict[TableId, CameBack]:
+        """The tables that came back to the job."""
+        return {table: CameBack(joined.start, joined.at_us) for joined in self.joined for table in joined.back}
+
+    @property
+    def left_tables(self) -> frozenset[TableId]:
+        return frozenset(left.table for left in self.left)
 
     @property
     def outputs(self) -> tuple[TableSchema, ...]:
@@ -98,11 +168,52 @@ class JobState:
             memberships=(*self.memberships, *joined.memberships),
             projections=(*self.projections, *joined.projections),
             joined=(*self.joined, joined),
+            left=_but([schema.table for schema in joined.schemas], self.left),
             partitions=joined.partitions if self.partitions is None else self.partitions.plus(joined.partitions),
             conditions=(*self.conditions, *joined.conditions),
+        )
+
+    def without(self, leaving: Sequence[Left]) -> "JobState":
+        """Returns the job after these tables have left it."""
+        tables = frozenset(left.table for left in leaving)
+        return replace(
+            self,
+            schemas=_but(tables, self.schemas),
+            split_keys=_but(tables, self.split_keys),
+            memberships=_but(tables, self.memberships),
+            projections=tuple(p for p in self.projections if p.output.table not in tables),
+            joined=tuple(joined.without(tables) for joined in self.joined),
+            partitions=None if self.partitions is None else self.partitions.without(tables),
+            conditions=_but(tables, self.conditions),
+            left=(*_but(tables, self.left), *leaving),
+        )
+
+    def with_altered(self, altered: Altered) -> "JobState":
+        """Returns the job with the altered table, unless that has left the job since, even if it came back."""
+        new = altered.schema
+        if not any((schema.table, schema.version) == (new.table, new.version) for schema in self.schemas):
+            return self
+        projections = [p for p in self.projections if p.output.table != new.table]
+        return replace(
+            self,
+            schemas=tuple(new if schema.table == new.table else schema for schema in self.schemas),
+            projections=(*projections, *([] if altered.projection is None else [altered.projection])),
         )
 
     def schemas_after(self, count: int) -> tuple[TableSchema, ...]:
         """The schemas of the first tables and of the first `count` entries of `joined`."""
         later = {schema.table for joined in self.joined[count:] for schema in joined.schemas}
         return tuple(schema for schema in self.schemas if schema.table not in later)
+
+
+class _OfTable(Protocol):
+    @property
+    def table(self) -> TableId: ...
+
+
+_Fact = TypeVar("_Fact", bound=_OfTable)
+
+
+def _but(tables: Collection[TableId], facts: Iterable[_Fact]) -> tuple[_Fact, ...]:
+    """Returns the facts of all other tables."""
+    return tuple(fact for fact in facts if fact.table not in tables)

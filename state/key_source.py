@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tidemark.state.key_statistics import KeyStatistics, PageStatistics
+from tidemark.state.position import Position
 from tidemark.state.split import Bound, SharedSnapshot
 from tidemark.state.table import TableId
 
@@ -33,6 +34,10 @@ class KeySource(Protocol):
         Between two of them, and between `after` (or the table's beginning) and the first, there are `rows` rows, or more if
         rows share the last key. If there are fewer than `count`, no further boundary exists before `until`.
         """
+
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        """Tells whether every split that is read from now on will contain the log up to `position`. `unseen`: transactions
+        before it that SELECTs did not see when the log was read (LogReport.unseen)."""
 
     def pages(self, table: TableId) -> PageStatistics | None:
         """Returns None if the table's rows can't be read by page ranges."""

@@ -46,8 +46,9 @@ class LogReport:
 
     `end`: the transaction boundary where the next range starts. `prepared`: the XA transactions open there. `changes`: the
     emitted ones by table, in the tables' order, without tables that have none. `last_high`: the greatest high of rows that
-    were read again, None if there were none. `reconnects`: of the attempt that wrote the report; it may differ between
-    attempts.
+    were read again, None if there were none. `unseen` (PostgreSQL): the ids of transactions that SELECTs did not see yet when
+    the range had been read; only looked for while splits are left. `reconnects` and `unseen` are of the attempt that wrote the
+    report; they may differ between attempts.
     """
 
     end: Position
@@ -60,6 +61,7 @@ class LogReport:
     changes: tuple[TableChanges, ...] = ()
     last_high: Position | None = None
     reconnects: int = field(default=0, compare=False)
+    unseen: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """PostgreSQL's tables, their storage files and their partitions, as a job has last seen them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tidemark.state.table import TableId
@@ -22,7 +23,8 @@ class WatchedTable:
     """A table of the job. `partitions`: of all levels, ordered by oid; () for a table that is not partitioned.
 
     `filenode`: its storage file, which a rewrite replaces; None if it is partitioned. `columns`: a text that changes when a
-    column or a unique index does.
+    column or a unique index does. `type_parts`: the labels of its enums and the attributes of its composite types: a
+    name that begins with the column's number and never changes, and a text. Such values are copied as text, which these decide.
     """
 
     table: TableId
@@ -30,6 +32,7 @@ class WatchedTable:
     partitions: tuple[Partition, ...] = ()
     filenode: int | None = None
     columns: str = ""
+    type_parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class Partitions:
         if other is None or not more:
             return self
         return Partitions(min(self.ended_xid, other.ended_xid), (*self.tables, *more))
+
+    def without(self, tables: Collection[TableId]) -> "Partitions":
+        """Returns those of all other tables."""
+        return Partitions(self.ended_xid, tuple(known for known in self.tables if known.table not in tables))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class TableState:
     `columns`: the split key, () without one. `estimated_rows`: the server's estimate when the first split was planned.
     `done_splits`, `done_rows`: of committed splits; chunks count when they are staged. `failed_attempts`: how often the
     chunks of a table without a key were discarded. `passed`: the log had passed all highs of the table when other tables
-    joined the job. Before that, the phase tells.
+    joined the job. Before that, the phase tells. `first_split`: the table's splits have this id or greater ones; those of an
+    earlier stay in the job have smaller ones.
     """
 
     table: TableId
@@ -106,6 +107,7 @@ class TableState:
     done_rows: int = 0
     failed_attempts: int = 0
     passed: bool = False
+    first_split: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class SnapshotWork:
 
 @dataclass(frozen=True, slots=True)
 class LogWork:
-    """A range of the log, read by one Spark task. The gap filter is needed in phase CATCH_UP only.
+    """A range of the log, read by one Spark task. The gap filter is needed in phases SNAPSHOT and CATCH_UP.
 
     `after`: what the target must have before it takes the range. None in plans of older versions, which did not say.
     """
@@ -130,6 +132,7 @@ class LogWork:
     range: LogRange
     kind: Literal["log"] = "log"
     after: Reached | None = None
+    empties: tuple[TableId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +172,9 @@ class EnumeratorState:
     `position`, `prepared`: where the next log range starts. Until the log is read this is the job's start position, not
     the least high: an XA transaction prepared in between may be committed after all highs.
     `last_high`: the greatest high. None before the first report, and again when tables join after the log has passed it.
-    `batch_bytes`: how much log an epoch reads at most. `joined`: how many of JobState.joined are taken in.
+    `unseen`: transactions of the log before `position` that SELECTs may not see yet. `batch_bytes`: how much log an epoch reads
+    at most. `joined`: how many of JobState.joined are taken in.
+    `empties`: tables that came back to the job. The next epoch empties their copies, then their splits are read.
     `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
     version started.
     """
@@ -188,6 +193,8 @@ class EnumeratorState:
     joined: int = 0
     totals: LogTotals = NOTHING_READ
     reached: Reached | None = None
+    unseen: tuple[int, ...] = ()
+    empties: tuple[TableId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,12 @@ class BinlogPosition:
             )
         return self.file_number << _POS_BITS | self.pos
 
+    @property
+    def version_before(self) -> int:
+        """The greatest `_commit_version` that a change before this position can have. Changes have that of their
+        transaction's end."""
+        return self.version
+
     def gtid_set(self) -> GtidSet:
         """Raises ValueError if the position has no GTIDs."""
         if self.gtids is None:
@@ -77,6 +83,11 @@ class WalPosition:
     def version(self) -> int:
         """The LSN, used as `_commit_version`."""
         return self.lsn
+
+    @property
+    def version_before(self) -> int:
+        """The greatest `_commit_version` that a change before this position can have."""
+        return self.lsn - 1
 
     def __str__(self) -> str:
         return f"{self.lsn >> 32:X}/{self.lsn & 0xFFFFFFFF:X}"

@@ -5,6 +5,9 @@
 
 START_OVER = "start over with an empty checkpoint and an empty target"
 START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
+LEAVE_OUT = (
+    f"To go on without the table, name it in source.exclude_tables: its copy stays as it is. Otherwise {START_OVER}."
+)
 RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER}."
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
@@ -12,3 +15,8 @@ ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 def log_whole_rows(table: object) -> str:
     """PostgreSQL: how the log gets the values that it leaves out of changes (TOAST)."""
     return f"Let the log contain whole rows (ALTER TABLE {table} REPLICA IDENTITY FULL), then {START_OVER}."
+
+
+def read_again(name: object) -> str:
+    """How a table of the job is read again, with a copy that is adapted or created. `name`: as the job file writes it."""
+    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {name}."

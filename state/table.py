@@ -1,6 +1,7 @@
 """Tables and their columns, each with the one Arrow type of its values."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -40,6 +41,7 @@ class Column:
     `toastable`: PostgreSQL's log may leave the value out of an update that did not change it.
     `made`: the column is computed by a mask or a transform. `source_type` is then PostgreSQL's name for its type.
     `number`: PostgreSQL's number of the column (attnum), which is never used again; None for other sources.
+    `added`: the table got the column while the job followed it. Rows that were logged before lack it; it is NULL in them.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Column:
     toastable: bool = False
     made: bool = False
     number: int | None = None
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,13 @@ class TableSchema:
     def toastable(self) -> tuple[str, ...]:
         """The captured columns whose value the log may leave out. It never leaves out a key's."""
         return tuple(c.name for c in self.captured if c.toastable and c.name not in self.key)
+
+    def logged_with(self, names: Collection[str]) -> "TableSchema":
+        """Returns the schema as it was in the log when only columns of `names` were there: without added ones."""
+        if all(column.name in names for column in self.columns if column.added):
+            return self
+        columns = tuple(column for column in self.columns if column.name in names or not column.added)
+        return replace(self, columns=columns)
 
     def column(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -24,7 +25,32 @@ settings.register_profile("tidemark", deadline=None, print_blob=True)
 settings.load_profile("tidemark")
 
 
+SHORT_ROUNDS = 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_syncs() -> Iterator[None]:
+    """Lets this process leave writes to the operating system: a run of one epoch waits for the disk about twenty times.
+    Processes that tests start wait. Without it files survive kills, but no power cut; a test of those replaces `os.fsync`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def chaos_rounds() -> int:
     """The number of rounds of a chaos test: few in `make test`, N in `make chaos N=…`."""
-    return int(os.environ.get("TIDEMARK_CHAOS_ROUNDS", "2"))
+    return int(os.environ.get("TIDEMARK_CHAOS_ROUNDS", str(SHORT_ROUNDS)))
+
+
+@pytest.fixture(scope="session")
+def is_long(chaos_rounds: int) -> bool:
+    """Whether this is `make chaos`."""
+    return chaos_rounds > SHORT_ROUNDS
+
+
+@pytest.fixture
+def long_version(is_long: bool) -> None:
+    """Skips the test in `make test`."""
+    if not is_long:
+        pytest.skip("make chaos runs it")

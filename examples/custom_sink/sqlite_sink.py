@@ -19,7 +19,16 @@ import pyarrow.compute as pc
 
 from tidemark.sinks.fencing import require_owner, taken_over
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
-from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, SinkBusyError, no_mark, raise_problems
+from tidemark.sinks.sink import (
+    Finding,
+    JobIdentity,
+    PartResult,
+    Schemas,
+    SinkBusyError,
+    no_mark,
+    raise_problems,
+    reserved_name_findings,
+)
 from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType, PartItem
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER_NOW
@@ -60,6 +69,7 @@ class SqliteSink:
         job: JobIdentity | None,
         written: Collection[TableId],
     ) -> Iterator[Finding]:
+        yield from reserved_name_findings(schema)
         yield from _check_columns(schema)
         name = str(schema.table)
         there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,)).fetchone()

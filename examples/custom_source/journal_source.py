@@ -133,6 +133,10 @@ class JournalKeys:
             keys = [key for key in keys if key < int(until.literals[0])]
         return [_bound(key) for key in keys[rows::rows][:count]]
 
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        """Always true: readers see what the journal has."""
+        return True
+
     def pages(self, table: TableId) -> None:
         """Returns None, because every table has a key and none is read by pages."""
 
@@ -283,6 +287,12 @@ class FoundJournal:
 
     def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
         return WalPosition(self.journal.end())
+
+    def schemas_now(self, tables: Sequence[TableId]) -> dict[TableId, TableSchema]:
+        return {schema.table: schema for schema in self.schemas if schema.table in tables}
+
+    def extended(self, known: TableSchema) -> TableSchema | None:
+        return None  # its table never gets a column
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         if self.identity() != state.server_identity or any(

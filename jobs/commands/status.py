@@ -10,10 +10,11 @@ from rich.table import Table
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact, redact_values
 from tidemark.jobs.commands.drawing import console
+from tidemark.jobs.commands.tables import text_of as left_text
 from tidemark.jobs.monitoring.progress import JobProgress, read_progress
 from tidemark.jobs.monitoring.run_record import facts_of, last_run, text_of
 from tidemark.jobs.monitoring.running_splits import RunningSplits
-from tidemark.jobs.monitoring.times import time_text
+from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.jobs.recovered_state import required_state
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -45,6 +46,10 @@ def _facts(
     facts: dict[str, Any] = {"job": job.job, "job_uuid": state.job_uuid, "mode": state.mode}
     facts |= {"run": None if run is None else facts_of(run, _now_us())}
     facts |= {"start": str(state.start), "planned_epoch": planned_epoch, "phase": "starting"}
+    facts["left"] = [
+        {"table": str(left.table), "parked": left.is_parked, "why": left.why, "since": iso_time(left.at_us)}
+        for left in state.left
+    ]
     if progress is not None:
         facts |= {name: value for name, value in asdict(progress).items() if name not in _OF_A_RUN}
     return facts
@@ -70,6 +75,8 @@ def _print(
     )
     out.print(f"position  {progress.position} · {lag}{behind}")
     out.print(_tables(progress))
+    for left in state.left:
+        out.print(redact(f"{left.table}  {left_text(left)}"), soft_wrap=True)
 
 
 def _tables(progress: JobProgress) -> Table:

@@ -1,6 +1,7 @@
 """The output of a run: live progress bars on a terminal, one JSON line per event elsewhere."""
 
 import json
+import logging
 import queue
 import sys
 import time
@@ -15,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tidemark.conf.reconnect import LOGGER, Began, Ended
 from tidemark.conf.redaction import redact_values
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
 
@@ -23,7 +25,8 @@ class Events(Protocol):
     """Receives the events of a run, in the driver's main thread."""
 
     def note(self, event: str, **facts: Any) -> None:
-        """Reports an event: started, resumed, joined, warning, spark, stopping, finished, failed, metrics."""
+        """Reports an event: started, resumed, joined, left, parked, warning, unreachable, reachable, spark, stopping,
+        finished, failed, metrics."""
 
     def progress(self, progress: JobProgress) -> None:
         """Reports the job's progress; called up to a few times per second."""
@@ -43,6 +46,30 @@ class Notes:
         while not self._kept.empty():
             event, facts = self._kept.get()
             events.note(event, **facts)
+
+
+class _OutageHandler(logging.Handler):
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        match getattr(record, "outage", None):
+            case Began(server, cause, attempts):
+                self._notes.add("unreachable", server=server, cause=cause, attempts=attempts)
+            case Ended(server, seconds):
+                self._notes.add("reachable", server=server, seconds=seconds)
+
+
+@contextmanager
+def told_outages(notes: Notes) -> Iterator[None]:
+    """Adds events to `notes` when a server goes out of reach of this process, and when it comes back."""
+    handler, logger = _OutageHandler(notes), logging.getLogger(LOGGER)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class JsonEvents:

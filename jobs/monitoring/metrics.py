@@ -56,7 +56,9 @@ class JobMetrics:
         yield counter("epochs", "Epochs committed since the job's first start.", progress.committed_epoch)
         yield counter("transactions", "Transactions read from the log.", progress.transactions)
         yield counter(
-            "filtered_changes", "Changes skipped because splits already contain them.", progress.filtered_changes
+            "filtered_changes",
+            "Changes skipped because splits contain them, or will when they are read.",
+            progress.filtered_changes,
         )
         yield counter("log_reconnects", "Log connections that broke and were opened again.", progress.reconnects)
         yield gauge("caught_up", "1 while everything was read that the log held.", float(progress.caught_up))

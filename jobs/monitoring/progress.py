@@ -57,9 +57,9 @@ class JobProgress:
     """`position`: up to where the log was read. `lag_seconds`: time since the newest transaction read was committed, by the
     clocks of the source and of this machine; None before the first. `lag_bytes`: log after the position, as of the newest
     plan. `epochs`, `epoch_seconds`, `changes` and `caught_up` are those of a run; `transactions`, `filtered_changes`
-    (which splits already contain) and `reconnects` of the log are counted since the job's first start. `caught_up`:
-    everything was read that the log held when this run planned its newest epoch. `as_of`: when the newest epoch was
-    planned, as ISO 8601 in UTC."""
+    (which splits contain, or will when they are read) and `reconnects` of the log are counted since the job's first start.
+    `caught_up`: everything was read that the log held when this run planned its newest epoch. `as_of`: when the newest epoch
+    was planned, as ISO 8601 in UTC."""
 
     mode: str
     phase: str

@@ -120,7 +120,9 @@ class RunRecorder:
         self._end(self.ending)
 
     def begin(self) -> None:
-        """Records that the job runs, and keeps the record fresh. The job's state is durable."""
+        """Records that the job runs, and keeps the record fresh. The job's state is durable. May be called again."""
+        if self._heart is not None:
+            return
         self._save()
         self._heart = threading.Thread(target=self._beat, name="tidemark heartbeat", daemon=True)
         self._heart.start()

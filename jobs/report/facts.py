@@ -59,7 +59,7 @@ def read_facts(job: JobFile) -> ReportFacts:
     progress = read_progress(checkpoint, job, state, committed)
     now = recover_state(checkpoint, job, state, committed=committed)
     if progress is not None:
-        epochs, splits = _up_to_now(checkpoint, committed, now, epochs, splits)
+        epochs, splits = _up_to_now(checkpoint, state, committed, now, epochs, splits)
     starts = [event.fact("watermarks") for event in (events.first, *events.events) if event is not None]
     return ReportFacts(
         state=state,
@@ -76,7 +76,12 @@ def read_facts(job: JobFile) -> ReportFacts:
 
 
 def _up_to_now(
-    checkpoint: Checkpoint, committed: int, now: EnumeratorState, epochs: EpochHistory, splits: SplitHistory
+    checkpoint: Checkpoint,
+    state: JobState,
+    committed: int,
+    now: EnumeratorState,
+    epochs: EpochHistory,
+    splits: SplitHistory,
 ) -> tuple[EpochHistory, SplitHistory]:
     """Adds the epochs that were committed after the history was saved. A running job may remove files while they are read."""
     try:
@@ -85,7 +90,7 @@ def _up_to_now(
             record = checkpoint.plan(committed)
             if committed > epochs.last_epoch:
                 epochs = epochs.plus(stretch_of(record, now, None))
-            outcome = read_outcome(checkpoint, record)
+            outcome = read_outcome(checkpoint, record, state)
             if isinstance(outcome, SplitsRead) and committed > splits.last_epoch:
                 splits = with_splits(splits, record, outcome, len(now.tables))
     except CheckpointError:

@@ -46,7 +46,8 @@ _PACKAGES_REMEDY = (
 def open_session(job: JobFile) -> SparkSession:
     """Returns the running session under spark-submit, else a new one with the job file's settings.
 
-    Settings given to spark-submit win over the job file's. In local mode tasks are retried as on a cluster.
+    Under spark-submit its master wins; of the other settings the job file's win, as settings in code do in Spark. In local mode
+    tasks are retried as on a cluster.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = was_submitted()

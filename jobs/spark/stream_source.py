@@ -7,6 +7,7 @@ read in the process of the job's planner.
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,12 @@ class DirectPlanner:
             _read_what_was_left(self._context, committed)
             self._complete_epoch = committed
         epoch = self._planner.next_epoch(committed)
+        while epoch == committed and self._planner.waits(
+            committed
+        ):  # a query that ends here would take the copy for complete
+            time.sleep(0.1)
+            self._held.require_lease()
+            epoch = self._planner.next_epoch(committed)
         if epoch > committed:
             for text in self._context.checkpoint.plan(epoch).warnings:
                 JsonEvents().note("warning", text=text)

@@ -3,7 +3,7 @@
 A merged file replaces the single files that it covers. After a crash those may still exist.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.checkpoint.layout import FINISHED_FOLDER, epochs_of_finished_file, finished_file
@@ -41,10 +41,17 @@ def segment_names(store: CheckpointStore) -> list[str]:
     ]
 
 
-def load_gap_filter(store: CheckpointStore, tables: Iterable[TableId]) -> GapFilter:
-    """Raises CheckpointError unless the segments hold `tables`, and each table's splits cover its whole key range."""
-    names = segment_names(store)
-    return GapFilter.from_segments([_read(store, name) for name in names], tables, FINISHED_FOLDER)
+def load_gap_filter(
+    store: CheckpointStore,
+    tables: Iterable[TableId],
+    unfinished: Mapping[TableId, int],
+    first_splits: Mapping[TableId, int],
+) -> GapFilter:
+    """`unfinished`: those tables of which splits are left, and how many are finished. `first_splits`: the least ids of the
+    splits of tables that came back to the job. Raises CheckpointError unless the segments hold `tables`, and the splits of each
+    of the others cover its whole key range."""
+    segments = [_read(store, name) for name in segment_names(store)]
+    return GapFilter.from_segments(segments, tables, FINISHED_FOLDER, unfinished, first_splits)
 
 
 def _is_merged(name: str) -> bool:

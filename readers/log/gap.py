@@ -60,7 +60,7 @@ class Gap:
 
     def _truncation(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Emits a TRUNCATE or drops it. It can't do either if some splits or key re-reads were taken before the TRUNCATE and
-        some after it: raises UnknownLogEventError."""
+        some after it: raises UnknownLogEventError. Splits that are left do not matter: the copy has none of their rows."""
         version = rows.column("_commit_version")[0].as_py()
         xids = self._transactions(rows)
         finished_splits = self._filter.of_table(table, version)
@@ -68,7 +68,7 @@ class Gap:
         if self._key_rereads is not None and xids is not None:
             kept += [not covered for covered in self._key_rereads.covering(table, version, int(xids[0]))]
         if all(kept) or not any(kept):
-            return rows.slice(0, len(rows) if all(kept) else 0)
+            return rows.slice(0, len(rows) if any(kept) or finished_splits is None else 0)
         raise UnknownLogEventError(
             f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}) while its rows were being copied: some "
             "of its splits were read before it, some after it.",
@@ -77,7 +77,7 @@ class Gap:
 
 
 def _kept_by_split(finished_splits: FinishedSplits, version: int, xids: Int64s | None) -> list[bool]:
-    splits = np.arange(len(finished_splits.highs))
+    splits = finished_splits.finished
     repeated = None if xids is None else np.repeat(xids, len(splits))
     kept: list[bool] = finished_splits.keep(splits, np.repeat(np.int64(version), len(splits)), repeated).tolist()
     return kept

@@ -1,9 +1,10 @@
 """The gap filter: emits the changes of the log that the finished splits do not contain.
 
-A change of key k is emitted iff the high of k's split does not cover it. A high covers the changes up to its commit
-version; a PostgreSQL high carries a snapshot and covers the transactions in that snapshot. The splits of a table cover its
-whole key range without overlap: the end of one is the start of the next. So a table's finished splits are stored as the
-ordered split boundaries, and one high for each split between them.
+A change of key k is emitted iff k's split is finished and its high does not cover the change. A high covers the changes up to
+its commit version; a PostgreSQL high carries a snapshot and covers the transactions in that snapshot. The splits of a table
+cover its whole key range without overlap: the end of one is the start of the next. So a table's finished splits are stored as
+the ordered split boundaries, and one high for each split between them. Where splits are still left, a range of keys that is not
+read yet has no high. Its changes are withheld: the splits that are read there later contain them.
 
 Reports are kept as segments, one Arrow IPC buffer per epoch (or several merged into one), in columns: a job with a million
 splits never holds a million objects.
@@ -11,9 +12,10 @@ splits never holds a million objects.
 
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -51,6 +53,8 @@ _HEADER = struct.Struct("<8sII")
 """Precedes the IPC stream: magic, format version, CRC-32 of the stream. 16 bytes keep the stream aligned."""
 
 _ENCODED_INTEGER_BYTES = 8
+_NO_TRANSACTIONS = "3:3:"
+"""A snapshot of PostgreSQL that contains no transaction."""
 
 EncodedKeys: TypeAlias = npt.NDArray[np.uint64] | pa.BinaryArray | pa.LargeBinaryArray
 """Encoded keys of one table. Keys of a single integer column are numbers (the eight bytes of state/key_encoding.py), others
@@ -93,22 +97,34 @@ class FinishedSplits:
     """The finished splits of a table. `boundaries` ascend; split i lies between boundary i - 1 and boundary i.
 
     `highs`: the version of each split's high, one more than there are boundaries. `snapshots`: those of the highs, for a
-    PostgreSQL source. `integer_boundaries`: the boundaries as numbers; None if they are not eight bytes each.
+    PostgreSQL source. `integer_boundaries`: the boundaries as numbers; None if they are not eight bytes each. `withheld`: which
+    of the ranges have not been read yet and have no high; None if all have been.
     """
 
     boundaries: pa.LargeBinaryArray
     integer_boundaries: npt.NDArray[np.uint64] | None
     highs: Int64s
     snapshots: SnapshotWatermarks | None = None
+    withheld: Mask | None = None
 
     @classmethod
     def of(
-        cls, boundaries: pa.LargeBinaryArray, highs: Int64s, snapshots: SnapshotWatermarks | None
+        cls,
+        boundaries: pa.LargeBinaryArray,
+        highs: Int64s,
+        snapshots: SnapshotWatermarks | None,
+        withheld: Mask | None = None,
     ) -> "FinishedSplits":
         data, offsets = _flat(boundaries)
-        if np.any(np.diff(offsets) != _ENCODED_INTEGER_BYTES):
-            return cls(boundaries, None, highs, snapshots)
-        return cls(boundaries, data[offsets[0] : offsets[-1]].view(">u8").astype(np.uint64), highs, snapshots)
+        integers = None
+        if not np.any(np.diff(offsets) != _ENCODED_INTEGER_BYTES):
+            integers = data[offsets[0] : offsets[-1]].view(">u8").astype(np.uint64)
+        return cls(boundaries, integers, highs, snapshots, withheld)
+
+    @classmethod
+    def none(cls) -> "FinishedSplits":
+        """Of a table of which nothing has been read yet."""
+        return cls.of(pa.array([], pa.large_binary()), np.zeros(1, np.int64), None, np.ones(1, np.bool_))
 
     @property
     def is_uniform(self) -> bool:
@@ -123,10 +139,20 @@ class FinishedSplits:
                 raise ValueError(f"{len(versions)} changes need as many owners")
             owners = np.zeros(len(versions), np.int64)
         if self.snapshots is None:
-            return versions > self.highs[owners]
-        if xids is None:
+            kept: Mask = versions > self.highs[owners]
+        elif xids is None:
             raise ValueError(f"{len(versions)} changes need as many transaction ids")
-        return ~self.snapshots.covered(owners, xids)
+        else:
+            kept = ~self.snapshots.covered(owners, xids)
+        return kept if self.withheld is None else kept & ~self.withheld[owners]
+
+    @property
+    def finished(self) -> Int64s:
+        """The indices of the splits that have been read."""
+        if self.withheld is None:
+            return np.arange(len(self.highs))
+        found: Int64s = np.flatnonzero(~self.withheld)
+        return found
 
     def owners(self, encoded_keys: EncodedKeys) -> npt.NDArray[np.int64]:
         """Returns the index of each key's split. Raises ValueError if `encoded_keys` are of another kind of key."""
@@ -136,13 +162,9 @@ class FinishedSplits:
             raise ValueError(f"integer keys ({encoded_keys.dtype}) for a split key that is not a single integer column")
         return np.searchsorted(self.integer_boundaries, encoded_keys, side="right").astype(np.int64, copy=False)
 
-    @property
-    def min_high(self) -> int:
-        return int(self.highs.min())
-
-    @property
-    def max_high(self) -> int:
-        return int(self.highs.max())
+    def is_passed(self, version: int) -> bool:
+        """True if all changes from commit version `version` on are emitted."""
+        return self.withheld is None and int(self.highs.max()) < version
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +178,27 @@ class GapFilter:
         return cls({})
 
     @classmethod
-    def from_segments(cls, segments: Sequence[pa.Buffer | bytes], tables: Iterable[TableId], name: str) -> "GapFilter":
+    def from_segments(
+        cls,
+        segments: Sequence[pa.Buffer | bytes],
+        tables: Iterable[TableId],
+        name: str,
+        unfinished: Mapping[TableId, int] = MappingProxyType({}),
+        first_splits: Mapping[TableId, int] = MappingProxyType({}),
+    ) -> "GapFilter":
         """Reads the finished splits of `tables`. Segments may also hold splits of other tables, even incomplete ones, which
-        the log has passed. Raises CheckpointError if the splits of a table leave a part of its key range out or overlap,
-        or if a segment is damaged; `name` is for the message."""
+        the log has passed. `unfinished`: those tables of which splits are left, and how many are finished. `first_splits`:
+        splits with smaller ids are of an earlier stay of the table in the job, and do not count. Raises CheckpointError if
+        the splits of a table overlap, if they leave a part of its key range out or are fewer than finished, or if a segment
+        is damaged; `name` is for the message."""
         columns = ["database", "table", "start_key", "end_key", "high_version", "high_snapshot"]
         wanted = set(tables)
-        finished_splits = dict(_finished_splits(_concatenated(segments, name, columns), wanted, name))
+        nothing_read = {table: FinishedSplits.none() for table, count in unfinished.items() if not count}
+        rows = _concatenated(segments, name, [*columns, "split_id"] if first_splits else columns)
+        if first_splits:
+            rows = _of_this_stay(rows, first_splits)
+        finished_splits = dict(_finished_splits(rows, wanted, unfinished, name))
+        finished_splits |= {table: splits for table, splits in nothing_read.items() if table in wanted}
         missing = wanted - set(finished_splits)
         if missing:
             raise _damaged(name, f"the reports of {', '.join(map(str, sorted(missing)))} are missing")
@@ -171,11 +207,11 @@ class GapFilter:
     def of_table(self, table: TableId, version: int) -> FinishedSplits | None:
         """Returns the splits that decide about changes from commit version `version` on; None if all are emitted."""
         finished_splits = self.finished_splits.get(table)
-        return None if finished_splits is None or finished_splits.max_high < version else finished_splits
+        return None if finished_splits is None or finished_splits.is_passed(version) else finished_splits
 
     def passed(self, version: int) -> "GapFilter":
         """Drops the tables whose greatest high is not after `version`: all later changes of them are emitted."""
-        return GapFilter({t: splits for t, splits in self.finished_splits.items() if splits.max_high > version})
+        return GapFilter({t: splits for t, splits in self.finished_splits.items() if not splits.is_passed(version + 1)})
 
 
 def _write(table: pa.Table) -> pa.Buffer:
@@ -215,8 +251,17 @@ def _concatenated(segments: Sequence[pa.Buffer | bytes], name: str, columns: lis
     return pa.concat_tables(t.select(columns) for t in tables).unify_dictionaries().combine_chunks()
 
 
+def _of_this_stay(rows: pa.Table, first_splits: Mapping[TableId, int]) -> pa.Table:
+    """Returns the rows without those of tables' earlier stays in the job."""
+    earlier = pa.scalar(False)
+    for table, first_id in first_splits.items():
+        of_table = pc.and_(pc.equal(rows["database"], table.database), pc.equal(rows["table"], table.name))
+        earlier = pc.or_(earlier, pc.and_(of_table, pc.less(rows["split_id"], first_id)))
+    return rows.filter(pc.invert(earlier)).combine_chunks()
+
+
 def _finished_splits(
-    rows: pa.Table, wanted: Collection[TableId], name: str
+    rows: pa.Table, wanted: Collection[TableId], unfinished: Mapping[TableId, int], name: str
 ) -> Iterator[tuple[TableId, FinishedSplits]]:
     """Yields the finished splits of each wanted table. `rows` have columns of SEGMENT, each in one chunk."""
     if not rows.num_rows:
@@ -239,6 +284,12 @@ def _finished_splits(
         if table not in wanted:
             continue
         count = last - first
+        if table in unfinished:
+            if count != unfinished[table]:
+                raise _damaged(name, f"{table} has {count} finished splits instead of {unfinished[table]}")
+            of_table = [column.slice(first, count) for column in (starts, ends, highs, snapshots)]
+            yield table, _with_gaps(f"{name}, {table}", *of_table)
+            continue
         boundaries, last_end = starts.slice(first + 1, count - 1), ends[last - 1]
         is_whole = not starts[first].is_valid and not last_end.is_valid and not boundaries.null_count
         if not is_whole or not boundaries.equals(ends.slice(first, count - 1)):
@@ -247,6 +298,39 @@ def _finished_splits(
         if len(pc.unique(versions)) == 1 and len(pc.unique(texts)) == 1:  # one high: the boundaries do not matter
             boundaries, versions, texts = boundaries.slice(0, 0), versions.slice(0, 1), texts.slice(0, 1)
         yield table, FinishedSplits.of(boundaries, versions.to_numpy(), _watermarks(texts))
+
+
+def _with_gaps(
+    name: str,
+    starts: pa.LargeBinaryArray,
+    ends: pa.LargeBinaryArray,
+    highs: pa.Int64Array,
+    snapshots: pa.DictionaryArray,
+) -> FinishedSplits:
+    """The finished splits of a table of which splits are left. `starts` ascend, null first."""
+    befores = pa.concat_arrays([pa.array([None], ends.type), ends[:-1]])  # where the split before each one ends
+    if starts[1:].null_count or ends[:-1].null_count or pc.any(pc.greater(befores, starts)).as_py():
+        raise _damaged(name, "the splits overlap")
+    is_after_gap = pc.fill_null(pc.not_equal(befores, starts), False).to_numpy(zero_copy_only=False).copy()
+    is_after_gap[0] = starts[0].is_valid
+    gap_ends = np.flatnonzero(is_after_gap)
+    # Ranges: all splits, and before some of them a gap. Behind the last one there may be a gap, too.
+    all_starts = pa.concat_arrays([starts, befores.take(pa.array(gap_ends))])
+    places = np.concatenate([np.arange(len(starts)) * 2 + 1, gap_ends * 2])
+    split_of = np.concatenate([np.arange(len(starts)), np.full(len(gap_ends), -1)])
+    if ends[-1].is_valid:
+        all_starts = pa.concat_arrays([all_starts, ends[-1:]])
+        places, split_of = np.append(places, 2 * len(starts) + 1), np.append(split_of, -1)
+    order = np.argsort(places)
+    split_of = split_of[order]
+    withheld = split_of < 0
+    boundaries = all_starts.take(pa.array(order[1:]))
+    versions = np.where(withheld, 0, highs.to_numpy()[split_of])
+    if snapshots.null_count:
+        return FinishedSplits.of(boundaries, versions, None, withheld)
+    texts = [*snapshots.to_pylist(), _NO_TRANSACTIONS]
+    watermarks = SnapshotWatermarks.of([texts[i] for i in split_of.tolist()])
+    return FinishedSplits.of(boundaries, versions, watermarks, withheld)
 
 
 def _watermarks(snapshots: pa.DictionaryArray) -> SnapshotWatermarks | None:

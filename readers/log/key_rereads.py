@@ -5,6 +5,7 @@ order, and a file is named after its first move. So every attempt finds the file
 no matter how the log is divided into batches.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -17,10 +18,11 @@ from tidemark.readers.log.published_rereads import Published, publish_rereads, r
 from tidemark.readers.log.split_key_moves import KeyChanges, TableRereads, readable_together, split_key_moves
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.snapshot.publish import MAX_BATCH_BYTES
+from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import KeyReading
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError, SourceNotUsableError
+from tidemark.state.errors import CheckpointError, SourceNotUsableError, SourceUnavailableError
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.position import WalPosition, wal_position
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, log_whole_rows
@@ -28,6 +30,9 @@ from tidemark.state.table import TableId, TableSchema
 from tidemark.state.wal_snapshot import SnapshotWatermarks
 
 MAX_KEYS_PER_READ = 100
+MAX_WAIT_SECONDS = 60.0
+"""How long a re-read waits until snapshots contain the transactions of its moves."""
+_POLL_SECONDS = 0.05
 MAX_REREAD_KEYS = 100_000
 """Per job, until the log has passed them all."""
 
@@ -124,14 +129,30 @@ class KeyRereads:
     def _publish(self, schema: TableSchema, rows: pa.RecordBatch, changes: KeyChanges, moves: Int64s) -> Published:
         self._check_count(schema.table, len(moves))
         wanted = rows.take(pa.array(moves))
-        read = self._reading.read_again(schema, wanted)
+        read = self._read_with(schema, wanted, changes.xids[moves])
         self._own_high = wal_position(read.report.high)
-        _check_snapshot(schema.table, self._own_high, changes.xids[moves])
         found = pc.index_in(changes.keys.take(pa.array(moves)), value_set=self._reading.texts(schema, read.rows))
         projected, output = self._project.split(read)
         reread_rows = replacements(output, wanted, found, projected.rows)
         report = replace(read.report, row_count=len(reread_rows))
         return publish_rereads(self._store, self._epoch, changes.change_id(int(moves[0])), report, reread_rows, output)
+
+    def _read_with(self, schema: TableSchema, wanted: pa.RecordBatch, xids: Int64s) -> SplitRead:
+        """Re-reads the rows under a snapshot that contains these transactions. The log may have them before snapshots do."""
+        deadline = time.monotonic() + MAX_WAIT_SECONDS
+        while True:
+            read = self._reading.read_again(schema, wanted)
+            high = wal_position(read.report.high)
+            if _contains(high, xids):
+                return read
+            if time.monotonic() > deadline:
+                raise SourceUnavailableError(
+                    f"The server's snapshot {high.snapshot} lacks committed transactions that the log of {schema.table} has.",
+                    "If their commits wait for a synchronous standby, bring it back (pg_stat_activity shows the wait event "
+                    f"SyncRep), and start the job again. If the server was restored or failed over, {START_OVER}.",
+                )
+            self._reading.restart()
+            time.sleep(_POLL_SECONDS)  # the server tells nobody when a commit becomes visible
 
     def _check_count(self, table: TableId, more: int) -> None:
         if sum(len(reading.keys) for reading in self._readings) + more > MAX_REREAD_KEYS:
@@ -175,11 +196,6 @@ def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batch
 
 
-def _check_snapshot(table: TableId, high: WalPosition, xids: Int64s) -> None:
-    """Raises SourceNotUsableError unless the snapshot contains these transactions, as an earlier one does."""
+def _contains(high: WalPosition, xids: Int64s) -> bool:
     snapshot = SnapshotWatermarks.of([high.snapshot or ""])
-    if not snapshot.covered(np.zeros(len(xids), np.int64), xids).all():
-        raise SourceNotUsableError(
-            f"The server's snapshot {high.snapshot} lacks transactions that an earlier snapshot of {table} contains.",
-            f"Check that the server was not restored or failed over; if it was, {START_OVER}.",
-        )
+    return bool(snapshot.covered(np.zeros(len(xids), np.int64), xids).all())

@@ -1,5 +1,6 @@
 """The output of a log reader: batches of changes of one table, with their META_FIELDS."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,15 @@ def meta_arrays(
         pa.array(seq),
         transaction,
         pa.Array.from_buffers(pa.bool_(), len(times), [None, pa.py_buffer(bytes((len(times) + 7) // 8))]),
+    ]
+
+
+def with_added(schema: TableSchema, logged: TableSchema, arrays: Sequence[pa.Array], row_count: int) -> list[pa.Array]:
+    """Returns arrays of the captured columns of `schema`, given those of `logged`: the columns that were added later are
+    NULL."""
+    found = {column.name: array for column, array in zip(logged.captured, arrays, strict=True)}
+    return [
+        found[field.name] if field.name in found else pa.nulls(row_count, field.type) for field in schema.arrow_schema()
     ]
 
 

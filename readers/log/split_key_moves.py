@@ -1,8 +1,8 @@
 """Split key moves, and the key re-reads that complete them (docs/adr/0016).
 
 An update of a key is a DELETE and an INSERT, and each belongs to the split of its key. If the DELETE's split contains the
-update and the INSERT's split does not, a value that the log leaves out of the INSERT is in no split: a split key move. Its
-key is read again. From the move on, the snapshot of that re-read decides about changes of the key.
+update, or is not read yet, and the INSERT's split does not contain it, a value that the log leaves out of the INSERT is in no
+split: a split key move. Its key is read again. From the move on, the snapshot of that re-read decides about changes of the key.
 """
 
 from collections.abc import Sequence

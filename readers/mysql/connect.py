@@ -6,6 +6,8 @@ timeouts and the visibility of generated columns. The session is read only.
 
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 import pymysql
@@ -48,9 +50,17 @@ _TRANSIENT = frozenset(
         ER.NET_READ_INTERRUPTED,
         ER.NET_ERROR_ON_WRITE,
         ER.NET_WRITE_INTERRUPTED,
+        ER.ABORTING_CONNECTION,
+        ER.NEW_ABORTING_CONNECTION,
+        ER.QUERY_INTERRUPTED,
+        1927,  # MariaDB: the connection was killed, as at a shutdown
         3168,  # ER_SERVER_ISNT_AVAILABLE
+        3169,  # the session was killed
+        4031,  # disconnected because of inactivity
     }
 )
+_GALERA_JOINS = 1047
+"""Unknown command, with a text of its own: the node is not in step with its cluster yet."""
 _SECURE_TRANSPORT_REQUIRED = 3159
 
 _SESSION = {
@@ -90,7 +100,7 @@ def connect(
     """
     context = None if tls is None else tls_context(tls)
     default = endpoint.database if database is None else database
-    retrying = Reconnecting(reconnect, f"{endpoint.host}:{endpoint.port}")
+    retrying = Reconnecting(reconnect, f"the source {endpoint.host}:{endpoint.port}")
     while True:
         try:
             connection = _open(endpoint, tls, context, purpose, default, read_timeout_seconds)
@@ -165,7 +175,28 @@ def is_transient(error: pymysql.MySQLError) -> bool:
     cause = getattr(error, "original_exception", None)
     if isinstance(cause, ssl.SSLError):
         return isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
-    return error_code(error) in _TRANSIENT
+    if isinstance(error, pymysql.err.InterfaceError) and error_code(error) == 0:
+        return True  # PyMySQL's own error for a closed connection
+    return error_code(error) in _TRANSIENT or (error_code(error) == _GALERA_JOINS and "WSREP" in str(error))
+
+
+@contextmanager
+def sql_errors(connection: Connection) -> Iterator[None]:
+    """Turns PyMySQL's errors inside the block into SourceUnavailableError, if the connection was lost, or SourceNotUsableError,
+    if the server refused a query."""
+    try:
+        yield
+    except pymysql.MySQLError as error:
+        if is_transient(error) or not connection.open:
+            raise SourceUnavailableError(
+                f"The connection to the source was lost: {error_text(error)}",
+                "Check the server and the network between it and the driver and executors, then run the job again.",
+            ) from error
+        raise SourceNotUsableError(
+            f"The source refuses a query: {error_text(error)}",
+            "If it is about a privilege, grant it (the page Permissions of Tidemark's documentation has all grants). Otherwise "
+            "correct what the server's message says.",
+        ) from error
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:

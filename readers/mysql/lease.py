@@ -5,6 +5,7 @@ from typing import ClassVar
 import pymysql
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.lease import IDLE_SECONDS, Lock, connection_broke
 from tidemark.readers.mysql.connect import Connection, connect, flavour_of, version_of
@@ -21,11 +22,19 @@ class MySqlLock(Lock):
         self._endpoint, self._tls, self._name = endpoint, tls, name
         self._connection: Connection | None = None
 
-    def try_to_take(self, wait_seconds: int) -> int | None:
+    def open(self, reconnect: Reconnect) -> None:
         if self._connection is None:
             self._connection = connect(
-                self._endpoint, self._tls, purpose="lease", read_timeout_seconds=READ_TIMEOUT_SECONDS
+                self._endpoint,
+                self._tls,
+                purpose="lease",
+                read_timeout_seconds=READ_TIMEOUT_SECONDS,
+                reconnect=reconnect,
             )
+
+    def try_to_take(self, wait_seconds: int) -> int | None:
+        self.open(AT_START)
+        assert self._connection is not None
         try:
             with self._connection.cursor() as cursor:
                 # A dead machine, or a frozen process, must not keep the lock for hours: the server notices neither.

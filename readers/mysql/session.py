@@ -9,8 +9,8 @@ from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
-_PASSING = frozenset({1205, 1213, 1317, 1927, 3169, 4031})
-"""Lock wait timeout, deadlock, killed query or connection, idle session closed."""
+_PASSING = frozenset({1205, 1213})
+"""Lock wait timeout and deadlock."""
 
 
 def will_pass(error: pymysql.MySQLError, connection: Connection) -> bool:
@@ -22,6 +22,10 @@ class SqlSession(AskingSession[Connection]):
     error_class: ClassVar[type[Exception]] = pymysql.MySQLError
     will_pass = staticmethod(will_pass)
     error_text = staticmethod(error_text)
+
+    @staticmethod
+    def is_gone(error: pymysql.MySQLError) -> bool:
+        return error_code(error) in {1054, 1146}
 
     @staticmethod
     def is_open(connection: Connection) -> bool:

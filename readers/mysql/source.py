@@ -1,12 +1,15 @@
 """MySQL and MariaDB as a source of jobs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pymysql
 
 from tidemark.conf.model import JobFile
+from tidemark.readers.added_columns import with_added_columns
+from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
@@ -14,12 +17,13 @@ from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, f
 from tidemark.readers.mysql.binlog.positions import LogPositions, log_end
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
-from tidemark.readers.mysql.connect import Connection, connect
+from tidemark.readers.mysql.connect import Connection, connect, error_text, quote_table, sql_errors
 from tidemark.readers.mysql.keys.key_columns import can_split_by
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.readers.mysql.schema.catalog import find_tables, split_key, table_statistics
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
+from tidemark.readers.mysql.schema.table_checks import wait_for_alter
 from tidemark.readers.mysql.schema.table_facts import read_tables
 from tidemark.readers.mysql.server import (
     ServerIdentity,
@@ -30,7 +34,7 @@ from tidemark.readers.mysql.server import (
     require_identity,
     watermark_method,
 )
-from tidemark.readers.mysql.session import SqlSession
+from tidemark.readers.mysql.session import SqlSession, will_pass
 from tidemark.readers.mysql.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
@@ -71,6 +75,7 @@ class MySqlServer:
                 zero_dates_null=source.zero_dates == "null",
                 where=split_conditions(job, schemas),
                 masked=masked_tables(job),
+                bad_values=BadValueRule.of(job),
                 reconnect=job.reconnect,
             )
         )
@@ -80,6 +85,7 @@ class MySqlServer:
         log = ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids), reconnect)
         options = ReadOptions(
             zero_dates_null=source.zero_dates == "null",
+            bad_values=BadValueRule.of(self.job),
             reconnect_attempts=reconnect.attempts,
             max_delay_seconds=reconnect.max_delay_seconds,
         )
@@ -102,7 +108,7 @@ class MySqlAccess:
     def __init__(self, server: MySqlServer, schemas: Sequence[TableSchema]) -> None:
         self._server = server.info
         self._session = SqlSession(server.connect)
-        self.keys: KeySource = MySqlKeys(self._session, {schema.table: schema for schema in schemas})
+        self.keys: KeySource = MySqlKeys(self._session, {schema.table: schema for schema in schemas}, server.method)
 
     def log_end(self) -> BinlogPosition:
         return self._session.ask(lambda connection: log_end(connection, self._server))
@@ -130,6 +136,7 @@ class FoundMySql(FoundTables):
 
     connection: Connection
     info: ServerInfo
+    demands: Demands
 
     @property
     def name(self) -> str:
@@ -140,6 +147,17 @@ class FoundMySql(FoundTables):
 
     def statistics(self, table: TableId) -> TableStatistics:
         return table_statistics(self.connection, table)
+
+    def condition_problem(self, table: TableId, where: str) -> str | None:
+        """`tidemark.readers.source.ChecksConditions`."""
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {quote_table(table)} WHERE (\n{where}\n) LIMIT 0")
+        except pymysql.MySQLError as error:
+            if will_pass(error, self.connection):
+                raise
+            return error_text(error)
+        return None
 
     def identity(self) -> str:
         return self.info.identity.uuid
@@ -154,6 +172,16 @@ class FoundMySql(FoundTables):
         if self.job.has_snapshot and self.info.gtid_mode != "ON":
             await_xa_commits(self._log(), self.connection, anchor)
         return self._with_file_start(anchor)
+
+    def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
+        """Waits for each ALTER TABLE that is being committed: it is in the log shortly before it is in the catalog."""
+        for table in tables:
+            wait_for_alter(self.connection, table)
+        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).schemas
+
+    def extended(self, known: TableSchema) -> TableSchema | None:
+        now = self.schemas_now([known.table]).get(known.table)
+        return None if now is None else with_added_columns(known, now)
 
     def _positions(self) -> LogPositions:
         return LogPositions(self._log(), self.connection, self.info)
@@ -199,10 +227,11 @@ def find_mysql(job: JobFile, *, needs_key: bool) -> Iterator[FoundMySql]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
     source = job.source
     assert source.url.kind != "postgresql"
-    with closing(connect(source.url, source.tls)) as connection:
+    with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection, source.url.kind)
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
-        result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
+        demands = _demands(job, needs_key=needs_key)
+        result = preflight(connection, server, facts, demands)
         yield FoundMySql(
             job=job,
             schemas=tuple(result.schemas.values()),
@@ -210,12 +239,20 @@ def find_mysql(job: JobFile, *, needs_key: bool) -> Iterator[FoundMySql]:
             findings=findings_with(job, result.findings, result.schemas.values()),
             connection=connection,
             info=server,
+            demands=demands,
         )
+
+
+def mysql_tables(job: JobFile) -> list[TableId]:
+    """See `tidemark.jobs.sources.selected_tables`."""
+    with closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
+        return find_tables(connection, job.source.tables, job.source.exclude_tables)
 
 
 def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
-    return Lease.acquire(MySqlLock(job.source.url, job.source.tls, checkpoint_lock(job.checkpoint)), wait=wait)
+    lock = MySqlLock(job.source.url, job.source.tls, checkpoint_lock(job.checkpoint))
+    return Lease.acquire(lock, wait=wait, reconnect=job.reconnect)
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

@@ -4,8 +4,6 @@ No default may change the text or the number of rows that a SELECT or the log re
 transaction asks for it (`SET TRANSACTION READ WRITE`).
 """
 
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -15,6 +13,7 @@ import psycopg2.extensions
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.libpq import connection_settings, is_about_tls, passes_by_itself
+from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
 from tidemark.conf.source import Tls
@@ -24,9 +23,6 @@ from tidemark.state.table import TableId
 Connection: TypeAlias = psycopg2.extensions.connection
 
 APPLICATION_NAME = "tidemark"
-CONNECT_ATTEMPTS = 5
-FIRST_DELAY_SECONDS = 0.5
-MAX_DELAY_SECONDS = 8.0
 
 SESSION = {
     "TimeZone": "UTC",
@@ -60,45 +56,51 @@ SESSION = {
 }
 
 
-def connect(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool = True) -> Connection:
+def connect(
+    endpoint: Endpoint, tls: Tls | None, *, autocommit: bool = True, reconnect: Reconnect = AT_START
+) -> Connection:
     """Opens a connection with the settings of SESSION. Statements are read only, and each sees what is committed when it
     starts. For a snapshot, use `BEGIN ISOLATION LEVEL REPEATABLE READ`.
 
-    Transient errors are retried CONNECT_ATTEMPTS times with back-off, then raise SourceUnavailableError. A refusal (login,
-    TLS, unknown database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all.
-    With `verify` the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system
-    trusts. Without `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that.
+    Transient errors are retried as `reconnect` says, then raise SourceUnavailableError. A refusal (login, TLS, unknown
+    database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all. With `verify`
+    the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system trusts. Without
+    `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that.
     """
-    delay_seconds = FIRST_DELAY_SECONDS
-    for attempt in range(1, CONNECT_ATTEMPTS + 1):
+    retrying = Reconnecting(reconnect, f"the source {endpoint.host}:{endpoint.port}")
+    while True:
         try:
-            connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, APPLICATION_NAME))
+            connection = _open(endpoint, tls, autocommit=autocommit)
         except psycopg2.Error as error:
             if not is_transient(error):
                 raise _refusal(endpoint, error) from error
-            if attempt == CONNECT_ATTEMPTS:
+            if not retrying.failed(error_text(error)):
                 raise SourceUnavailableError(
-                    f"No connection to {endpoint.host}:{endpoint.port} in {attempt} attempts: {error_text(error)}",
+                    f"No connection to {endpoint.host}:{endpoint.port} in {retrying.failures} attempts: {error_text(error)}",
                     "Check that the server runs, that host and port in source.url are right and reachable from driver "
                     "and executors, and that it has connections to spare (max_connections, the role's and the "
-                    "database's CONNECTION LIMIT).",
+                    "database's CONNECTION LIMIT). Then run the job again: it continues.",
                 ) from error
         else:
-            try:
-                connection.autocommit = True
-                prepare_session(connection)
-                connection.autocommit = autocommit
-            except BaseException:
-                connection.close()
-                raise
+            retrying.succeeded()
             return connection
-        time.sleep(delay_seconds * random.uniform(0.5, 1.0))
-        delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
-    raise AssertionError("unreachable")
+
+
+def _open(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool) -> Connection:
+    connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, APPLICATION_NAME))
+    try:
+        connection.autocommit = True
+        prepare_session(connection)
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def prepare_session(connection: Connection) -> None:
-    """Applies the settings of SESSION that this server version has. Raises SourceNotUsableError if the server refuses one."""
+    """Applies the settings of SESSION that this server version has. Raises SourceNotUsableError if the server refuses one,
+    psycopg2's error if the connection is lost."""
     names = list(SESSION)
     try:
         with connection.cursor() as cursor:
@@ -111,6 +113,8 @@ def prepare_session(connection: Connection) -> None:
             cursor.execute("SELECT pg_catalog.pg_backend_pid()")
             ((process,),) = cursor.fetchall()
     except psycopg2.Error as error:
+        if is_transient(error):
+            raise
         raise SourceNotUsableError(
             f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
             "Use PostgreSQL 14 or newer, and connect directly, not through a proxy or pooler that filters settings.",

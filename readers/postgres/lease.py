@@ -10,6 +10,7 @@ from typing import ClassVar
 import psycopg2
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.lease import IDLE_SECONDS, Lock, connection_broke
 from tidemark.readers.postgres.connect import Connection, connect
@@ -34,12 +35,21 @@ class AdvisoryLock(Lock):
         self._endpoint, self._tls, self._keys = endpoint, tls, [lock_key(name) for name in names]
         self._connection: Connection | None = None
 
+    def open(self, reconnect: Reconnect) -> None:
+        if self._connection is not None:
+            return
+        self._connection = connect(self._endpoint, self._tls, reconnect=reconnect)
+        try:
+            self._prepare(self._connection)
+        except psycopg2.Error as error:
+            self.drop()
+            raise connection_broke(self._endpoint.host) from error
+
     def try_to_take(self, wait_seconds: int) -> int | None:
         deadline = time.monotonic() + wait_seconds
         try:
-            if self._connection is None:
-                self._connection = connect(self._endpoint, self._tls)
-                self._prepare(self._connection)
+            self.open(AT_START)
+            assert self._connection is not None
             while not self._take_all(self._connection):
                 if time.monotonic() >= deadline:
                     return None

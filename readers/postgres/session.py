@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import Connection, error_text, is_transient
+from tidemark.readers.postgres.connect import Connection, error_code, error_text, is_transient
 from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
@@ -19,6 +19,10 @@ class SqlSession(AskingSession[Connection]):
     error_class: ClassVar[type[Exception]] = psycopg2.Error
     will_pass = staticmethod(will_pass)
     error_text = staticmethod(error_text)
+
+    @staticmethod
+    def is_gone(error: psycopg2.Error) -> bool:
+        return error_code(error) in {"42P01", "42703", "3F000"}
 
     @staticmethod
     def is_open(connection: Connection) -> bool:

@@ -6,33 +6,37 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import psycopg2
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.reading import StartAtEnd, StartAtLsn
+from tidemark.readers.added_columns import new_columns, with_added_columns
+from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
-from tidemark.readers.postgres.connect import Connection, connect, sql_errors
+from tidemark.readers.postgres.connect import Connection, connect, error_text, quote_table, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
 from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
-from tidemark.readers.postgres.schema.catalog import find_tables, split_key
+from tidemark.readers.postgres.schema.catalog import find_tables, has_missing_values, split_key
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
-from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
 from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.readers.postgres.slot.publication import (
     add_tables,
     create_publication,
+    has_column_list,
     memberships,
     published_later,
     require_memberships,
@@ -82,8 +86,12 @@ class PostgresServer:
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
         source, reconnect = self.job.source, self.job.reconnect
-        options = ReadOptions(reconnect_attempts=reconnect.attempts, max_delay_seconds=reconnect.max_delay_seconds)
-        log = ServerLog(source.url, source.tls, self.slot_source)
+        options = ReadOptions(
+            reconnect_attempts=reconnect.attempts,
+            max_delay_seconds=reconnect.max_delay_seconds,
+            bad_values=BadValueRule.of(self.job),
+        )
+        log = ServerLog(source.url, source.tls, self.slot_source, reconnect)
         return PostgresLog(self, LogReader(log, {schema.table: schema for schema in schemas}, options))
 
     @contextmanager
@@ -99,12 +107,19 @@ class PostgresServer:
     def _snapshot_source(self, where: Mapping[TableId, str]) -> SnapshotSource:
         source = self.job.source
         return SnapshotSource(
-            source.url, source.tls, self.slot_source.identity, self.start, where, masked_tables(self.job)
+            source.url,
+            source.tls,
+            self.slot_source.identity,
+            self.start,
+            where,
+            masked_tables(self.job),
+            BadValueRule.of(self.job),
+            self.job.reconnect,
         )
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError if the server is not the one that the job's positions belong to."""
-        connection = connect(self.job.source.url, self.job.source.tls)
+        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect)
         return checked(connection, lambda opened: require_identity(opened, self.slot_source.identity))
 
 
@@ -195,10 +210,12 @@ class PostgresLog:
     reader: LogReader
 
     def read(self, log_range: LogRange) -> Iterator[LogBatch]:
-        """Raises LogPositionLostError after the last batch if a table was out of the publication in the meantime."""
+        """Raises LogPositionLostError after the last batch if a table was out of the publication in the meantime. Tables
+        without a membership are those that leave the job after this range, which was read before."""
         yield from self.reader.read(log_range)
         known = {membership.table: membership.text for membership in self.server.memberships}
-        oids, name = oids_of(self.reader.schemas.values()), self.server.slot_source.publication
+        oids = oids_of(schema for schema in self.reader.schemas.values() if schema.table in known)
+        name = self.server.slot_source.publication
         with closing(SqlSession(self.server.connect)) as session:
             session.ask(lambda connection: require_memberships(connection, name, known, oids))
 
@@ -224,6 +241,9 @@ class PostgresRouting:
         taken: Int64s = xids[texts.indices.to_numpy()]
         return taken
 
+    def unseen(self, transactions: Int64s) -> tuple[int, ...]:
+        return self.keys.unseen(transactions)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundPostgres(FoundTables):
@@ -231,6 +251,7 @@ class FoundPostgres(FoundTables):
 
     connection: Connection
     info: ServerInfo
+    demands: Demands
     published: dict[TableId, str] = field(default_factory=dict)
     """How the tables were published before the start position was taken."""
 
@@ -246,6 +267,17 @@ class FoundPostgres(FoundTables):
 
     def pages(self, table: TableId) -> PageStatistics | None:
         return page_statistics(self.connection, table)
+
+    def condition_problem(self, table: TableId, where: str) -> str | None:
+        """Implements `tidemark.readers.source.ChecksConditions`."""
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {quote_table(table)} WHERE (\n{where}\n) LIMIT 0")
+        except psycopg2.Error as error:
+            if will_pass(error, self.connection):
+                raise
+            return error_text(error)
+        return None
 
     def identity(self) -> str:
         return str(self.info.identity)
@@ -289,12 +321,29 @@ class FoundPostgres(FoundTables):
     def joining_start(self, tables: Sequence[TableId]) -> WalPosition:
         """Waits for the transactions that were open when the tables were published: the log may lack their changes to these
         tables. Everything before the returned position is visible to every later snapshot."""
-        add_tables(self.connection, self.job.publication, tables)
+        add_tables(self.connection, self.job.publication, tables, seconds=JOINING_WAIT_SECONDS)
         self._note_memberships()
-        wait_for_open_transactions(self.connection)
+        wait_for_open_transactions(self.connection, seconds=JOINING_WAIT_SECONDS)
         start = log_end(self.connection)
-        wait_for_open_transactions(self.connection)
+        wait_for_open_transactions(self.connection, seconds=JOINING_WAIT_SECONDS)
         return start
+
+    def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
+        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).schemas
+
+    def extended(self, known: TableSchema) -> TableSchema | None:
+        """The table's newest columns, added one after the other: with a column that was dropped in between, the log may have
+        values of that under the same name."""
+        now = self.schemas_now([known.table]).get(known.table)
+        schema = None if now is None else with_added_columns(known, now)
+        if schema is None or has_column_list(self.connection, self.job.publication, known):
+            return None
+        new = new_columns(known, schema)
+        last = max(column.number or 0 for column in known.columns)
+        numbers = [column.number for column in new]
+        if numbers != list(range(last + 1, last + 1 + len(new))):
+            return None
+        return None if has_missing_values(self.connection, known, [column.name for column in new]) else schema
 
     def memberships(self) -> tuple[Membership, ...]:
         return tuple(Membership(table, text) for table, text in sorted(self.published.items()))
@@ -323,6 +372,10 @@ class FoundPostgres(FoundTables):
         return PostgresServer(self.job, slot_source, wal_position(state.start), state.memberships)
 
 
+JOINING_WAIT_SECONDS = 60.0
+"""How long tables that join a job wait for open transactions. The changes of its other tables wait as long."""
+
+
 @contextmanager
 def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
@@ -330,7 +383,8 @@ def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
-        result = preflight(connection, server, facts, _demands(job, needs_key=needs_key))
+        demands = _demands(job, needs_key=needs_key)
+        result = preflight(connection, server, facts, demands)
         yield FoundPostgres(
             job=job,
             schemas=tuple(result.schemas.values()),
@@ -338,13 +392,20 @@ def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
             findings=findings_with(job, result.findings, result.schemas.values()),
             connection=connection,
             info=server,
+            demands=demands,
         )
+
+
+def postgres_tables(job: JobFile) -> list[TableId]:
+    """See `tidemark.jobs.sources.selected_tables`."""
+    with closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
+        return find_tables(connection, job.source.tables, job.source.exclude_tables)
 
 
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     names = checkpoint_lock(job.checkpoint), lock_name("slot", job.slot)
-    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, *names), wait=wait)
+    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, *names), wait=wait, reconnect=job.reconnect)
 
 
 def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[TableId]) -> LogPositionLostError:

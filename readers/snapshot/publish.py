@@ -20,7 +20,7 @@ from tidemark.readers.snapshot.published_file import (
     format_of,
     write_file,
 )
-from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.snapshot.split_read import SplitRead, rows_seq
 from tidemark.state.change_batch import ChangeType, batch_schema
 from tidemark.state.checkpoint.layout import published_split_file, staged_chunk_file
 from tidemark.state.checkpoint.store import CheckpointStore
@@ -134,7 +134,7 @@ def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBat
     rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
     no_transaction = pa.array([], pa.string())
     version = read.report.high.version if read.commit_version is None else read.commit_version
-    first = 0
+    seq = rows_seq(read.report.schema_version)
     for batch in rows.to_batches():
         for part in _divided(batch):
             count = part.num_rows
@@ -142,11 +142,10 @@ def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBat
                 pa.array(np.full(count, ChangeType.INSERT, np.int8)),
                 pa.array(np.full(count, version, np.int64)),
                 pa.array(np.full(count, read.taken_at_us, np.int64)).cast(pa.timestamp("us", tz="UTC")),
-                pa.array(np.arange(first, first + count, dtype=np.int32)),
+                pa.array(np.full(count, seq, np.int32)),
                 pa.DictionaryArray.from_arrays(pa.nulls(count, pa.int32()), no_transaction),
                 pa.array(np.ones(count, np.bool_)),
             ]
-            first += count
             columns = [*part.columns, *meta]
             unchanged = [pa.nulls(count, field.type) for field in list(schema)[len(columns) :]]
             yield pa.RecordBatch.from_arrays([*columns, *unchanged], schema=schema)

@@ -1,10 +1,26 @@
 """The output of a split reader."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from tidemark.state.position import Position
 from tidemark.state.split import Report
+
+_FIRST_SEQ = 1 << 30
+"""No transaction has so many changes that their `_seq` reaches this."""
+
+
+def emptying_seq(schema_version: int) -> int:
+    """`_seq` of the TRUNCATE that empties the copy of a table that comes back to the job with this version of its schema.
+
+    Its `_commit_version` may be that of the table's last change before, or of the rows of an earlier stay in the job."""
+    return _FIRST_SEQ + 2 * schema_version
+
+
+def rows_seq(schema_version: int) -> int:
+    """`_seq` of all rows of splits. Their `_commit_version` may be that of a TRUNCATE that they contain."""
+    return emptying_seq(schema_version) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +33,8 @@ class SplitRead:
     rows: pa.Table
     taken_at_us: int
     commit_version: int | None = None
+
+    def after(self, position: Position) -> "SplitRead":
+        """Returns the read of a split that was planned when the log had been read up to `position`. Its rows come after all
+        changes that were emitted before, such as a TRUNCATE, and before every change that they lack."""
+        return self if self.commit_version is None else replace(self, commit_version=position.version_before)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tidemark.readers.session import AskingSession, pause
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, concerning
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.split import Split
@@ -35,6 +35,8 @@ class RetryingSplitReader(ABC, Generic[Connection]):
 
     table_is_gone: ClassVar[frozenset[Any]]
     """The server's error codes for a missing table or column."""
+    may_not_read: ClassVar[frozenset[Any]]
+    """Those for a missing privilege on a table or column: the other tables can be read."""
 
     def __init__(self, session: AskingSession[Connection]) -> None:
         self._session = session
@@ -62,7 +64,8 @@ class RetryingSplitReader(ABC, Generic[Connection]):
         lost = 0
         while True:
             try:
-                read = self._read(split, schema, anchor)
+                with concerning(schema.table):
+                    read = self._read(split, schema, anchor)
             except self._session.error_class as error:
                 lost += 1
                 self._count_lost(error, schema.table, lost)
@@ -100,14 +103,16 @@ class RetryingSplitReader(ABC, Generic[Connection]):
     def _refusal(self, table: TableId, error: Exception, text: str) -> SourceNotUsableError:
         if self._error_code(error) in self.table_is_gone:
             return columns_are_gone(
+                table,
                 f"{table} no longer has the columns that the job knows: {text}.",
                 f"Check snapshot.where, which may name a missing column. If the table was changed, {START_OVER}.",
             )
         return SourceNotUsableError(
             f"The source refuses to read {table}: {text}.",
             "Check that the account may SELECT from the whole table, and snapshot.where for mistakes.",
+            table if self._error_code(error) in self.may_not_read else None,
         )
 
 
-def columns_are_gone(message: str, remedy: str = START_OVER_NOW) -> SchemaChangedError:
-    return SchemaChangedError(message, remedy)
+def columns_are_gone(table: TableId, message: str, remedy: str = START_OVER_NOW) -> SchemaChangedError:
+    return SchemaChangedError(message, remedy, table)

@@ -1,7 +1,8 @@
 """Writes one epoch into Delta tables, with one commit for each table.
 
 Each commit has job and table as Delta's application id, and the epoch as its version. Delta skips a commit whose application
-id and version the table's log already has. So an epoch that was interrupted is simply written again.
+id and version the table's log already has. So an epoch that was interrupted is simply written again. The commit's metadata
+name the epoch, too. Delta's history shows it, and a checkpoint that was set back is noticed by it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from pyspark.storagelevel import StorageLevel
 
 from tidemark.sinks.delta.buckets import spread
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.locations import Lake, Location, owner_of
+from tidemark.sinks.delta.locations import EPOCH_METADATA, Lake, Location, owner_of
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, merge
@@ -28,6 +29,7 @@ from tidemark.state.table import TableId, TableSchema
 _VIEW = "tidemark_changes"
 _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates")
 
@@ -72,6 +74,7 @@ class EpochWriter:
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
+            _METADATA: f"{EPOCH_METADATA}{found.epoch}",
             # Spark turns it off for streams. Without it, each shuffle of a MERGE has 200 tasks.
             "spark.sql.adaptive.enabled": "true",
             # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.

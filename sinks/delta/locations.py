@@ -73,6 +73,12 @@ class Lake(Protocol):
         """Creates the schema that the copy needs."""
 
 
+EPOCH_METADATA = "tidemark epoch "
+"""Begins the metadata of a commit that wrote an epoch. The epoch's number follows."""
+HISTORY_COMMITS = 100
+"""The newest commits, which are looked at first. Usually an epoch is among them."""
+
+
 def lake_of(settings: DeltaSettings) -> Lake:
     """Returns the locations for a job file's `sink`. Raises JobFileError for a `file:` URI that names a host."""
     if settings.catalog is not None:
@@ -211,6 +217,39 @@ def owner_of(session: SparkSession, location: Location) -> str | None:
     with spark_errors(location):
         rows = session.sql(f"SHOW TBLPROPERTIES {location.relation}").collect()
     return next((row["value"] for row in rows if row["key"] == JOB_UUID), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LastEpoch:
+    """The newest epoch that wrote to a table, and its version of the table. `set_back`: RESTORE has taken the table to one
+    before that."""
+
+    epoch: int
+    version: int
+    set_back: bool
+
+
+def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
+    """Looks at the table's newest commits, and at all of them if no epoch is among these. None if there is none at all. Runs no
+    Spark job."""
+    return _last_epoch(session, location, f" LIMIT {HISTORY_COMMITS}") or _last_epoch(session, location, "")
+
+
+def _last_epoch(session: SparkSession, location: Location, limit: str) -> LastEpoch | None:
+    restored_to: int | None = None
+    is_restored = False
+    with spark_errors(location):
+        history = session.sql(f"DESCRIBE HISTORY {location.relation}{limit}")
+        commits = history.select("version", "operation", "operationParameters", "userMetadata").collect()
+    for commit in sorted(commits, key=lambda row: row["version"], reverse=True):
+        text = commit["userMetadata"] or ""
+        if text.startswith(EPOCH_METADATA):
+            set_back = is_restored and (restored_to is None or restored_to < commit["version"])
+            return LastEpoch(int(text.removeprefix(EPOCH_METADATA)), commit["version"], set_back)
+        if commit["operation"] == "RESTORE" and not is_restored:
+            is_restored, target = True, commit["operationParameters"].get("version")
+            restored_to = None if target is None else int(target)
+    return None
 
 
 def quoted(name: str) -> str:

@@ -13,26 +13,29 @@ from pyspark.sql import DataFrame, SparkSession
 from tidemark.conf.sink import DeltaSink as DeltaSettings
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of
+from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of, last_epoch, quoted
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.tables import (
     PartitionBy,
     Style,
+    add_columns,
     claim_table,
     create_table,
     location_findings,
+    missing_columns,
     schema_findings,
     table_findings,
     unknown_tables,
 )
+from tidemark.sinks.fencing import require_planned
 from tidemark.sinks.files.sink import table_folder_name
 from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
 from tidemark.state.change_batch import PartEnd
-from tidemark.state.checkpoint.layout import copy_file
+from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
-from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -79,6 +82,39 @@ class DeltaSink:
         raise_problems(self.check(schemas, job, written))
         for schema in schemas:
             self._prepare_table(job, schema)
+        if self.checkpoint.read(JOB_FILE) is not None:
+            self._require_same_time(schemas)
+
+    def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Leaves other jobs' tables
+        alone."""
+        session = self._session()
+        for schema in schemas:
+            location = self.lake.location_of(schema.table)
+            found = self.lake.look(session, location)
+            if found is None:
+                self.checkpoint.delete(_id_file(schema.table))
+            elif isinstance(found, Found) and found.properties.get(JOB_UUID) == job.uuid:
+                names = missing_columns(schema, found, self.style)
+                if names:
+                    with spark_errors(location):
+                        session.sql(add_columns(schema, location, self.style, names))
+
+    def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        session, location = self._session(), self.lake.location_of(schema.table)
+        self.adapt(job, [schema])
+        found = self.lake.look(session, location)
+        if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
+            raise SinkError(f"{location} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
+        raise_problems(list(table_findings(schema, location, found, self.style, self.partition_by)))
+        is_set = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)
+        with spark_errors(location):
+            rows = session.sql(f"SELECT 1 FROM {location.relation} WHERE {is_set} LIMIT 1").collect()
+        if rows:
+            raise SinkError(
+                f"{location} has values in {', '.join(names)}, which the source's table got only now.",
+                f"Drop what the source did not have of {location}.",
+            )
 
     def _prepare_table(self, job: JobIdentity, schema: TableSchema) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)
@@ -96,6 +132,22 @@ class DeltaSink:
         if not isinstance(claimed, Found) or claimed.properties.get(JOB_UUID) != job.uuid:
             raise SinkError(f"{location} was claimed by another job just now.", f"Change {location.setting}.")
         self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
+
+    def _require_same_time(self, schemas: Sequence[TableSchema]) -> None:
+        """Raises SinkError for a table that was set back, CheckpointError if the checkpoint was: Delta would skip epochs."""
+        planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
+        for schema in schemas:
+            location = self.lake.location_of(schema.table)
+            last = last_epoch(self._session(), location)
+            if last is None:
+                continue
+            if last.set_back:
+                raise SinkError(
+                    f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}.",
+                    f"RESTORE TABLE {location.relation} TO VERSION AS OF {last.version}, and start the job again; or "
+                    f"{START_OVER}.",
+                )
+            require_planned(last.epoch, planned, location)
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)

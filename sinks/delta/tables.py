@@ -1,7 +1,7 @@
 """A table's copy in Delta Lake: its columns, the statements that create and change it, its checks. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from tidemark.conf.tables import TableName
 from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, Occupied, quoted
 from tidemark.sinks.delta.rows import schema_of
-from tidemark.sinks.sink import Finding, JobIdentity
+from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.remedies import START_OVER, log_whole_rows
 from tidemark.state.table import TableSchema
@@ -91,10 +91,12 @@ def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy
             "It has no key: a mirror can't tell its rows apart.",
             f"Name columns that are unique and NOT NULL: source.keys: {{{table}: […]}}; or write sink.style: changelog.",
         )
+    yield from reserved_name_findings(schema)
     added = [field.name for field in meta_fields(schema)] if style == "changelog" else []
+    reserved = {field.name for field in meta_fields(schema)}
     seen: set[str] = set(added)
     for column in schema.captured:
-        if column.name.lower() in seen:
+        if column.name.lower() in seen and column.name not in reserved:
             yield Finding(table, f"Its column {column.name} has the same name as another one for Delta Lake.", exclude)
         if "`" in column.name:
             yield Finding(
@@ -145,6 +147,18 @@ def location_findings(
         )
     elif owner is None:
         yield Finding(table, f"the Delta table {location} will be used")
+
+
+def missing_columns(schema: TableSchema, found: Found, style: Style) -> tuple[str, ...]:
+    """Returns the columns that the Delta table lacks, in the source's order."""
+    existing = {field.name.lower() for field in found.columns.fields}
+    return tuple(name for name in columns_of(schema, style).names if name.lower() not in existing)
+
+
+def add_columns(schema: TableSchema, location: Location, style: Style, names: Collection[str]) -> str:
+    fields = [field for field in columns_of(schema, style).fields if field.name in names]
+    columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
+    return f"ALTER TABLE {location.relation} ADD COLUMNS ({columns})"
 
 
 def table_findings(

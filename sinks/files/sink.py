@@ -21,8 +21,16 @@ from tidemark.sinks.fencing import Written
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
 from tidemark.sinks.files.part import FilesPart, Format
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
-from tidemark.sinks.sink import Finding, JobIdentity, PartResult, Schemas, no_mark, raise_problems
-from tidemark.state.change_batch import ChangeBatch, PartItem, meta_fields
+from tidemark.sinks.sink import (
+    Finding,
+    JobIdentity,
+    PartResult,
+    Schemas,
+    no_mark,
+    raise_problems,
+    reserved_name_findings,
+)
+from tidemark.state.change_batch import ChangeBatch, PartItem
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.table import TableId, TableSchema
@@ -98,14 +106,7 @@ class FilesSink:
     def _check_table(
         self, root: Path, schema: TableSchema, job: JobIdentity | None, written: Collection[TableId]
     ) -> Iterator[Finding]:
-        taken = {field.name for field in meta_fields(schema)}.intersection(column.name for column in schema.captured)
-        if taken:
-            names = ", ".join(sorted(taken))
-            yield Finding(
-                schema.table,
-                f"Its column {names} has the name of a column that the files sink adds.",
-                "Exclude that column (source.columns).",
-            )
+        yield from reserved_name_findings(schema)
         folder = root / table_folder_name(schema.table)
         owner = _owner(folder) if folder.exists() else None
         if owner is None and schema.table in written:

@@ -1,8 +1,8 @@
 """Values that a target can't hold, and what becomes of them: the policies of `sink.on_bad_value`.
 
-A bad value stops the job, is replaced (by NULL or another text), or has its row rejected. A rejected row is in the table of
-rejects (rejects.py) as long as the source has it in this form, and not in the copy. Policies apply when rows are written, so a
-job that has stopped can go on with another one.
+A bad value parks its table, stops the job, is replaced (by NULL or another text), or has its row rejected. A rejected row is in
+the table of rejects (rejects.py) as long as the source has it in this form, and not in the copy. Policies apply when rows are
+written, so a job that has stopped can go on with another one.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.sinks.sink import BadValues
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError
 from tidemark.state.table import TableId, TableSchema
 
 Mask = npt.NDArray[np.bool_]
-Policy = Literal["stop", "null", "text", "reject"]
+Policy = Literal["park", "stop", "null", "text", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ValueGate:
 
     def passed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, "RejectedRows | None"]:
         """Returns `rows`, which have the captured columns, without the rejected ones and with bad values replaced; and the
-        rejected ones. Raises SinkError where the policy is to stop."""
+        rejected ones. Raises RefusedRowsError where the policy is to stop or to park the table, or can't be followed."""
         bad = self._bad_values(rows)
         if not bad:
             return rows, None
@@ -76,7 +76,7 @@ class ValueGate:
         for name, array in zip(rows.schema.names, rows.columns, strict=True):
             is_bad = bad[name].rows & ~is_rejected if name in bad else None
             columns.append(
-                array if is_bad is None or not is_bad.any() else self._replaced(name, array, bad[name], is_bad, rows)
+                array if is_bad is None or not is_bad.any() else self._replaced(name, array, bad[name], is_bad)
             )
         replaced = pa.RecordBatch.from_arrays(columns, schema=rows.schema)
         if not rejecting:
@@ -92,7 +92,8 @@ class ValueGate:
         return replaced.filter(pa.array(~is_rejected)), RejectedRows(rows.filter(taken), tuple(why), is_rejected)
 
     def keyed(self, changes: pa.RecordBatch) -> tuple[pa.RecordBatch, "RejectedRows | None"]:
-        """Returns changes without those whose key is not known, and these. Raises SinkError where the policy is to stop."""
+        """Returns changes without those whose key is not known, and these. Raises RefusedRowsError unless the policy is to
+        reject them."""
         nulls = {
             name: ~np.asarray(changes.column(name).is_valid())
             for name in self.schema.key
@@ -102,7 +103,7 @@ class ValueGate:
             return changes, None
         for name, rows in nulls.items():
             if self._policy(name) != "reject":
-                raise self._refused(name, NULL_KEY, changes.slice(int(np.argmax(rows)), 1))
+                raise self._refused(name, NULL_KEY, changes.column(name))
             self.counts[name, "reject"] += int(np.count_nonzero(rows))
         is_rejected: Mask = np.logical_or.reduce(list(nulls.values()))
         rejected = changes.filter(pa.array(is_rejected))
@@ -138,7 +139,7 @@ class ValueGate:
     def _policy(self, column: str) -> Policy:
         return self.policies.of(self.schema.table, column)
 
-    def _replaced(self, name: str, array: pa.Array, mask: BadValueMask, is_bad: Mask, rows: pa.RecordBatch) -> pa.Array:
+    def _replaced(self, name: str, array: pa.Array, mask: BadValueMask, is_bad: Mask) -> pa.Array:
         policy = self._policy(name)
         replacement = None
         if name not in self.schema.key and policy == "null":
@@ -146,31 +147,23 @@ class ValueGate:
         elif name not in self.schema.key and policy == "text":
             replacement = self.as_text(name, array)
         if replacement is None:
-            raise self._refused(name, mask.why, rows.slice(int(np.argmax(is_bad)), 1))
+            raise self._refused(name, mask.why, array)
         self.counts[name, policy] += int(np.count_nonzero(is_bad))
         return pc.if_else(pa.array(is_bad), replacement, array)
 
-    def _refused(self, name: str, why: str, row: pa.RecordBatch) -> SinkError:
-        where = ", ".join(f"{key}={_shown(row.column(key))}" for key in self.schema.key)
-        is_key = name in self.schema.key
+    def _refused(self, name: str, why: str, values: pa.Array) -> RefusedRowsError:
+        """The error names no row: its key would be in logs. `reject` shows it in the target."""
+        has_text = name not in self.schema.key and self.as_text(name, values) is not None
         policies = (
-            ("reject",) if is_key else ("null", "text", "reject") if self._is_text(name, row) else ("null", "reject")
+            ("reject",) if name in self.schema.key else ("null", "text", "reject") if has_text else ("null", "reject")
         )
         table = self.schema.table
-        return SinkError(
-            f"{table}: a value of column {name} {why}, which the target can't hold, in the row {where}.",
+        return RefusedRowsError(
+            f"{table}: a value of column {name} {why}, which the target can't hold.",
             f"Set sink.on_bad_value_in: {{{table}: {{{name}: {'|'.join(policies)}}}}} (one of them), then start the job again. "
             "To correct the row in the source is not enough: its change stays in the log.",
+            None if self._policy(name) == "stop" else table,
         )
-
-    def _is_text(self, name: str, row: pa.RecordBatch) -> bool:
-        return self.as_text(name, row.column(name)) is not None
-
-
-def _shown(value: pa.Array) -> str:
-    """Python has no dates BC or beyond 9999."""
-    temporal = pa.types.is_temporal(value.type)
-    return str(pc.cast(value, pa.string())[0].as_py()) if temporal else repr(value[0].as_py())
 
 
 NULL_KEY = "is null (perhaps a zero date), though it is part of the key"

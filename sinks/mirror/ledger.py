@@ -74,10 +74,12 @@ class LedgerSession(ABC):
     def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]:
         if not self.exists(TargetName(self.home, REGISTRY_TABLE)):
             return {}
+        incarnation = "incarnation" if self.has_column(TargetName(self.home, REGISTRY_TABLE), "incarnation") else "NULL"
         found = {
-            (schema, table): Owner(JobIdentity(uuid, name), source, bool(created))
-            for schema, table, uuid, name, source, created in self.query(
-                f"SELECT target_schema, target_table, job_uuid, job_name, source_table, created FROM {self._registry}"
+            (schema, table): Owner(JobIdentity(uuid, name), source, bool(created), seen)
+            for schema, table, uuid, name, source, created, seen in self.query(
+                f"SELECT target_schema, target_table, job_uuid, job_name, source_table, created, {incarnation} "
+                f"FROM {self._registry}"
             )
         }
         named = ((target, self.registered_name(target)) for target in targets)
@@ -112,6 +114,38 @@ class LedgerSession(ABC):
                 doing=doing,
             )
         self.end_transaction(doing)
+
+    def has_column(self, target: TargetName, column: str) -> bool:
+        sql = (
+            "SELECT 1 FROM information_schema.columns WHERE table_schema = %s AND table_name = %s AND column_name = %s"
+        )
+        return bool(self.query(sql, (target.schema, target.table, column)))
+
+    def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:
+        named = {self.registered_name(target): target for target in targets}
+        found = dict[TargetName, str]()
+        for some in _batches(list(named)):
+            rows = self.query(
+                f"SELECT target_schema, target_table, incarnation FROM {self._registry} WHERE incarnation IS NOT NULL "
+                f"AND (target_schema, target_table) IN ({', '.join(['(%s, %s)'] * len(some))})",
+                tuple(chain.from_iterable(some)),
+            )
+            found |= {named[schema, table]: seen for schema, table, seen in rows}
+        return found
+
+    def note_incarnations(self, tables: Mapping[TargetName, TargetTable]) -> None:
+        for target, table in tables.items():
+            self.execute(
+                f"UPDATE {self._registry} SET incarnation = %s WHERE target_schema = %s AND target_table = %s",
+                (table.incarnation, *self.registered_name(target)),
+                doing=f"noting a table in {REGISTRY_TABLE}",
+            )
+
+    def _add_incarnation(self) -> None:
+        """For a registry that an older version made."""
+        registry = TargetName(self.home, REGISTRY_TABLE)
+        if not self.has_column(registry, "incarnation"):
+            self.execute(f"ALTER TABLE {self.full_name(registry)} ADD COLUMN incarnation varchar(64)")
 
     def take_over(self, job: JobIdentity) -> None:
         self._fence.take_over(job)

@@ -1,14 +1,15 @@
 """Decides where a table's copy goes, and whether an existing table can take it. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
-from tidemark.state.remedies import START_OVER, START_OVER_NOW
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER, read_again
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
 _LET_JOB_CREATE = "Drop that table and let the job create it, or change it so that it fits."
@@ -17,12 +18,13 @@ _LET_JOB_CREATE = "Drop that table and let the job create it, or change it so th
 @dataclass(frozen=True, slots=True)
 class Found:
     """The target as it was found: the table if it exists, whether it is empty, its owner, and whether the job has written it
-    before."""
+    before. `was_emptied`: it is another one than the job saw last, and has no rows."""
 
     table: TargetTable | None
     is_empty: bool
     owner: Owner | None
     was_written: bool = False
+    was_emptied: bool = False
 
 
 def target_of(table: TableId, template: TableTemplate, home: str) -> TargetName:
@@ -50,6 +52,7 @@ def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: D
                     f"The target does not allow the name {name!r}: at most {dialect.name_limit}.",
                     "Choose shorter names by sink.table, or exclude the column (source.columns).",
                 )
+        yield from _same_columns(schema, dialect)
         if not schema.key:
             yield Finding(
                 schema.table,
@@ -61,6 +64,18 @@ def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: D
             tables = " and ".join(sorted(str(schema.table) for schema in group))
             yield Finding(
                 None, f"{tables} would be written into one table.", "Give them different names by sink.table."
+            )
+
+
+def _same_columns(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for column in schema.captured:
+        other = seen.setdefault(dialect.same_column(column.name), column.name)
+        if other != column.name:
+            yield Finding(
+                schema.table,
+                f"The target takes the names of its columns {other} and {column.name} for one.",
+                f"Exclude one of them: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
             )
 
 
@@ -108,8 +123,10 @@ def ownership_findings(
         yield Finding(
             schema.table,
             f"{target}, which this job wrote, is gone.",
-            START_OVER_NOW,
+            f"{_reading_again(schema.table)} In other modes than full+incremental, {START_OVER}.",
         )
+    elif owner is not None and found.was_written and found.was_emptied:
+        yield emptied(schema.table, target)
     elif owner is None and found.table is not None and not found.is_empty:
         yield Finding(
             schema.table,
@@ -120,6 +137,23 @@ def ownership_findings(
         yield Finding(schema.table, f"will be created as {target}")
     elif owner is None:
         yield Finding(schema.table, f"the empty table {target} will be used")
+
+
+def was_replaced(table: TargetTable | None, owner: Owner | None) -> bool:
+    """Whether the table is another one than the job saw last, or was rewritten."""
+    if table is None or owner is None or None in (table.incarnation, owner.incarnation):
+        return False
+    return table.incarnation != owner.incarnation
+
+
+def emptied(table: TableId, target: TargetName) -> Finding:
+    """The finding for a copy that lost its rows."""
+    return Finding(
+        table,
+        f"{target} was emptied or created again by somebody else: it has no rows, and is another table than the job wrote "
+        "last.",
+        f"Put its rows back, or {START_OVER}.",
+    )
 
 
 def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
@@ -136,19 +170,63 @@ def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
             yield Finding(schema.table, f"The target has no type for column {column.name}: {exc}.", remedy)
 
 
+def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
+    """Returns clauses of ALTER TABLE that let a table take the source's rows: missing columns are added, and those that can't
+    hold every value are replaced. For a table that is emptied before it is written again. Columns of the key stay as they are,
+    and those without a type in the target."""
+    clauses = []
+    if not _has_key(schema, existing, dialect):
+        return []  # the copy stays whole
+    for column in schema.captured:
+        found = _found(existing, column, dialect)
+        fits = found is not None and _column_problem(schema, column, found, dialect) is None
+        if fits or column.name in schema.key:
+            continue
+        try:
+            definition = dialect.column_definition(column, key=False)
+        except ValueError:
+            continue
+        clauses += [] if found is None else [dialect.drop_column(found.name)]
+        clauses.append(f"ADD COLUMN {definition}")
+    return clauses
+
+
+def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
+    """Returns clauses of ALTER TABLE that add those of the columns that a table lacks. Raises SinkError for a column that the
+    target has no type for."""
+    clauses = []
+    for column in schema.captured:
+        if column.name in names and _found(existing, column, dialect) is None:
+            try:
+                clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}")
+            except ValueError as exc:
+                raise SinkError(
+                    f"The target has no type for column {column.name} of {schema.table}: {exc}.",
+                    f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
+                ) from exc
+    return clauses
+
+
+def _reading_again(table: TableId) -> str:
+    return read_again(TableName(table.database, table.name))
+
+
 def table_findings(
-    schema: TableSchema, target: TargetName, existing: TargetTable, dialect: Dialect
+    schema: TableSchema, target: TargetName, existing: TargetTable, dialect: Dialect, *, is_owned: bool = False
 ) -> Iterator[Finding]:
-    """For a table that exists: everything that could change, refuse or lose a value."""
+    """For a table that exists: everything that could change, refuse or lose a value. `is_owned`: it is the job's copy."""
     table = schema.table
+    let_job_create = _LET_JOB_CREATE
+    if is_owned:
+        let_job_create = f"Drop that table, or change it so that it fits. {_reading_again(table)}"
     if existing.engine_problem is not None:
-        yield Finding(table, f"{target} can't be written: {existing.engine_problem}.", _LET_JOB_CREATE)
+        yield Finding(table, f"{target} can't be written: {existing.engine_problem}.", let_job_create)
         return
-    if sorted(map(dialect.same_column, existing.key)) != sorted(map(dialect.same_column, schema.key)):
+    if not _has_key(schema, existing, dialect):
         yield Finding(
             table,
             f"{target} has the primary key ({', '.join(existing.key) or 'none'}), the source ({', '.join(schema.key)}).",
-            _LET_JOB_CREATE,
+            let_job_create,
         )
     if existing.foreign_keys:
         yield Finding(
@@ -170,14 +248,21 @@ def table_findings(
     wanted = {dialect.same_column(column.name) for column in schema.captured}
     for extra in existing.columns:
         if dialect.same_column(extra.name) not in wanted and not extra.may_be_left_out:
-            yield Finding(table, f"{target} has a column {extra.name} that must have a value.", _LET_JOB_CREATE)
+            yield Finding(table, f"{target} has a column {extra.name} that must have a value.", let_job_create)
     for column in schema.captured:
-        found = next(
-            (c for c in existing.columns if dialect.same_column(c.name) == dialect.same_column(column.name)), None
-        )
+        found = _found(existing, column, dialect)
         problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
         if problem is not None:
-            yield Finding(table, f"{target}: column {column.name} {problem}.", _LET_JOB_CREATE)
+            yield Finding(table, f"{target}: column {column.name} {problem}.", let_job_create)
+
+
+def _has_key(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    return sorted(map(dialect.same_column, existing.key)) == sorted(map(dialect.same_column, schema.key))
+
+
+def _found(existing: TargetTable, column: Column, dialect: Dialect) -> TargetColumn | None:
+    name = dialect.same_column(column.name)
+    return next((found for found in existing.columns if dialect.same_column(found.name) == name), None)
 
 
 def _column_problem(schema: TableSchema, column: Column, found: TargetColumn, dialect: Dialect) -> str | None:

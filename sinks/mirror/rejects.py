@@ -28,7 +28,8 @@ _INSERTED = "insert"
 
 
 class RejectStatements(Protocol):
-    """The statements of a `Session` on the table of rejects, in its transaction. `%s` stands for an argument."""
+    """The part of a `Session` that `Rejects` needs. Each statement runs in the session's transaction. In SQL, `%s` marks the
+    place of an argument."""
 
     @property
     def rejects(self) -> str:

@@ -5,26 +5,33 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.fencing import Written
-from tidemark.sinks.mirror.bad_values import STOP, Policies
+from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
+from tidemark.sinks.mirror.comparing import CopyComparison
+from tidemark.sinks.mirror.connecting import Waiting
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.planning import (
     Found,
+    adapting_clauses,
+    added_columns,
     ownership_findings,
     policy_problems,
     route_problems,
     table_findings,
     target_of,
     type_findings,
+    was_replaced,
 )
 from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.mirror.target import Session, SourceKind, TargetName
 from tidemark.sinks.mirror.writer import MirrorWriter
-from tidemark.sinks.sink import Finding, JobIdentity, raise_problems
+from tidemark.sinks.sink import Finding, JobIdentity, raise_problems, reserved_name_findings
 from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 OWN_DATABASE = "tidemark"
@@ -33,24 +40,26 @@ OWN_DATABASE = "tidemark"
 
 @dataclass(frozen=True, slots=True)
 class MirrorSink:
-    """`source_kind`: the kind of server whose types `Column.source_type` names."""
+    """`source_kind`: the kind of server whose types `Column.source_type` names. `reconnect`: how long writers wait for a target
+    that is out of reach."""
 
     url: Endpoint
     template: TableTemplate
     tls: Tls | None
     source_kind: SourceKind
     policies: Policies = STOP
+    reconnect: Reconnect = AT_START
 
     @classmethod
-    def of(cls, settings: MirrorSettings, source_kind: SourceKind) -> "MirrorSink":
+    def of(cls, settings: MirrorSettings, source_kind: SourceKind, reconnect: Reconnect = AT_START) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
-        return cls(settings.url, settings.table, settings.tls, source_kind, policies)
+        return cls(settings.url, settings.table, settings.tls, source_kind, policies, reconnect)
 
-    def connect(self) -> Session:
+    def connect(self, reconnect: Reconnect = AT_START) -> Session:
         if self.url.kind == "postgresql":
-            return postgres_session.connect(self.url, self.tls, self.source_kind)
-        return mysql_session.connect(self.url, self.tls, self._home, self.source_kind)
+            return postgres_session.connect(self.url, self.tls, self.source_kind, reconnect)
+        return mysql_session.connect(self.url, self.tls, self._home, self.source_kind, reconnect)
 
     @property
     def _home(self) -> str:
@@ -78,6 +87,8 @@ class MirrorSink:
         for name in needed:
             if not session.schema_exists(name):
                 yield Finding(None, f"schema {name} will be created")
+        for schema in schemas:
+            yield from reserved_name_findings(schema)
         yield from route_problems(targets, session.dialect)
         yield from policy_problems(schemas, self.policies.by_table)
         fits = session.dialect.name_fits
@@ -88,16 +99,18 @@ class MirrorSink:
             existing, owner = tables.get(target), owners.get(target)
             unknown = existing is not None and existing.engine_problem is None and owner is None
             is_empty = not unknown or session.is_empty(target)  # of owned tables it does not matter
-            found = Found(existing, is_empty, owner, schema.table in written)
+            was_emptied = schema.table in written and was_replaced(existing, owner) and session.is_empty(target)
+            found = Found(existing, is_empty, owner, schema.table in written, was_emptied)
             yield from ownership_findings(schema, target, found, job)
             if existing is None:
                 yield from type_findings(schema, session.dialect)
             else:
-                yield from table_findings(schema, target, existing, session.dialect)
+                is_owned = owner is not None and job is not None and owner.job.uuid == job.uuid
+                yield from table_findings(schema, target, existing, session.dialect, is_owned=is_owned)
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         with contextlib.closing(self.connect()) as session:
-            raise_problems(list(self._findings(session, schemas, job, written)))
+            raise_problems(list(self._findings(session, schemas, job, written)), [schema.table for schema in schemas])
             targets = self._targets(session, schemas)
             for name in dict.fromkeys((session.home, *(target.schema for _, target in targets))):
                 if not session.schema_exists(name):
@@ -125,14 +138,83 @@ class MirrorSink:
         for schema, target in missing:
             if target in created:
                 raise_problems(list(table_findings(schema, target, created[target], session.dialect)))
+        current = {target: table for target, table in (known | created).items() if target in owners}
+        replaced = {t: table for t, table in current.items() if was_replaced(table, owners[t])}
+        session.note_incarnations(replaced)
         session.mark_created([target for target, owner in owners.items() if not owner.created])
 
+    def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        """Creates copies that were dropped, adds columns, and replaces those of another type. Leaves other jobs' tables
+        alone."""
+        with contextlib.closing(self.connect()) as session:
+            targets = self._targets(session, schemas)
+            owners = session.owners([target for _, target in targets])
+            existing = session.inspect_all([target for _, target in targets])
+            for schema, target in targets:
+                owner, found = owners.get(target), existing.get(target)
+                if owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
+                    continue
+                if found is not None:
+                    clauses = adapting_clauses(schema, found, session.dialect)
+                    if clauses:
+                        session.create_table(session.dialect.alter_table(target, clauses))
+                elif schema.key and not any(f.is_problem for f in type_findings(schema, session.dialect)):
+                    session.create_table(session.dialect.create_table(target, schema))
+
+    def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        with contextlib.closing(self.connect()) as session:
+            ((_, target),) = self._targets(session, [schema])
+            owner, found = session.owners([target]).get(target), session.inspect(target)
+            if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
+                raise SinkError(f"{target} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
+            clauses = added_columns(schema, found, session.dialect, names)
+            if clauses:
+                session.create_table(session.dialect.alter_table(target, clauses))
+            existing = session.inspect(target)
+            assert existing is not None, "it was altered just now"
+            if found.incarnation is not None and found.incarnation == owner.incarnation:
+                session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
+                session.mark_created([target])
+            raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
+            for column in existing.columns:
+                if session.dialect.same_column(column.name) in map(session.dialect.same_column, names):
+                    _require_no_values(session, target, column.name)
+
     def writer(self, job: JobIdentity) -> MirrorWriter:
-        return MirrorWriter(self.connect, self.template, job, self.policies)
+        waiting = Waiting(self.reconnect, self.url)
+        return MirrorWriter(lambda: self.connect(self.reconnect), self.template, job, waiting, self.policies)
+
+    @contextlib.contextmanager
+    def comparison(self, schema: TableSchema) -> Iterator[CopyComparison]:
+        """See `tidemark.sinks.mirror.comparing.ComparableSink`."""
+        with contextlib.closing(self.connect(self.reconnect)) as session:
+            target = target_of(schema.table, self.template, session.home)
+            existing = session.inspect(target)
+            if existing is None:
+                raise SinkError(f"{target}, the copy of {schema.table}, is gone.", START_OVER_NOW)
+            raise_problems(list(table_findings(schema, target, existing, session.dialect)))
+            sql, rows = session.comparing(target, schema, existing)
+            sql.prepare()
+            gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
+            yield CopyComparison(session, sql, rows, gate, schema, target)
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:
             return session.written(job)
 
+    def lacks(self, job: JobIdentity, epoch: int) -> bool:
+        """The fence's row `log` moves on in the transaction that writes an epoch of the log."""
+        with contextlib.closing(self.connect(self.reconnect)) as session:
+            session.take_over(job)
+            return session.written(job).log_epoch < epoch
+
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""
+
+
+def _require_no_values(session: Session, target: TargetName, column: str) -> None:
+    if session.has_values(target, column):
+        raise SinkError(
+            f"{target} has values in column {column}, which the source's table got only now.",
+            f"Drop column {column} of {target}, and run the job again.",
+        )

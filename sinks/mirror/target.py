@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -13,6 +13,9 @@ from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableSchema
+
+if TYPE_CHECKING:
+    from tidemark.sinks.mirror.comparing import ComparingRows, ComparingSql
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
@@ -50,7 +53,9 @@ class TargetColumn:
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
-    triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key."""
+    triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key.
+    `incarnation`: another text after the table was truncated, rewritten, or dropped and created again. None if the server does
+    not say."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
@@ -59,6 +64,7 @@ class TargetTable:
     engine_problem: str | None = None
     triggers: tuple[str, ...] = ()
     updatable: bool = True
+    incarnation: str | None = None
 
     @property
     def updated_in_place(self) -> bool:
@@ -72,11 +78,13 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The job that a table of the target belongs to. `created`: the table existed after the job had claimed it."""
+    """The job that a table of the target belongs to. `created`: the table existed after the job had claimed it. `incarnation`:
+    that of the table when the job saw it last with rows."""
 
     job: JobIdentity
     source_table: str
     created: bool
+    incarnation: str | None = None
 
 
 class Dialect(Protocol):
@@ -98,6 +106,14 @@ class Dialect(Protocol):
         """Returns the SQL type that holds the source's column. Raises ValueError with the reason if there is none."""
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str: ...
+
+    def column_definition(self, column: Column, *, key: bool) -> str:
+        """Returns name and type as `create_table` has them. Raises ValueError as `column_type`."""
+
+    def drop_column(self, name: str) -> str:
+        """Returns the clause of ALTER TABLE."""
+
+    def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str: ...
 
     def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
         """Returns why the existing key column compares values as equal that differ in the source, None if it does not."""
@@ -164,6 +180,9 @@ class Session(Protocol):
         """Returns those of the tables that exist. Asks the catalog once for all."""
 
     def is_empty(self, target: TargetName) -> bool: ...
+    def has_values(self, target: TargetName, column: str) -> bool:
+        """Returns True if the column is not NULL in a row."""
+
     def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]: ...
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         """Returns why nothing can be written there (a standby, missing privileges) and the remedy, None if it can."""
@@ -175,6 +194,12 @@ class Session(Protocol):
 
     def create_table(self, sql: str) -> None: ...
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
+    def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:
+        """Returns what the job saw last of each table when it had rows, as far as it is known."""
+
+    def note_incarnations(self, tables: Mapping[TargetName, TargetTable]) -> None:
+        """Records what the tables are now, in the transaction that is open."""
+
     def take_over(self, job: JobIdentity) -> None:
         """Makes the job's driver the owner. Raises JobHeldError if a later one is."""
 
@@ -199,8 +224,16 @@ class Session(Protocol):
 
     def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
+    def comparing(
+        self, target: TargetName, schema: TableSchema, existing: TargetTable
+    ) -> "tuple[ComparingSql, ComparingRows]":
+        """Returns what compares the table with expected rows."""
+
     def commit(self, row_count: int, after: Reached | None) -> None:
         """`after`: as in PartEnd. Raises SinkError if a log part is not the next one."""
+
+    def end_transaction(self, doing: str) -> None:
+        """Commits what was written without `begin`."""
 
     def rollback(self) -> None: ...
     def close(self) -> None: ...

@@ -47,9 +47,10 @@ class Decimals:
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """IEEE 754 numbers of `bits` bits."""
+    """IEEE 754 numbers of `bits` bits. `rounded`: MySQL's (M, D) in FLOAT(M,D), which rounds values without a warning."""
 
     bits: int
+    rounded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return (source_scale or 0) <= (scale or 0) and (
                 source_precision - (source_scale or 0) <= precision - (scale or 0)
             )
-        case Floats(bits), Floats(source_bits):
+        case Floats(bits, ()), Floats(source_bits):
             return source_bits <= bits
         case Text(), _:
             return _text_holds(target, source)
@@ -187,7 +188,11 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
         case Duration(digits), PostgresType(name):
             return name in {f"interval({digits})", "interval" if digits == _MAX_FRACTION else ""}
         case Labels(labels, several), Labels(source_labels, source_several):
-            return several == source_several and set(source_labels) <= set(labels)
+            kept = tuple(label for label in labels if label in source_labels)
+            # A SET's text lists its labels in the column's order.
+            return several == source_several and (
+                kept == source_labels if several else set(source_labels) <= set(labels)
+            )
         case Duration(digits), Duration(source_digits):
             return source_digits <= digits
         case Binary(byte_count, fixed), Binary(source_count, source_fixed):
@@ -365,9 +370,11 @@ def mysql_value_range(text: str) -> ValueRange:
         case "decimal" | "numeric":
             return Decimals(10 if first is None else first, numbers[1] if len(numbers) > 1 else 0)
         case "float":
-            return Floats(64 if first is not None and first > 24 and len(numbers) == 1 else 32)
+            if len(numbers) > 1:
+                return Floats(32, numbers)
+            return Floats(64 if first is not None and first > 24 else 32)
         case "double" | "real":
-            return Floats(64)
+            return Floats(64, numbers)
         case "bit":
             return Bits(1 if first is None else first)
         case "year":

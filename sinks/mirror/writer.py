@@ -18,14 +18,24 @@ import pyarrow as pa
 
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
-from tidemark.sinks.mirror.planning import table_findings, target_of
+from tidemark.sinks.mirror.connecting import Waiting, unavailable
+from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
-from tidemark.sinks.sink import BadValues, JobIdentity, PartResult, Schemas, SinkBusyError, raise_problems
+from tidemark.sinks.sink import (
+    BadValues,
+    Finding,
+    JobIdentity,
+    PartResult,
+    ReadOnlyError,
+    Schemas,
+    SinkBusyError,
+    raise_problems,
+)
 from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -46,10 +56,11 @@ class MirrorWriter:
     connect: Callable[[], Session]
     template: TableTemplate
     job: JobIdentity
+    waiting: Waiting
     policies: Policies = STOP
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
-        with contextlib.closing(_Connection(self.connect)) as connection:
+        with contextlib.closing(_Connection(self.connect, self.waiting)) as connection:
             for part in parts_of(items):
                 batches = part.batches()
                 first = _collect(batches)
@@ -104,16 +115,44 @@ class MirrorWriter:
         """Writes the rows and commits."""
         writers: dict[TableId, TableWriting] = {}
         rejects = Rejects(session, self.job.uuid, part.epoch, part.name)
+        noted = dict[TargetName, TargetTable]()
         for chunk in chunks:
             new = [schemas[key] for key in chunk if key[0] not in writers]
             existing = session.inspect_all([target_of(s.table, self.template, session.home) for s in new])
+            noted |= self._require_rows(session, new, existing)
             for (table, version), batches in chunk.items():
                 schema = schemas[table, version]
                 if table not in writers:
                     writers[table] = self._table(session, schema, existing, rejects)
-                writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
+                try:
+                    writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
+                except RefusedRowsError as error:
+                    raise self._of_table(error, table) from error
+        session.note_incarnations(noted)  # last: splits of one table are written side by side
         session.commit(part.row_count, part.after)
         return tuple(told for writing in writers.values() for told in writing.gate.told())
+
+    def _require_rows(
+        self, session: Session, schemas: Iterable[TableSchema], existing: Mapping[TargetName, TargetTable]
+    ) -> dict[TargetName, TargetTable]:
+        """Raises SinkError for a copy that somebody emptied or created again. One that was rewritten with its rows goes on.
+        Returns the tables that the job has not seen with rows yet, or not as they are now."""
+        seen, noted = session.incarnations(existing), dict[TargetName, TargetTable]()
+        for schema in schemas:
+            target = target_of(schema.table, self.template, session.home)
+            table = existing.get(target)
+            if table is None or table.incarnation in (None, seen.get(target)):
+                continue
+            if target in seen and session.is_empty(target):
+                _raise_of(schema.table, [emptied(schema.table, target)])
+            noted[target] = table
+        return noted
+
+    def _of_table(self, error: RefusedRowsError, table: TableId) -> RefusedRowsError:
+        """What the server has refused concerns the table alone, too: the transaction has nothing of it."""
+        if error.table is not None or self.policies.default == "stop":
+            return error
+        return RefusedRowsError(error.message, error.remedy, table)
 
     def _table(
         self, session: Session, schema: TableSchema, tables: Mapping[TargetName, TargetTable], rejects: Rejects
@@ -125,10 +164,19 @@ class MirrorWriter:
             raise SinkError(
                 f"{target}, the copy of {schema.table}, is gone.",
                 START_OVER_NOW,
+                schema.table,
             )
-        raise_problems(list(table_findings(schema, target, existing, session.dialect)))
+        _raise_of(schema.table, table_findings(schema, target, existing, session.dialect))
         rows = session.rows(target, schema, existing)
         return TableWriting(rows, ValueGate(schema, self.policies, rows.bad_values, rows.as_text), rejects)
+
+
+def _raise_of(table: TableId, findings: Iterable[Finding]) -> None:
+    """Raises SinkError with all problems of a table. They concern that table alone."""
+    try:
+        raise_problems(list(findings))
+    except SinkError as error:
+        raise SinkError(error.message, error.remedy, table) from None
 
 
 def _collect(batches: Iterator[ChangeBatch]) -> Chunk:
@@ -153,8 +201,9 @@ def _chunks(first: Chunk, batches: Iterator[ChangeBatch]) -> Iterator[Chunk]:
 class _Connection:
     """A session that is opened at its first use, and again after an error that may pass."""
 
-    def __init__(self, connect: Callable[[], Session]) -> None:
+    def __init__(self, connect: Callable[[], Session], waiting: Waiting) -> None:
         self._connect = connect
+        self._waiting = waiting
         self._session: Session | None = None
 
     def session(self) -> Session:
@@ -163,16 +212,26 @@ class _Connection:
         return self._session
 
     def retry(self, attempt: Callable[[Session], T]) -> T:
-        """Calls `attempt` up to ATTEMPTS times, each in a transaction of its own. Only SinkBusyError is retried."""
-        for number in range(1, ATTEMPTS + 1):
+        """Calls `attempt` up to ATTEMPTS times, each in a transaction of its own. Only SinkBusyError is retried. A target that
+        accepts no writes is waited for like one that is out of reach: a fail-over may be under way."""
+        busy, read_only = 0, self._waiting.to_write()
+        while True:
             try:
-                return attempt(self.session())
+                result = attempt(self.session())
+            except ReadOnlyError as error:
+                self.drop()
+                if not read_only.failed(error.message):
+                    raise unavailable(error, read_only.failures) from error
             except SinkBusyError:
                 self.drop()
-                if number == ATTEMPTS:
+                busy += 1
+                if busy == ATTEMPTS:
                     raise
-            time.sleep(FIRST_DELAY_SECONDS * 2 ** (number - 1) * random.uniform(0.5, 1.0))
-        raise AssertionError("unreachable")
+                # A lock or a deadlock: the others may end meanwhile, and do not try again at the same moment.
+                time.sleep(FIRST_DELAY_SECONDS * 2 ** (busy - 1) * random.uniform(0.5, 1.0))
+            else:
+                read_only.succeeded()
+                return result
 
     def drop(self) -> None:
         """Closes the connection, which rolls back an open transaction."""

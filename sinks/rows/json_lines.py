@@ -5,9 +5,11 @@
 - Decimals are strings ("12.30"), because most readers parse a number as a double.
 - Binary is base64.
 - Dates are "2024-02-29", timestamps "2024-02-29T12:00:00.000000". Timestamps with a zone are in UTC and end with Z.
+- Marks (`tidemark.state.marks`) of dates, timestamps and decimals are their words, such as "infinity".
 - Vectors and lists of names are arrays.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.rows.fields import Fields, Frame, Rows, interleave, validity, variable
 from tidemark.sinks.rows.text import JSON_ESCAPES, base64, cast_text, decimal_text, escaped
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES
+from tidemark.state.marks import Mask, words
 from tidemark.state.table import TableSchema
 
 _ROWS_AT_ONCE = 16384
@@ -52,6 +55,8 @@ def _json_fields(name: str, array: pa.Array) -> tuple[Fields, str, str]:
         return cast_text(array), "", ""
     if pa.types.is_floating(kind):
         return variable(_float_texts(array)), "", ""
+    if _may_have_marks(kind) and (marked := words(array)) is not None:
+        return _with_words(array, *marked), '"', '"'
     if pa.types.is_decimal(kind):
         return decimal_text(array), '"', '"'
     if pa.types.is_string(kind):
@@ -66,6 +71,26 @@ def _json_fields(name: str, array: pa.Array) -> tuple[Fields, str, str]:
         to_texts = _name_texts if pa.types.is_string(kind.value_type) else _float_texts
         return variable(_list_texts(array, to_texts)), "", ""
     raise ValueError(f"column {name}: {kind} is not a canonical type")
+
+
+def _may_have_marks(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _with_words(array: pa.Array, marked: Mask, found: pa.Array) -> Fields:
+    """Returns the texts of an array with marks. A timestamp with a zone has its Z already."""
+    is_marked = pa.array(marked)
+    rest, _, closing = _json_fields("", pc.if_else(is_marked, pa.scalar(None, array.type), array))
+    texts = pa.array(
+        [text if valid else None for text, valid in zip(_texts(rest), rest.valid, strict=True)], pa.string()
+    )
+    whole = pc.binary_join_element_wise(texts, closing.removesuffix('"'), "")
+    return variable(pc.if_else(is_marked, found, whole))
+
+
+def _texts(fields: Fields) -> list[str]:
+    data = fields.data.tobytes()
+    return [data[start:end].decode() for start, end in itertools.pairwise(fields.offsets.tolist())]
 
 
 def _float_texts(array: pa.Array) -> pa.Array:

@@ -16,9 +16,6 @@ from tidemark.state.kernel import kernel
 COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 COPY_TRAILER = b"\xff\xff"
 
-_EPOCH_DAYS = 10957
-_EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
-"""PostgreSQL counts from 2000-01-01, Arrow from 1970-01-01."""
 _FLOAT4_OID = 700
 _NUMERIC_HEADER = 8
 _INTERVAL_BYTES = 16
@@ -43,15 +40,6 @@ def integers(array: pa.Array, width: int) -> Fields:
 def floats(array: pa.Array, width: int) -> Fields:
     numbers = values(array, f"<f{array.type.bit_width // 8}")
     return fixed(numbers.astype(f">f{width}"), validity(array))
-
-
-def dates(array: pa.Array) -> Fields:
-    return fixed((values(array, "<i4") - _EPOCH_DAYS).astype(">i4"), validity(array))
-
-
-def timestamps(array: pa.Array) -> Fields:
-    """Returns microseconds since 2000, for timestamps with and without a zone."""
-    return fixed((values(array, "<i8") - _EPOCH_MICROSECONDS).astype(">i8"), validity(array))
 
 
 def numerics(text: Fields) -> Fields:

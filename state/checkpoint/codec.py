@@ -24,12 +24,13 @@ from tidemark import __version__
 from tidemark.state.checkpoint.history import EpochHistory, EventHistory, RunRecord, SplitHistory
 from tidemark.state.checkpoint.upgrades import UPGRADES, Upgrade
 from tidemark.state.errors import CheckpointError
-from tidemark.state.job_state import JobState, Joined
+from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import WatchedTable
 from tidemark.state.plan import PlanRecord
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.signals import Answer, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.split import Report
 
@@ -139,6 +140,10 @@ def _damaged(name: str, reason: str) -> CheckpointError:
 PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord, version=1)
 JOB: Codec[JobState] = Codec("job", JobState, version=1)
 JOINED: Codec[Joined] = Codec("joined", Joined, version=1)
+LEFT: Codec[tuple[Left, ...]] = Codec("left", tuple[Left, ...], version=1)
+ALTERED: Codec[Altered] = Codec("altered", Altered, version=1)
+SIGNAL: Codec[Signal] = Codec("signal", Signal, version=1)
+ANSWER: Codec[Answer] = Codec("answer", Answer, version=1)
 SINK: Codec[SinkIdentity] = Codec("sink", SinkIdentity, version=1)
 PARTITIONS: Codec[tuple[WatchedTable, ...]] = Codec("partitions", tuple[WatchedTable, ...], version=1)
 PUBLISHED_SPLIT: Codec[Report] = Codec("published_split", Report, version=1)
@@ -153,6 +158,10 @@ CODECS: tuple[Codec[Any], ...] = (
     PLAN,
     JOB,
     JOINED,
+    LEFT,
+    ALTERED,
+    SIGNAL,
+    ANSWER,
     SINK,
     PARTITIONS,
     PUBLISHED_SPLIT,

@@ -7,6 +7,14 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver at the first start, before the first read. Never removed.
     joined/0000000001       tables that a later start found (Joined).
                             Written by the driver at that start, before anything of them is read. Never removed.
+    left/0000000001         tables that left the job (Left).
+                            Written by the driver when it finds them in exclude_tables, or parks them. Never removed.
+    altered/0000000001      a table with new columns (Altered).
+                            Written by the driver when it finds them, before the log is read with them. Never removed.
+    signals/0000000001      a request to the job (Signal).
+                            Written by `tidemark signal`. Never removed.
+    answers/0000000001      what the job did with the signal of that number (Answer).
+                            Written by the driver. Never removed.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
     lease                   a random text that names the job's lease, however the checkpoint's folder is written.
@@ -44,6 +52,7 @@ Every file is written once and never changed. A missing or damaged file is an er
 """
 
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -52,15 +61,29 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tidemark.state.checkpoint.codec import JOB, JOINED, KEY_REREADS, LOG_REPORT, PARTITIONS, PLAN, SINK, is_torn
+from tidemark.state.checkpoint.codec import (
+    ALTERED,
+    ANSWER,
+    JOB,
+    JOINED,
+    KEY_REREADS,
+    LEFT,
+    LOG_REPORT,
+    PARTITIONS,
+    PLAN,
+    SIGNAL,
+    SINK,
+    is_torn,
+)
 from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
 from tidemark.state.errors import CheckpointError
-from tidemark.state.job_state import JobState, Joined
+from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
 from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.signals import Answer, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.table import TableId
 
@@ -71,6 +94,10 @@ JOB_FILE = "job"
 SINK_FILE = "sink"
 LEASE_FILE = "lease"
 JOINED_FOLDER = "joined"
+LEFT_FOLDER = "left"
+ALTERED_FOLDER = "altered"
+SIGNALS_FOLDER = "signals"
+ANSWERS_FOLDER = "answers"
 OWNERS_FOLDER = "owners"
 PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
@@ -100,6 +127,22 @@ NOT_SHARED_REMEDY = (
 
 def joined_file(number: int) -> str:
     return f"{JOINED_FOLDER}/{number:010d}"
+
+
+def left_file(number: int) -> str:
+    return f"{LEFT_FOLDER}/{number:010d}"
+
+
+def altered_file(number: int) -> str:
+    return f"{ALTERED_FOLDER}/{number:010d}"
+
+
+def signal_file(number: int) -> str:
+    return f"{SIGNALS_FOLDER}/{number:010d}"
+
+
+def answer_file(number: int) -> str:
+    return f"{ANSWERS_FOLDER}/{number:010d}"
 
 
 def owner_file(number: int) -> str:
@@ -169,6 +212,11 @@ def history_files(store: CheckpointStore, kind: str) -> list[str]:
     return [name for name in store.list(HISTORY_FOLDER) if name.startswith(f"{HISTORY_FOLDER}/{kind}-")]
 
 
+def number_of(name: str) -> int:
+    """The number that is the whole name of a file in its folder."""
+    return int(name.rpartition("/")[2])
+
+
 def number_of_history_file(name: str) -> int:
     return int(name.rpartition("-")[2])
 
@@ -193,16 +241,28 @@ class Checkpoint:
         return cls(url, open_store(url))
 
     def job_state(self) -> JobState | None:
-        """The state with the tables that joined, or None if the job was never started. Raises CheckpointError if `job` is
-        gone but other files are there."""
+        """The state with the tables that joined and were altered, and without those that left, or None if the job was never
+        started. Raises CheckpointError if `job` is gone but other files are there."""
         data = self.store.read(JOB_FILE)
         if data is None:
             if any(self.store.list(folder) for folder in _FOLDERS_OF_A_STARTED_JOB):
                 raise self._lost(JOB_FILE)
             return None
         state = JOB.decode(data, JOB_FILE)
-        for number in range(1, len(self.store.list(JOINED_FOLDER)) + 1):
-            state = state.with_joined(JOINED.decode(self._read(joined_file(number)), joined_file(number)))
+        altered = self.store.list(ALTERED_FOLDER)
+        joined_count = len(self.store.list(JOINED_FOLDER))  # listed first: each entry names `left` files that are there
+        left = iter([LEFT.decode(self._read(name), name) for name in self.store.list(LEFT_FOLDER)])
+        taken = 0
+        for number in range(1, joined_count + 1):
+            joined = JOINED.decode(self._read(joined_file(number)), joined_file(number))
+            for leaving in itertools.islice(left, joined.left_files - taken):
+                state = state.without(leaving)
+            taken = joined.left_files
+            state = state.with_joined(joined)
+        for leaving in left:
+            state = state.without(leaving)
+        for name in altered:
+            state = state.with_altered(ALTERED.decode(self._read(name), name))
         return state
 
     def create_joined(self, state: JobState, joined: Joined) -> JobState:
@@ -211,6 +271,65 @@ class Checkpoint:
         if not self.store.create(name, JOINED.encode(joined)):
             raise self._another_driver(name)
         return state.with_joined(joined)
+
+    def left_before(self) -> list[Left]:
+        """Every time that a table has left the job, or stayed parked for another reason, oldest first."""
+        return [left for name in self.store.list(LEFT_FOLDER) for left in LEFT.decode(self._read(name), name)]
+
+    def create_altered(self, state: JobState, altered: Altered) -> JobState:
+        """Gives a table new columns. Raises CheckpointError if another driver did so."""
+        name = altered_file(len(self.store.list(ALTERED_FOLDER)) + 1)
+        if not self.store.create(name, ALTERED.encode(altered)):
+            raise self._another_driver(name)
+        return state.with_altered(altered)
+
+    def left_count(self) -> int:
+        """How many times tables have left the job."""
+        return len(self.store.list(LEFT_FOLDER))
+
+    def create_left(self, state: JobState, leaving: tuple[Left, ...]) -> JobState:
+        """Takes tables out of the job. Raises CheckpointError if another driver did so."""
+        name = left_file(self.left_count() + 1)
+        if not self.store.create(name, LEFT.encode(leaving)):
+            raise self._another_driver(name)
+        return state.without(leaving)
+
+    def signals(self) -> dict[int, tuple[Signal, Answer | None]]:
+        """All signals by number, with their answers."""
+        answered = {number_of(name): name for name in self.store.list(ANSWERS_FOLDER)}
+        found = dict[int, tuple[Signal, Answer | None]]()
+        for name in self.store.list(SIGNALS_FOLDER):
+            answer = answered.get(number_of(name))
+            signal = SIGNAL.decode(self._read(name), name)
+            found[number_of(name)] = signal, None if answer is None else ANSWER.decode(self._read(answer), answer)
+        return found
+
+    def has_open_signals(self) -> bool:
+        """True if a signal has no answer. Reads no file."""
+        return len(self.store.list(SIGNALS_FOLDER)) > len(self.store.list(ANSWERS_FOLDER))
+
+    def create_signal(self, signal: Signal) -> int:
+        """Returns the signal's number."""
+        while True:
+            number = len(self.store.list(SIGNALS_FOLDER)) + 1
+            if self.store.create(signal_file(number), SIGNAL.encode(signal)):
+                return number
+
+    def create_answer(self, number: int, answer: Answer) -> None:
+        self.store.create(answer_file(number), ANSWER.encode(answer))
+
+    def forget_log_attempt(self, epoch: int) -> None:
+        """Removes what attempts at an epoch of the log have left that has no report: the epoch will be read without some
+        tables. Nothing of it has reached the sink."""
+        for name in (*published_files(self.store, epoch), rereads_file(epoch)):
+            self.store.delete(name)
+
+    def forget_log_report(self, epoch: int) -> None:
+        """Removes the report of an epoch of the log that is not committed, and what the attempts at it have left. The caller
+        has proven that the sink has nothing of it, and that no earlier attempt can write any more. The report goes first: an
+        attempt without one may be repeated."""
+        self.store.delete(log_report_file(epoch))
+        self.forget_log_attempt(epoch)
 
     def require_job(self, job_uuid: str) -> None:
         """Raises CheckpointError if this process does not find the job there: an executor without that storage."""
@@ -326,7 +445,7 @@ class Checkpoint:
         name = committed_file(epoch)
         self.store.create(name, b"committed\n")
         for known in self.store.list(COMMITTED_FOLDER):
-            if known != name:
+            if known < name:
                 self.store.delete(known)
 
     def _committed_by_spark(self) -> int:
@@ -375,17 +494,21 @@ class Checkpoint:
         for name in published_files(self.store, epoch):
             self.store.delete(name)
 
-    def forget_staged(self, kept_attempts: Collection[int]) -> None:
-        """Removes the staged chunks of all other attempts."""
+    def forget_staged(self, kept_attempts: Collection[int], *, before: int) -> None:
+        """Removes the staged chunks of all other attempts with numbers less than `before`. A driver that was frozen must not
+        remove those of later ones."""
         for name in self.store.list(STAGED_FOLDER):
-            attempt = name.removeprefix(f"{STAGED_FOLDER}/g").partition("-")[0]
-            if int(attempt) not in kept_attempts:
+            attempt = int(name.removeprefix(f"{STAGED_FOLDER}/g").partition("-")[0])
+            if attempt < before and attempt not in kept_attempts:
                 self.store.delete(name)
 
-    def forget_finished_splits(self) -> None:
-        """Removes the finished splits and the key re-reads, once the log has passed all highs."""
-        for folder in (FINISHED_FOLDER, REREADS_FOLDER):
-            for name in self.store.list(folder):
+    def forget_finished_splits(self, committed: int) -> None:
+        """Removes the finished splits and the key re-reads of epochs up to `committed`, once the log has passed all highs."""
+        for name in self.store.list(FINISHED_FOLDER):
+            if epochs_of_finished_file(name)[1] <= committed:
+                self.store.delete(name)
+        for name in self.store.list(REREADS_FOLDER):
+            if _epoch_of(name) <= committed:
                 self.store.delete(name)
 
     def _key_rereads(self, name: str) -> tuple[KeyReread, ...]:

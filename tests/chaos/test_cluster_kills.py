@@ -18,13 +18,10 @@ from tests.support.workload import Uids, Writers, create_tables
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(3600)]
 
-SHORT_ROUNDS = 2
 
-
+@pytest.mark.usefixtures("long_version")
 def test_random_kills_on_a_cluster(request: pytest.FixtureRequest, tmp_path: Path, chaos_rounds: int) -> None:
     """A run that Spark gives up (a task failed too often) is started again."""
-    if chaos_rounds <= SHORT_ROUNDS:
-        pytest.skip("make chaos runs it")
     mysql_database: Database = request.getfixturevalue("mysql_database")
     seed = secrets.randbits(32)
     print(f"seed {seed}")

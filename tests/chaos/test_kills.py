@@ -14,7 +14,7 @@ import pytest
 
 from devtools.servers import start_server
 from tests.support.history import assert_copied
-from tests.support.jobs import BY_SPARK, Process, running, source_of, start_tidemark, write_job
+from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, running, source_of, start_tidemark, write_job
 from tests.support.keyless import CREATE, KeylessWriter, assert_keyless_copied
 from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database, fresh_database
@@ -22,12 +22,14 @@ from tests.support.workload import KEYS, Uids, Writers, create_tables
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(900)]
 
-FAILPOINTS = (
+OF_DRIVERS = (
     "planner.before_plan",
     "planner.after_plan",
     "planner.after_finished_splits",
     "driver.epoch_written",
     "driver.epoch_committed",
+)
+OF_TASKS = (
     "snapshot.after_low",
     "snapshot.after_select",
     "publish.before",
@@ -36,7 +38,7 @@ FAILPOINTS = (
     "sink.before_commit",
     "sink.after_commit",
 )
-SHORT_ROUNDS = 2
+FAILPOINTS = OF_DRIVERS + OF_TASKS
 _BUSY_CONNECTIONS = (
     "SELECT id FROM {processlist} WHERE id <> CONNECTION_ID() AND (info LIKE %s OR command LIKE 'Binlog%%') LIMIT 1"
 )
@@ -55,30 +57,28 @@ def _files_job(folder: Path, database: Database) -> Path:
 
 
 @pytest.fixture(params=["mysql_database", "mysql_nogtid_database", "mariadb_database", "postgres18_database"])
-def chaos_source(request: pytest.FixtureRequest, chaos_rounds: int) -> Database:
+def chaos_source(request: pytest.FixtureRequest) -> Database:
     """The short version kills on two servers, `make chaos` on each."""
-    if chaos_rounds <= SHORT_ROUNDS and request.param not in {"mysql_database", "postgres18_database"}:
-        pytest.skip("make chaos runs it")
+    if request.param not in {"mysql_database", "postgres18_database"}:
+        request.getfixturevalue("long_version")
     database: Database = request.getfixturevalue(request.param)
     return database
-
-
-@pytest.fixture
-def long_version(chaos_rounds: int) -> None:
-    if chaos_rounds <= SHORT_ROUNDS:
-        pytest.skip("make chaos runs it")
 
 
 @pytest.mark.pitfall(8)
 @pytest.mark.pitfall(70)
 @pytest.mark.pitfall(71)
 @pytest.mark.pitfall(74)
-def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path) -> None:
+def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path, is_long: bool) -> None:
+    """The short version kills drivers, and so starts again, at each point where they read everything themselves, and at one
+    where Spark's workers do. Spark repeats the tasks of workers that are killed."""
     uids = Uids()
     create_tables(chaos_source, rows=1500, uids=uids)
     job = _files_job(tmp_path, chaos_source)
-    arguments = BY_SPARK if chaos_source.kind == "mysql" else ()  # elsewhere the driver reads so few rows itself
-    with armed(tmp_path, FAILPOINTS) as environment:
+    by_spark = chaos_source.kind == "mysql"
+    arguments = BY_SPARK if by_spark else BY_DRIVER
+    failpoints = ("driver.epoch_written", *OF_TASKS) if by_spark and not is_long else FAILPOINTS
+    with armed(tmp_path, failpoints) as environment:
         with Writers(chaos_source, uids, count=2, seed=11, pause_seconds=0.02):
             run_until_done(job, environment, *arguments)
         run_until_done(job, environment, *arguments)
@@ -163,7 +163,11 @@ def _pause(process: Process, seconds: float) -> None:
         ("postgres18_database", "mysql_database"),
     ],
 )
-def test_mirror_survives_kills(origin: str, target: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_mirror_survives_kills(
+    origin: str, target: str, tmp_path: Path, is_long: bool, request: pytest.FixtureRequest
+) -> None:
+    """The driver reads everything itself in the short version."""
+    arguments = () if is_long else BY_DRIVER
     if target != "postgres_database":
         request.getfixturevalue("long_version")
     source: Database = request.getfixturevalue(origin)
@@ -174,8 +178,8 @@ def test_mirror_survives_kills(origin: str, target: str, tmp_path: Path, request
     reached = ("planner.after_plan", "driver.epoch_written", "publish.after", "sink.before_commit", "sink.after_commit")
     with armed(tmp_path, reached) as environment:
         with Writers(source, uids, count=2, seed=21, pause_seconds=0.02):
-            run_until_done(job, environment)
-        run_until_done(job, environment)
+            run_until_done(job, environment, *arguments)
+        run_until_done(job, environment, *arguments)
     for table in KEYS:
         rows = f"SELECT uid, version, note FROM {table}"
         assert sorted(_plain(copy.query(rows))) == sorted(_plain(source.query(rows)))

@@ -1,6 +1,7 @@
 """The contract of sinks with state: parts are written completely and once, also if they are repeated, interrupted or written
 twice at the same time."""
 
+import dataclasses
 import pickle
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.support.change_parts import (
     SCHEMAS,
     TRUNCATE,
     UPDATE,
+    column,
     log_part,
     part,
     rows,
@@ -322,6 +324,15 @@ def test_check_writes_nothing(every_sink: SinkCase) -> None:  # noqa: F811
         listed = "SELECT count(*) FROM information_schema.tables WHERE table_schema = %s"
         schema = "public" if every_sink.kind == "postgres" else every_sink.place.name
         assert every_sink.place.query(listed, (schema,)) == [(0,)]
+
+
+@pytest.mark.parametrize("name", ["_change_type", "_seq", "_commit_version"])
+def test_a_column_with_a_name_that_changes_have_is_refused(every_sink: SinkCase, name: str) -> None:  # noqa: F811
+    schema = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, column(name, "int", "int32")))
+    found = [finding for finding in every_sink.sink.check([schema, ITEMS]) if finding.is_problem]
+    assert [finding.table for finding in found] == [ORDERS.table]
+    assert f"column {name} has the name of a column that Tidemark adds" in found[0].text
+    assert found[0].remedy == f"Exclude it: source.columns: {{shop.orders: {{exclude: [{name}]}}}}."
 
 
 def test_sink_and_errors_cross_process_borders(any_sink: SinkCase) -> None:  # noqa: F811

@@ -11,7 +11,16 @@ import pytest
 
 from tests.support.change_parts import INSERT, ITEMS, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
 from tests.support.delta import commits_of, read_delta
-from tests.support.sink_state import FILE_SINKS, SinkCase, any_sink, make_case, mirror, sorted_rows  # noqa: F401  # fixtures
+from tests.support.sink_state import (  # noqa: F401  # fixtures
+    DELTA,
+    FILE_SINKS,
+    SinkCase,
+    any_sink,
+    make_case,
+    mirror,
+    sink_params,
+    sorted_rows,
+)
 from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.fencing import Written, require_same_time
@@ -163,13 +172,14 @@ def test_a_late_task_of_the_same_driver_writes_nothing(any_sink: SinkCase) -> No
 
 
 @pytest.mark.pitfall(89)
-def test_a_frozen_driver_commits_nothing_old_to_delta(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", sink_params((DELTA,)))
+def test_a_frozen_driver_commits_nothing_old(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Delta compares the epoch with the last one that the table has of the job, whichever driver comes."""
-    case = make_case("delta", request)
+    case = make_case(kind, request)
     assert isinstance(case.sink, DeltaSink)
-    case.sink.prepare(case.job, [ORDERS, ITEMS])
+    case.sink.prepare(case.job, [ORDERS])
     case.write(snapshot_part(1, 1, ORDERS, [order(1)]))
     late = log_part(2, (ORDERS, [(UPDATE, order(1, "two"))]))
     gates, reached, thawed = iter([True]), threading.Event(), threading.Event()

@@ -180,14 +180,14 @@ def test_a_log_position_that_is_gone_is_4(
 # Exit code 5
 
 
-def test_a_sink_that_can_t_be_used_is_5(
+def test_a_sink_that_is_out_of_reach_is_7_and_one_that_can_t_be_used_is_5(
     tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
 ) -> None:
     down = f"postgresql://etl:topsecret@127.0.0.1:{free_port()}/analytics"
     job = job_of(tmp_path, shop, sink={"type": "mirror", "url": down, "table": "{table}"})
     for command in (["run", job], ["validate", job, "--connect"], ["plan", job]):
         ended = tidemark(*command)
-        assert ended.code == 5
+        assert ended.code == 7
         assert "topsecret" not in ended.out + ended.err
     postgres_database.execute("CREATE ROLE reader LOGIN PASSWORD 'readonly'")
     try:

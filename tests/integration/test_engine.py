@@ -10,6 +10,7 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.enumerator import enumerator
 from tidemark.jobs import write_parts
 from tidemark.jobs.epochs import EpochLoop
 from tidemark.jobs.monitoring import events
@@ -27,21 +28,22 @@ IDS = list(range(1, 8))
 
 @pytest.fixture
 def job(mysql_database: Database, tmp_path: Path) -> Path:
-    """A job whose one task has several splits."""
+    """A job whose one task has several splits. No epoch of the log comes between: other tests write to the same server."""
     mysql_database.execute(
         "CREATE TABLE t (id INT PRIMARY KEY)", f"INSERT INTO t VALUES {', '.join(f'({i})' for i in IDS)}"
     )
     return write_job(
         tmp_path,
         source=source_of(mysql_database),
-        snapshot={"split_rows": 2, "parallelism": 1},
+        snapshot={"split_rows": 2, "parallelism": 1, "interleave": False},
         sink={"type": "files", "path": str(tmp_path / "out")},
     )
 
 
 def run_with(job: Path, monkeypatch: pytest.MonkeyPatch, *, forgets: bool = False) -> None:
-    """Runs the job, whose second epoch has several parts. It is given up after the first of them or, if it `forgets`, its
-    tasks just end there."""
+    """Runs the job, whose second epoch has several parts, however slow the machine is. It is given up after the first of
+    them or, if it `forgets`, its tasks just end there."""
+    monkeypatch.setattr(enumerator, "TARGET_EPOCH_SECONDS", 3600)
     settings = load_job_file(job)
     with open_job(settings, Notes(), standby=True) as opened:
         told = events.Notes()

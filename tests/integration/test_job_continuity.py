@@ -13,6 +13,7 @@ import pytest
 from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
 from tests.support.jobs import write_job
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
@@ -21,6 +22,7 @@ from tidemark.readers.mysql.binlog.connection import ServerLog
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.connect import connect
 from tidemark.readers.mysql.server import read_server
+from tidemark.readers.mysql.snapshot import anchors
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
 from tidemark.state.log_range import LogRange
@@ -199,3 +201,22 @@ def test_a_reader_notices_a_different_log_whenever_it_connects(copy: Copy) -> No
     assert list(LogReader(log, {}).read(LogRange(start, end))) == []
     with pytest.raises(LogPositionLostError, match="different"):
         list(LogReader(log, {}).read(LogRange(replace(start, begun=start.begun - 5), end)))
+
+
+def test_a_first_load_needs_no_log_before_the_jobs_position(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The greatest high of the splits is before it once the log was read between epochs of splits."""
+    copy.run(at_most=1)
+    copy.database.execute("FLUSH BINARY LOGS")
+    copy.write(1)
+    copy.run(at_most=1)
+    checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
+    assert [checkpoint.plan(epoch).plan.work.kind for epoch in checkpoint.plan_epochs()] == ["snapshot", "log"]
+    copy.purge_log()
+    monkeypatch.setattr(anchors, "_newest", {})  # as in another process
+    copy.run()
+    history = read_history(tmp_path / "out", copy.database.schema, "t")
+    assert sorted(history["id"].to_pylist()) == [
+        found for (found,) in copy.database.query("SELECT id FROM t ORDER BY id")
+    ]

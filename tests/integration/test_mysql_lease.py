@@ -17,6 +17,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database, FindServer
 from tidemark.conf.load import load_job_file
+from tidemark.conf.reconnect import Reconnect
 from tidemark.jobs.startup import hold_job
 from tidemark.readers import lease as leasing
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
@@ -144,16 +145,17 @@ def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
         assert lease.held()
 
 
-def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "REACQUIRE_SECONDS", 0.1)
-    lost = threading.Event()
+@pytest.mark.pitfall(114)
+def test_a_source_that_stays_away_loses_the_lease(name: str) -> None:
+    soon, lost = Reconnect(attempts=1, max_delay_seconds=0.1), threading.Event()
     with (
         start_server("mariadb") as server,
-        Lease.acquire(MySqlLock(root_endpoint(server), None, name), on_lost=lost.set) as lease,
+        Lease.acquire(MySqlLock(root_endpoint(server), None, name), on_lost=lost.set, reconnect=soon) as lease,
     ):
         server.kill()
         assert lost.wait(DEADLINE_SECONDS)
         assert not lease.held()
+        assert lease.unavailable is not None
 
 
 def test_a_read_only_replica_gives_leases(find_server: FindServer, name: str) -> None:

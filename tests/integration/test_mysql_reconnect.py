@@ -109,8 +109,8 @@ def test_a_long_restart_of_the_server_is_waited_for(
     assert sum(attempts) > 15
     assert max(attempts) <= 30
     told = [record.getMessage() for record in caplog.records if record.name == "tidemark.reconnect"]
-    assert any("no connection" in text for text in told)
-    assert any("connected again" in text for text in told)
+    assert any("is out of reach" in text for text in told)
+    assert any("is back after" in text for text in told)
 
 
 @pytest.mark.pitfall(114)

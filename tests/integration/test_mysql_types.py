@@ -133,14 +133,16 @@ def test_zero_dates_are_refused_where_the_job_says_so(database: Database) -> Non
     assert read(database.connect(), schema_of(database, "dated")) == [{"id": 1, "day": None}]
 
 
-def test_days_that_do_not_exist_are_refused(database: Database) -> None:
+def test_days_that_do_not_exist_are_null_like_zero_dates(database: Database) -> None:
     connection = database.connect()
     database.execute("CREATE TABLE dated (id INT PRIMARY KEY, day DATETIME)")
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
         cursor.execute("INSERT INTO dated VALUES (1, '2023-02-30 00:00:00')")
-    with pytest.raises(SourceNotUsableError, match="a day that its month does not have"):
-        read(connection, schema_of(database, "dated"))
+    with pytest.raises(SourceNotUsableError, match="a day that its month does not have") as caught:
+        read(connection, schema_of(database, "dated"), zero_dates_null=False)
+    assert "Set source.zero_dates: null, then start the job again" in caught.value.remedy
+    assert read(database.connect(), schema_of(database, "dated")) == [{"id": 1, "day": None}]
 
 
 def test_an_error_of_the_server_leaves_the_connection_usable(database: Database) -> None:

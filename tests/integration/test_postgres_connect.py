@@ -16,10 +16,12 @@ from tests.support.certificates import serve_postgres, server_certificate, write
 from tests.support.pooler import pooler
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database
+from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
 from tidemark.conf.source import Tls
-from tidemark.readers.postgres import connect as connecting
+from tidemark.readers.postgres import connect as postgres_connect
 from tidemark.readers.postgres.connect import (
     Connection,
     connect,
@@ -54,7 +56,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         made.append(0.0)
         return real(**settings)
 
-    monkeypatch.setattr(connecting, "FIRST_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(psycopg2, "connect", counted)
     return made
 
@@ -81,7 +83,7 @@ def test_a_session_does_not_depend_on_the_defaults_of_role_and_database(
             postgres_source_database.execute(f"ALTER ROLE {endpoint.user} IN DATABASE {name} SET {setting} = '{value}'")
         with contextlib.closing(connect(endpoint, None)) as connection:
             shown = {setting: scalar(connection, "SELECT current_setting(%s)", (setting,)) for setting in SHOWN}
-            assert shown == {setting: connecting.SESSION[setting] for setting in SHOWN}
+            assert shown == {setting: postgres_connect.SESSION[setting] for setting in SHOWN}
             assert scalar(connection, "SELECT interval '1 day 2 hours'::text") == "1 day 02:00:00"
             assert scalar(connection, "SELECT '\\x00ff'::bytea::text || 'ä→'") == "\\x00ffä→"
             assert scalar(connection, "SHOW application_name") == "tidemark"
@@ -131,7 +133,7 @@ def test_a_server_that_is_not_there_is_tried_some_times(attempts: list[float]) -
         nobody = Endpoint("postgresql", "127.0.0.1", closed.getsockname()[1], "cdc", Secret("sesame-9731"), "shop")
         with pytest.raises(SourceUnavailableError) as caught:
             connect(nobody, None)
-    assert len(attempts) == connecting.CONNECT_ATTEMPTS
+    assert len(attempts) == AT_START.attempts + 1
     assert f"127.0.0.1:{nobody.port}" in caught.value.message
     assert "sesame" not in str(caught.value)
 

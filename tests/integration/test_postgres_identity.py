@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.postgres_jobs import ALL, BY_NAME, IN_SCHEMA, Job, MakeJob, make_job
+from tests.support.servers import Database
 from tidemark.jobs.read_parts import read_part, tasks_of
 from tidemark.readers.postgres import source
 from tidemark.readers.postgres.partitions.checks import look_again
@@ -408,3 +409,50 @@ def test_tables_are_compared_only_if_the_catalogs_changed(make_job: MakeJob, mon
             assert bool(looks) == changed, statement
             assert seen.now.ended_xid >= known.ended_xid
             known = seen.now
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_a_new_column_stops_the_job_before_a_row_has_it(publication: str, make_job: MakeJob) -> None:
+    """Its default fills all rows, and no row of them is in the log."""
+    job = make_job(publication)
+    job.do("ALTER TABLE shop.t ADD COLUMN w int DEFAULT 7")
+    job.stops(SchemaChangedError, r"shop\.t has a new column \(w\), which the copy lacks")
+    job.do("ALTER TABLE shop.t DROP COLUMN w")
+    job.follows()
+
+
+@pytest.mark.pitfall(97)
+def test_a_generated_column_that_becomes_an_ordinary_one_stops_the_job(make_job: MakeJob) -> None:
+    job = make_job()
+    job.do("ALTER TABLE shop.t ADD COLUMN g int GENERATED ALWAYS AS (id * 2) STORED")
+    job.follows()
+    job.do("ALTER TABLE shop.t ALTER COLUMN g DROP EXPRESSION")
+    job.stops(SchemaChangedError, r"shop\.t has a new column \(g\)")
+
+
+BLUE, SAD = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "ALTER TYPE mood RENAME VALUE 'blue' TO 'sad'"
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize(
+    ("column", "change", "undone"),
+    [
+        ("mood[]", BLUE, SAD),
+        ("pair", BLUE, SAD),
+        ("pair", "ALTER TYPE pair ADD ATTRIBUTE c int", None),
+        ("pair", "ALTER TYPE pair DROP ATTRIBUTE b", None),
+    ],
+)
+def test_an_altered_type_stops_the_job(
+    column: str, change: str, undone: str | None, make_job: MakeJob, postgres_source_database: Database
+) -> None:
+    postgres_source_database.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')", "CREATE TYPE pair AS (a mood, b int)")
+    job = make_job(table=f"id int PRIMARY KEY, v text, m {column}")
+    job.do("ALTER TYPE mood ADD VALUE 'happy'", "INSERT INTO shop.t VALUES (60, 'b')")
+    job.follows()
+    job.do(change)
+    job.stops(SchemaChangedError, r"The type of m of shop\.t was altered")
+    if undone is not None:
+        job.do(undone)
+        job.follows()

@@ -18,6 +18,7 @@ from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.load import load_job_file
+from tidemark.conf.reconnect import Reconnect
 from tidemark.jobs.sources import acquire_lease
 from tidemark.readers import lease as leasing
 from tidemark.readers.lease import Lease, lock_name
@@ -137,15 +138,16 @@ def test_a_restart_of_the_source_does_not_lose_the_lease(name: str) -> None:
         assert lease.held()
 
 
-def test_a_source_that_stays_away_loses_the_lease(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "REACQUIRE_SECONDS", 0.1)
-    lost = threading.Event()
+@pytest.mark.pitfall(114)
+def test_a_source_that_stays_away_loses_the_lease(name: str) -> None:
+    soon, lost = Reconnect(attempts=1, max_delay_seconds=0.1), threading.Event()
     with start_server("postgres") as server:
         endpoint = parse_endpoint(f"{server.url}postgres")
-        with Lease.acquire(AdvisoryLock(endpoint, None, name), on_lost=lost.set) as lease:
+        with Lease.acquire(AdvisoryLock(endpoint, None, name), on_lost=lost.set, reconnect=soon) as lease:
             server.kill()
             assert lost.wait(DEADLINE_SECONDS)
             assert not lease.held()
+            assert lease.unavailable is not None
 
 
 def test_leases_of_different_databases_are_different(postgres_database: Database, name: str) -> None:

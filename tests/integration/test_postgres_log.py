@@ -251,8 +251,22 @@ def test_another_schema_stops_the_reading(
         log.execute(f"BEGIN; INSERT INTO t VALUES (9, 'z'); {statement}; {insert}; COMMIT")
     else:
         log.execute(statement, insert)
-    with pytest.raises(SchemaChangedError, match=message):
+    with pytest.raises(SchemaChangedError, match=message) as caught:
         log.read(schema)
+    assert "Undo" not in caught.value.remedy  # the log keeps what it has
+
+
+def test_a_type_that_was_renamed_may_get_its_name_back(logged_postgres: LoggedDatabase) -> None:
+    log = logged_postgres
+    log.execute("CREATE TYPE mood AS ENUM ('good', 'bad')", "CREATE TABLE t (id int PRIMARY KEY, m mood)")
+    log.publish("t")
+    schema = log.schema("t")
+    log.execute("ALTER TYPE mood RENAME TO feeling", "INSERT INTO t VALUES (1, 'good')")
+    with pytest.raises(SchemaChangedError, match=r"has m as public\.feeling") as caught:
+        log.read(schema)
+    assert "give it back its name" in caught.value.remedy
+    log.execute("ALTER TYPE feeling RENAME TO mood")
+    assert rows(log.read(schema), "id", "m") == [(INSERT, 1, "good")]
 
 
 def test_what_precedes_the_range_need_not_fit(logged_postgres: LoggedDatabase) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
-from tidemark.readers.postgres.slot import held_back
+from tidemark.readers.postgres.slot import held_back, slot
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import LogWork
@@ -47,6 +48,28 @@ def confirmed(database: Database) -> int:
         "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s", (database.name,)
     )
     return int(lsn)
+
+
+@pytest.mark.pitfall(114)
+def test_a_connection_that_is_lost_while_the_slot_is_advanced_is_opened_again(
+    job: Path, postgres_source_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, one, left = postgres_source_database, slot._one, [1]
+
+    def ended(connection: Any, sql: str, *arguments: object) -> tuple[Any, ...]:
+        if "pg_replication_slot_advance" in sql and left[0]:
+            left[0] -= 1
+            database.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid}, 10000)")
+        return one(connection, sql, *arguments)
+
+    monkeypatch.setattr(slot, "_one", ended)
+    before = confirmed(database)
+    database.execute("INSERT INTO t VALUES (1, 1, 1)")
+    run_epochs(job)
+    database.execute("INSERT INTO t VALUES (2, 1, 1)")
+    run_epochs(job)
+    assert left == [0]
+    assert confirmed(database) > before
 
 
 @pytest.mark.pitfall(54, 55)

@@ -130,3 +130,14 @@ def test_changes_while_a_table_was_not_published_stop_the_job(
             with pytest.raises(LogPositionLostError, match=r"was altered for shop\.t|did not exist"):
                 job.read(context, planner.next_epoch(committed))
     assert job.copied() == before
+
+
+def test_another_slot_or_publication_in_the_job_file_is_refused_until_it_is_undone(make_job: MakeJob) -> None:
+    job = make_job(BY_NAME)
+    name = job.database.name
+    job.do(f"CREATE PUBLICATION {name}_other FOR {BY_NAME}", "INSERT INTO shop.t VALUES (7, 'after')")
+    for setting in ("slot", "publication"):
+        with pytest.raises(LogPositionLostError, match=rf"{name}_other (is gone|was altered)") as caught:
+            job.run(f"source.{setting}={name}_other")
+        assert f"If source.{setting} was changed, undo that" in caught.value.remedy
+    job.follows()

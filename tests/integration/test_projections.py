@@ -102,12 +102,13 @@ def test_files(projected_source: Database, tmp_path: Path) -> None:
         assert row["doubled"] == row["version"] * 2 + 1
         assert row["size"] == ("big" if row["amount"] is not None and row["amount"] > 100 else "small")
     customers = read_history(out, source.schema, "customers")
-    now = dict(source.query("SELECT uid, note FROM customers"))
-    last = {row["uid"]: row["note"] for row in customers.to_pylist() if row["_change_type"] != "delete"}
+    now = dict(source.query("SELECT code, note FROM customers"))
+    # By key: a row that moved between two splits is in both, each with the version of the start.
+    last = {row["code"]: row["note"] for row in customers.to_pylist() if row["_change_type"] != "delete"}
     kept = [row for row in customers.to_pylist() if row.get("_unchanged")]
-    left_out = {row["uid"] for row in kept}
-    assert {uid: last[uid] for uid in now if uid not in left_out} == {
-        uid: digest(note) for uid, note in now.items() if uid not in left_out
+    left_out = {row["code"] for row in kept}
+    assert {code: last[code] for code in now if code not in left_out} == {
+        code: digest(note) for code, note in now.items() if code not in left_out
     }
     assert all(row["note"] is None for row in kept)
     lines = read_history(out, source.schema, "order_lines")

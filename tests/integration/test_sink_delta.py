@@ -34,8 +34,9 @@ from tidemark.sinks.delta.settings import PACKAGE, delta_settings
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
+from tidemark.state.checkpoint.layout import JOB_FILE, plan_file
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import CheckpointError, SinkError
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
@@ -120,7 +121,7 @@ def test_each_epoch_is_one_commit_and_a_repeated_one_is_none(delta: Callable[...
 
 @pytest.mark.pitfall(74)
 def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[..., DeltaSink]) -> None:
-    tables = [replace(ORDERS, table=TableId("shop", f"orders{n}")) for n in range(3)]
+    tables = [replace(ORDERS, table=TableId("shop", f"orders{n}")) for n in range(2)]
     schemas = {(schema.table, 1): schema for schema in tables}
     sink = delta()
     sink.prepare(JOB, tables)
@@ -223,6 +224,31 @@ def test_table_that_is_gone_is_not_made_anew(delta: Callable[..., DeltaSink]) ->
         sink.prepare(JOB, [ORDERS])
     with pytest.raises(SinkError, match=r"the copy of shop\.orders, is gone"):
         write_epochs(sink, JOB, log_part(1, (ORDERS, [(INSERT, order(1))])), SCHEMAS)
+
+
+@pytest.mark.pitfall(90)
+def test_a_table_or_a_checkpoint_that_was_set_back_is_noticed(delta: Callable[..., DeltaSink]) -> None:
+    """A checkpoint that was set back gives numbers that the tables have already, and Delta would skip these epochs."""
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    sink.checkpoint.create(JOB_FILE, b"a job")
+    for epoch in (1, 2):
+        sink.checkpoint.create(plan_file(epoch), b"a plan")
+        write_epochs(sink, JOB, snapshot_part(epoch, epoch, ORDERS, [order(epoch)]), SCHEMAS)
+        sink.prepare(JOB, [ORDERS])
+    relation = sink.lake.location_of(ORDERS.table).relation
+    sink.session().sql(f"OPTIMIZE {relation}")
+    newest = sink.session().sql(f"DESCRIBE HISTORY {relation}").agg({"version": "max"}).collect()[0][0]
+    sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF 1")
+    with pytest.raises(SinkError, match="was set back by RESTORE to a version before 2, which has epoch 2") as caught:
+        sink.prepare(JOB, [ORDERS])
+    for version in (2, newest):  # the first as the remedy says
+        assert f"RESTORE TABLE {relation} TO VERSION AS OF 2," in caught.value.remedy
+        sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF {version}")
+        sink.prepare(JOB, [ORDERS])
+    sink.checkpoint.delete(plan_file(2))
+    with pytest.raises(CheckpointError, match=r"has epoch 2, but the newest plan of the checkpoint is that of epoch 1"):
+        sink.prepare(JOB, [ORDERS])
 
 
 def test_jars_are_named_unless_the_user_does() -> None:

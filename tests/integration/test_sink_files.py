@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.change_parts import (
     DELETE,
@@ -321,7 +322,7 @@ def test_empty_part_writes_no_file(files: SinkCase) -> None:
 
 
 @pytest.mark.integration
-def test_spark_reads_both_formats_back(tmp_path: Path) -> None:
+def test_spark_reads_both_formats_back(tmp_path: Path, delta_session: SparkSession) -> None:
     """Parquet is read without a schema, JSON Lines with one."""
     values = every_value()
     held = {}
@@ -330,25 +331,16 @@ def test_spark_reads_both_formats_back(tmp_path: Path) -> None:
         case.sink.prepare(case.job, [EVERY_TYPE])
         case.write(snapshot_part(1, 1, EVERY_TYPE, values), schemas={(EVERY_TYPE.table, 1): EVERY_TYPE})
         held[kind] = case
-    code = (
-        "import sys\n"
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"
-        ".config('spark.sql.session.timeZone', 'UTC').config('spark.sql.shuffle.partitions', '1')"
-        ".config('spark.sql.codegen.wholeStage', 'false').getOrCreate()\n"
-        "p = spark.read.parquet(sys.argv[1])\n"
-        "j = spark.read.schema(p.schema).json(sys.argv[2])\n"
-        "sums = [d.selectExpr('count(*)', *[f'sum(hash(`{c}`))' for c in d.columns]).first() for d in (p, j)]\n"
-        "assert sums[0] == sums[1] and sums[0][0] == int(sys.argv[3]), sums\n"
-        "print(p.schema.json())\n"
-    )
+    spark = delta_session.newSession()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
     folder = table_folder_name(EVERY_TYPE.table)
-    arguments = [str(tmp_path / kind / folder) for kind in FILE_SINKS]
-    run = subprocess.run(
-        [sys.executable, "-c", code, *arguments, str(len(values))], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    types = {field["name"]: field["type"] for field in json.loads(run.stdout.strip().splitlines()[-1])["fields"]}
+    parquet = spark.read.parquet(str(tmp_path / "parquet" / folder))
+    json_lines = spark.read.schema(parquet.schema).json(str(tmp_path / "jsonl" / folder))
+    sums = [d.selectExpr("count(*)", *[f"sum(hash(`{c}`))" for c in d.columns]).first() for d in (parquet, json_lines)]
+    assert sums[0] is not None
+    assert sums[0] == sums[1]
+    assert sums[0][0] == len(values)
+    types = {field["name"]: field["type"] for field in json.loads(parquet.schema.json())["fields"]}
     assert types["tiny"] == "byte"
     assert types["big_unsigned"] == "decimal(20,0)"
     assert types["amount"] == "decimal(12,2)"

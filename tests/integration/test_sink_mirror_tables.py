@@ -7,6 +7,7 @@ import pytest
 
 from devtools.servers import start_server
 from tests.support.change_parts import (
+    DELETE,
     INSERT,
     ITEMS,
     NOTES,
@@ -20,6 +21,8 @@ from tests.support.change_parts import (
 )
 from tests.support.every_type import EVERY_TYPE
 from tests.support.mysql_accounts import account
+from tests.support.postgres_roles import role
+from tests.support.servers import Database
 from tests.support.sink_state import TEMPLATE, SinkCase, make_case, mirror, target_name  # noqa: F401  # a fixture
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.tables import parse_table_template
@@ -234,6 +237,37 @@ def test_triggers_of_the_target_are_reported(mirror: SinkCase) -> None:  # noqa:
     (reported,) = [finding for finding in found if "trigger" in finding.text]
     assert f"has triggers or rules ({', '.join(expected)})" in reported.text
     assert not reported.is_problem
+
+
+def test_columns_that_the_target_takes_for_one_are_refused(mirror: SinkCase) -> None:  # noqa: F811
+    schema = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, column("Note", "text", "string")))
+    found = problems(mirror, schema)
+    if mirror.kind == "postgres":
+        assert not found
+    else:
+        assert [finding.text for finding in found] == [
+            "The target takes the names of its columns note and Note for one."
+        ]
+        assert found[0].remedy == "Exclude one of them: source.columns: {shop.orders: {exclude: [Note]}}."
+
+
+def test_rows_that_row_level_security_of_the_target_hides_stop_the_job(postgres_database: Database) -> None:
+    with role(postgres_database, "CREATE, USAGE ON SCHEMA public", attributes="LOGIN") as login:
+        sink = MirrorSink(login, TEMPLATE, None, "mysql")
+        case = SinkCase("postgres", sink, postgres_database)
+        sink.prepare(case.job, [ORDERS])
+        case.write(snapshot_part(1, 1, ORDERS, [(1, "Ada", None, 0, None), (2, "Grace", None, 0, None)]))
+        name = target_name(case, ORDERS)
+        postgres_database.execute(
+            f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY",
+            f"CREATE POLICY one ON {name} USING (id <> 2) WITH CHECK (true)",
+        )
+        with pytest.raises(SinkError, match="BYPASSRLS"):
+            case.write(log_part(2, (ORDERS, [(DELETE, (2, "Grace", None, 0, None))])))
+        postgres_database.execute(f"ALTER ROLE {login.user} BYPASSRLS")
+        case.write(log_part(2, (ORDERS, [(DELETE, (2, "Grace", None, 0, None))])))
+        assert [row[0] for row in case.rows(ORDERS)] == [1]
 
 
 def test_tables_that_would_meet_and_names_that_are_too_long_are_refused(mirror: SinkCase) -> None:  # noqa: F811

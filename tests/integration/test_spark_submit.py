@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cli import CommandLine
+from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied
-from tests.support.jobs import BY_SPARK, ROOT, SPARK, Process, run_to_end, start_process, write_job
+from tests.support.jobs import BY_SPARK, ROOT, SPARK, Process, start_process, write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
 
@@ -31,7 +33,8 @@ def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tm
         source={"url": mysql_database.server.url, "tables": ["nothing.*"]},
         sink={"type": "files", "path": str(tmp_path / "out")},
     )
-    tables = ("--set", f"source.tables=['{mysql_database.name}.*']")
+    named = f"source.tables=['{mysql_database.name}.*']"
+    tables = ("--set", named)
     with Writers(mysql_database, uids, count=2, seed=1, pause_seconds=0.02):
         submitted = submit(job, our_zip, *tables, *BY_SPARK, "--summary", str(tmp_path / "summary.json"))
         assert submitted.wait() == 0, submitted.error_text()
@@ -45,20 +48,22 @@ def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tm
     assert summary["rows"] >= 2400
     finished = submitted.events()[-1]
     assert {name: finished[name] for name in summary} == summary
-    run_to_end(job, *tables)  # goes on from the same checkpoint
+    run_epochs(job, named)  # goes on from the same checkpoint
     assert assert_copied(tmp_path / "out", mysql_database) > 2400
 
 
-def test_its_failures_end_as_those_of_run(mysql_database: Database, our_zip: Path, tmp_path: Path) -> None:
+def test_its_failures_end_as_those_of_run(
+    tidemark: CommandLine, mysql_database: Database, our_zip: Path, tmp_path: Path
+) -> None:
     job = write_job(
         tmp_path,
         source={"url": mysql_database.server.url, "tables": [f"{mysql_database.name}.missing"]},
         sink={"type": "files", "path": str(tmp_path / "out")},
     )
     for arguments, code in (((), 3), (("--set", "snapshot.split_rows=none"), 2)):
-        run = run_to_end(job, *arguments, expect=code)
+        run = tidemark("run", job, *arguments)
+        assert run.code == code
         submitted = submit(job, our_zip, *arguments)
         assert submitted.wait() == code, submitted.error_text()
-        last_line = run.error_text().splitlines()[-1]
-        assert "Remedy:" in last_line
-        assert submitted.out.read_text().splitlines()[-1] == last_line  # Spark merges a driver's stderr into its stdout
+        # Spark merges a driver's stderr into its stdout.
+        assert submitted.out.read_text().splitlines()[-1] == run.last_line

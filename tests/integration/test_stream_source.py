@@ -107,7 +107,7 @@ def test_killed_again_and_again_it_goes_on_exactly(
 
     with Writers(mysql_database, uids, count=2, seed=5, pause_seconds=0.02):
         killed_after(2)
-        killed_after(9)
+        killed_after(6)
     catch_up(into_parquet(stream_of(spark, tmp_path, mysql_database, "orders"), tmp_path))
     history = parquet_rows(spark, tmp_path)
     source = {row[2:]: row[:2] for row in mysql_database.query("SELECT uid, version, id FROM orders")}

@@ -151,16 +151,20 @@ def test_what_a_later_table_means_in_each_mode_and_for_the_target(
     database.execute(f"INSERT INTO {LATE} (order_id, line_no, uid, version) VALUES (2, 2, 2, 1)")
     run_epochs(job, "mode=incremental")
     assert read_history(tmp_path / "out", database.schema, LATE)["uid"].to_pylist() == [2]
+    again = Notes()
+    run_epochs(job, "mode=full+incremental", notes=again)
+    (warning,) = [facts for event, facts in again.found if event == "warning" and facts["table"].endswith(f".{LATE}")]
+    assert "only its changes since then are copied" in warning["text"]
 
 
-def test_a_table_that_is_gone_stops_the_job_and_one_left_out_is_warned_of(
+def test_a_table_that_is_gone_stops_the_job_and_one_not_selected_is_warned_of(
     any_source_database: Database, tmp_path: Path
 ) -> None:
     database, notes = any_source_database, Notes()
     create_tables(database, rows=5, uids=Uids())
     job = job_of(tmp_path, database)
     run_epochs(job)
-    run_epochs(job, f"source.exclude_tables=['{database.schema}.{LATE}']", notes=notes)
+    run_epochs(job, f"source.tables=['{database.schema}.orders', '{database.schema}.customers']", notes=notes)
     assert "is still copied" in str(notes.found)
     database.execute(f"DROP TABLE {LATE}")
     with pytest.raises(SourceNotUsableError, match=rf"no longer has {database.schema}\.{LATE}, which"):

@@ -137,6 +137,8 @@ class ModelDatabase:
     visible: set[int] = field(default_factory=set)
     file_number: int = FIRST_FILE_NUMBER
     file_sizes: list[int] = field(default_factory=lambda: [HEADER_END_POS])
+    is_exact: bool = False
+    """True if a split contains no more than what is visible to its SELECT (MariaDB)."""
 
     # --- writing
 
@@ -256,6 +258,9 @@ class ModelDatabase:
             bounds.append(self._bound(table, keys[at]))
         return bounds
 
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        return not self.is_exact or self.prefix(position) <= len(self.visible)
+
     def pages(self, table: TableId) -> PageStatistics | None:
         return None
 
@@ -305,6 +310,10 @@ class WalDatabase(ModelDatabase):
 
     def prefix(self, place: Position) -> int:
         return bisect_left(self.places, place.order)
+
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        numbers = {xid_of(transaction.number) % 2**32: transaction.number for transaction in self.log}
+        return {numbers[xid] for xid in unseen} <= self.visible
 
     def pages(self, table: TableId) -> PageStatistics | None:
         rows = sum(t == table for t, _ in self.rows_at(self.visible))

@@ -6,7 +6,7 @@ visible.
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -38,18 +38,20 @@ from tidemark.enumerator.enumerator import (
     first_state,
     in_mode,
     join,
+    of_job,
     plan_epoch,
 )
 from tidemark.enumerator.pages import attempts
+from tidemark.jobs.recovered_state import splits_of_job
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.readers.snapshot.publish import published_name
 from tidemark.state.checkpoint import codec
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.gtid import GtidSet
-from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
+from tidemark.state.job_state import JobState, Joined, Left, Mode, SplitKey
 from tidemark.state.log_range import LogReport
 from tidemark.state.phase import Phase
-from tidemark.state.plan import EnumeratorState, LogWork, Plan, PlanRecord, SnapshotWork
+from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition, binlog_position
 from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
@@ -97,11 +99,16 @@ class Sink:
 
     ledger: set[int] = field(default_factory=set)
     entries: dict[tuple[TableId, Key], list[Entry]] = field(default_factory=lambda: defaultdict(list))
+    emptied: dict[TableId, int] = field(default_factory=dict)
+    """The version of the schema for which a table was emptied last."""
 
-    def commit(self, epoch: int, entries: list[Entry]) -> None:
+    def commit(self, epoch: int, entries: list[Entry], empties: Mapping[TableId, int]) -> None:
         if epoch in self.ledger:
             return
         self.ledger.add(epoch)
+        self.emptied |= empties
+        for place in [place for place in self.entries if place[0] in empties]:
+            del self.entries[place]
         for entry in entries:
             self.entries[entry.table, entry.key].append(entry)
 
@@ -120,8 +127,8 @@ the same, but decided by where the log ended."""
 class Job:
     """The parts of a job that survive a crash. `filtered`: False leaves the gap filter out. `shared`: False reads each
     split by pages without the shared snapshot. `bounded`: False lets the log be read beyond the position where tables
-    join. `mode`: the job file's, now. `logged_epoch`: Spark's offset log. `marked_epoch`: the last epoch that Spark has
-    certainly marked as committed."""
+    join. `hasty`: True plans splits though the log has been read beyond what is visible. `mode`: the job file's, now.
+    `logged_epoch`: Spark's offset log. `marked_epoch`: the last epoch that Spark has certainly marked as committed."""
 
     database: ModelDatabase
     settings: Settings
@@ -129,6 +136,7 @@ class Job:
     filtered: bool = True
     bounded: bool = True
     shared: bool = True
+    hasty: bool = False
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
     mode: Mode = "full+incremental"
@@ -155,8 +163,29 @@ class Job:
         )
 
     def join(self, tables: Sequence[ModelTable]) -> None:
-        joined = Joined(self.database.log_end(), _schemas(tables), self._split_keys(tables))
-        self.store.create(f"joined/{len(self.store.list('joined')):08}", codec.JOINED.encode(joined))
+        self._join(Joined(self.database.log_end(), _schemas(tables), self._split_keys(tables)))
+
+    def _join(self, joined: Joined) -> None:
+        checkpoint = Checkpoint("model", self.store)
+        checkpoint.create_joined(self.job_state(), replace(joined, left_files=checkpoint.left_count()))
+
+    def is_bound(self) -> bool:
+        """True if the planned epoch of the log was read, but is not marked as committed."""
+        is_read = self.store.read(f"logs/{self.logged_epoch:08}") is not None
+        return self.marked_epoch < self.logged_epoch and is_read
+
+    def leave(self, table: TableId) -> None:
+        state = self.job_state()
+        version = next(schema.version for schema in state.schemas if schema.table == table)
+        Checkpoint("model", self.store).create_left(state, (Left(table, version),))
+
+    def come_back(self) -> None:
+        """All tables that have left."""
+        left = {left.table: left.version for left in self.job_state().left}
+        tables = [table for table in TABLES if table.id in left]
+        schemas = tuple(replace(s, version=left[s.table] + 1) for s in _schemas(tables))
+        back = tuple(table.id for table in tables)
+        self._join(Joined(self.database.log_end(), schemas, self._split_keys(tables), back=back))
 
     def _split_keys(self, tables: Sequence[ModelTable]) -> tuple[SplitKey, ...]:
         return () if self.mode == "incremental" else tuple(SplitKey(t.id, t.split_columns) for t in tables)
@@ -167,9 +196,8 @@ class Job:
         return bytes(data)
 
     def job_state(self) -> JobState:
-        state = codec.JOB.decode(self.file("job"), "job")
-        for name in self.store.list("joined"):
-            state = state.with_joined(codec.JOINED.decode(self.file(name), name))
+        state = Checkpoint("model", self.store).job_state()
+        assert state is not None
         return state
 
     def joined(self, state: EnumeratorState) -> tuple[Joined, ...]:
@@ -204,10 +232,10 @@ class Driver:
         if isinstance(job.database, WalDatabase):
             job.database.exported.clear()
         if job.logged_epoch == 0:
-            self.state = in_mode(first_state(job.job_state(), job.settings), job.mode)
+            self.state = first_state(job.job_state(), job.settings, job.mode)
         else:
             record = job.record(job.logged_epoch)
-            self.state = in_mode(record.state, job.mode)
+            self.state = in_mode(of_job(record.state, job.job_state()), job.mode)
             if job.marked_epoch < job.logged_epoch:
                 self.running = record.plan
 
@@ -227,7 +255,7 @@ class Driver:
                 self.state = state
                 return
             assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
-            Checkpoint("model", job.store).forget_staged(attempts(plan, state))
+            Checkpoint("model", job.store).forget_staged(attempts(plan, state), before=state.next_split_id)
             if plan.phase is Phase.STREAM:
                 for route in job.store.list("finished")[: None if epoch % 3 else 1]:  # a crash may leave some
                     job.store.delete(route)
@@ -235,7 +263,7 @@ class Driver:
             return
         record = job.record(epoch)
         job.logged_epoch = epoch
-        self.running, self.state = record.plan, in_mode(record.state, job.mode)
+        self.running, self.state = record.plan, in_mode(of_job(record.state, job.job_state()), job.mode)
         self.attempts, self.output = {}, None
 
     def _outcome(self, seconds: float | None) -> Outcome | None:
@@ -244,8 +272,9 @@ class Driver:
         epoch = self.state.epoch
         match self.job.record(epoch).plan.work:
             case SnapshotWork() as work:
-                reports = tuple(self.published(split)[0] for split in splits_of(work))
-                return SplitsRead(epoch, reports, seconds)
+                kept, left_out = splits_of_job(work.tasks, self.job.job_state())
+                reports = tuple(self.published(split)[0] for split in kept)
+                return SplitsRead(epoch, reports, seconds, tuple(split.id for split in left_out))
             case LogWork():
                 return LogRead(epoch, codec.LOG_REPORT.decode(self.job.file(f"logs/{epoch:08}"), "log"), seconds)
 
@@ -254,7 +283,7 @@ class Driver:
         removed."""
         following = self.job.logged_epoch + 1
         if self.job.store.read(f"plans/{following:08}") is not None:
-            return in_mode(self.job.record(following).state, self.job.mode)
+            return in_mode(of_job(self.job.record(following).state, self.job.job_state()), self.job.mode)
         if self.running is not None and self.running.epoch not in self.job.sink.ledger:
             return self.state
         outcome = self._outcome(None)
@@ -266,7 +295,7 @@ class Driver:
     def splits(self) -> list[Split]:
         if self.running is None or not isinstance(self.running.work, SnapshotWork):
             return []
-        return splits_of(self.running.work)
+        return splits_of_job(self.running.work.tasks, self.job.job_state())[0]
 
     def low(self, split: Split) -> bool:
         """Takes the split's low. False if the anchor is not visible yet: the reader waits."""
@@ -377,6 +406,10 @@ class Driver:
         assert self.running is not None
         assert isinstance(self.running.work, LogWork)
         log_range, epoch = self.running.work.range, self.running.epoch
+        if self.running.work.empties:
+            self.output = []
+            job.store.create(f"logs/{epoch:08}", codec.LOG_REPORT.encode(LogReport(log_range.start, (), 0, 0, 0, None)))
+            return
         transactions, end = database.transactions(log_range)
         wanted = {s.table for s in job.job_state().schemas_after(job.record(epoch).state.joined)}
         changes = [
@@ -389,19 +422,25 @@ class Driver:
             for change, _ in changes
             if next(masks[change.table.id])
         ]
-        report = LogReport(end, (), len(self.output), len(changes) - len(self.output), 0, None)
+        hidden = [t.xid % 2**32 for t in transactions if t.number not in database.visible]
+        unseen = tuple(hidden) if job.reading == "snapshot" and not job.hasty else ()
+        report = LogReport(end, (), len(self.output), len(changes) - len(self.output), 0, None, unseen=unseen)
         data = codec.LOG_REPORT.encode(report)
         job.store.create(f"logs/{epoch:08}", data)
-        assert job.file(f"logs/{epoch:08}") == data, "every reading of a range gives the same"
+        written = codec.LOG_REPORT.decode(job.file(f"logs/{epoch:08}"), "log")
+        assert written == report, "every reading of a range gives the same"
 
     def _gap_filter(self, plan: Plan) -> GapFilter:
-        if plan.phase is not Phase.CATCH_UP:
+        if plan.phase not in {Phase.SNAPSHOT, Phase.CATCH_UP}:
             return GapFilter.empty()
         segments = [self.job.file(name) for name in self.job.store.list("finished")]
         if plan.epoch % 2:
             segments = [merge_segments(segments, "finished")]
-        tables = [t.table for t in self.job.record(plan.epoch).state.tables if not t.passed]
-        return GapFilter.from_segments(segments, tables, "finished")
+        state = of_job(self.job.record(plan.epoch).state, self.job.job_state())
+        tables = [t for t in state.tables if not t.passed]
+        unfinished = {t.table: t.done_splits for t in tables if not isinstance(t.cursor, Exhausted)}
+        first_splits = {t.table: t.first_split for t in tables if t.first_split}
+        return GapFilter.from_segments(segments, [t.table for t in tables], "finished", unfinished, first_splits)
 
     # --- Commit
 
@@ -414,13 +453,17 @@ class Driver:
 
     def commit(self, *, crash_after_sink: bool) -> None:
         assert self.running is not None
+        empties: dict[TableId, int] = {}
         match self.running.work:
-            case LogWork():
+            case LogWork(empties=tables):
                 assert self.output is not None
                 entries = self.output
+                job = self.job.job_state()
+                known = job.schemas_after(self.job.record(self.running.epoch).state.joined)
+                empties = {schema.table: schema.version for schema in known if schema.table in tables}
             case SnapshotWork():
                 entries = [entry for split in self.splits() for entry in self.published(split)[1]]
-        self.job.sink.commit(self.running.epoch, entries)
+        self.job.sink.commit(self.running.epoch, entries, empties)
         if crash_after_sink:
             return
         if isinstance(self.running.work, SnapshotWork):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.gap_filter import keep
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
+from tidemark.state.errors import CheckpointError
 from tidemark.state.key_encoding import encode_bytes, encode_integer
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.split import Bound, KeyRange, Report, Split
@@ -76,15 +77,38 @@ def test_a_change_is_kept_iff_it_is_after_the_high_of_its_split(case, epochs, me
         numbers = np.array([int.from_bytes(key, "big") for key in keys], np.uint64)
         assert keep(gap_filter, TABLE, numbers, versions).tolist() == expected
 
-    least, greatest = (BinlogPosition("binlog.000007", high).version for high in (min(highs), max(highs)))
+    greatest = BinlogPosition("binlog.000007", max(highs)).version
     finished_splits = gap_filter.finished_splits[TABLE]
-    assert (finished_splits.min_high, finished_splits.max_high) == (least, greatest)
     assert gap_filter.of_table(TABLE, greatest) is finished_splits
     assert gap_filter.of_table(TABLE, greatest + 1) is None
     assert TABLE in gap_filter.passed(greatest - 1).finished_splits
     passed = gap_filter.passed(greatest)
     assert TABLE not in passed.finished_splits
     assert keep(passed, TABLE, None, versions).all()
+
+
+@given(case=cases(), left=st.sets(st.integers(0, 8)), merged=st.booleans())
+def test_changes_of_splits_that_are_left_are_withheld(
+    case: tuple[list[bytes], list[int], list[bytes], list[int]], left: set[int], merged: bool
+) -> None:
+    boundaries, highs, keys, commits = case
+    pairs = [pair for i, pair in enumerate(splits_of(TABLE, boundaries, highs, 0)) if i not in left]
+    segments = [segment_of([split], [report]) for split, report in reversed(pairs)]
+    if merged:
+        segments = [merge_segments(segments, "finished")]
+    gap_filter = GapFilter.from_segments(segments, [TABLE], "finished", {TABLE: len(pairs)})
+
+    versions = np.array([BinlogPosition("binlog.000007", c).version for c in commits], np.int64)
+    owners = [bisect_right(boundaries, key) for key in keys]
+    expected = [owner not in left and commit > highs[owner] for owner, commit in zip(owners, commits, strict=True)]
+    assert keep(gap_filter, TABLE, pa.array(keys, pa.binary()), versions).tolist() == expected
+    if left.intersection(range(len(highs))):
+        assert gap_filter.of_table(TABLE, 2**62) is not None, "no high is the last word"
+        with pytest.raises(CheckpointError, match=r"leave out a part|missing"):
+            GapFilter.from_segments(segments, [TABLE], "finished")
+    if pairs:
+        with pytest.raises(CheckpointError, match=f"{len(pairs)} finished splits instead of {len(pairs) + 1}"):
+            GapFilter.from_segments(segments, [TABLE], "finished", {TABLE: len(pairs) + 1})
 
 
 xids = st.integers(900, 960)
@@ -113,9 +137,11 @@ def test_a_change_is_kept_iff_its_splits_snapshot_does_not_contain_it(
         (split, replace(report, high=WalPosition(1000 + split.id, taken[i])))
         for i, (split, report) in enumerate(splits_of(TABLE, encoded_keys, [4] * (len(encoded_keys) + 1), 0))
     ]
-    segment = segment_of([split for split, _ in pairs], [report for _, report in pairs])
+    left = data.draw(st.sets(st.integers(0, len(encoded_keys))))
+    done = [pair for i, pair in enumerate(pairs) if i not in left]
+    segment = segment_of([split for split, _ in done], [report for _, report in done])
     finished_splits = GapFilter.from_segments(
-        [merge_segments([segment], "finished")], [TABLE], "finished"
+        [merge_segments([segment], "finished")], [TABLE], "finished", {TABLE: len(done)} if left else {}
     ).finished_splits[TABLE]
 
     changes = data.draw(st.lists(st.tuples(st.integers(-60, 60), xids), max_size=30))
@@ -124,6 +150,7 @@ def test_a_change_is_kept_iff_its_splits_snapshot_does_not_contain_it(
     versions = np.full(len(changes), 900, np.int64)  # before all highs: in PostgreSQL this decides nothing
     kept = finished_splits.keep(owners, versions, np.array([xid for _, xid in changes], np.int64))
     expected = [
-        not covers(taken[bisect_right(encoded_keys, key)], xid) for key, (_, xid) in zip(keys, changes, strict=True)
+        bisect_right(encoded_keys, key) not in left and not covers(taken[bisect_right(encoded_keys, key)], xid)
+        for key, (_, xid) in zip(keys, changes, strict=True)
     ]
     assert kept.tolist() == expected

@@ -22,6 +22,8 @@ from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
 from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
 from tidemark.state.table import TableSchema
 
+# Compiling the expressions of a query takes longer than evaluating them for a few rows.
+_WITHOUT_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
 
 
@@ -40,22 +42,42 @@ def with_metastore(folder: Path, url: str = FORGETFUL_METASTORE) -> dict[str, An
     }
 
 
+@pytest.hookimpl(trylast=True)  # after the order by fixtures
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests that need the Delta session first, so that one of pytest-xdist's workers runs them all in one session."""
+    files = {item.path for item in items if "delta_session" in getattr(item, "fixturenames", ())}
+
+    def is_later(item: pytest.Item) -> bool:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        return item.path not in files and not any(
+            isinstance(value, str) and value == "delta" for value in parameters.values()
+        )
+
+    items.sort(key=is_later)
+
+
 @pytest.fixture(scope="session")
 def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests of a process."""
     folder = tmp_path_factory.mktemp("delta")
+    spark = with_metastore(folder)
     job = {
         "job": "delta",
         "checkpoint": "./checkpoint",
         "source": {"url": "mysql://nobody:nothing@localhost/", "tables": ["a.b"]},
         "sink": {"type": "delta", "path": "./lake"},
-        "spark": with_metastore(folder),
+        "spark": spark | {"conf": spark["conf"] | _WITHOUT_CODEGEN},
     }
     with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads do not bear company
         session = open_session(load_job_options(yaml.safe_dump(job), [], folder))
     yield session
     stop_quietly(session)
+
+
+def jars_of(session: SparkSession) -> dict[str, str]:
+    """A setting that gives a job the session's jars. Otherwise Spark resolves the package again at each of its starts."""
+    return {"spark.jars": session.sparkContext.getConf().get("spark.jars", "")}
 
 
 def epoch_of(session: SparkSession, items: Sequence[ChangeBatch | PartEnd]) -> DataFrame:

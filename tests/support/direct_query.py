@@ -76,7 +76,7 @@ def parquet_rows(session: SparkSession, folder: Path) -> pa.Table:
 
 def main(folder: Path, url: str, table: str) -> None:
     with spark_session() as session:
-        stream = read_stream(session, folder, url, table, snapshot__split_rows="200", snapshot__parallelism="2")
+        stream = read_stream(session, folder, url, table, snapshot__split_rows="200", snapshot__parallelism="4")
         into_parquet(stream, folder).trigger(processingTime="100 milliseconds").start().awaitTermination()
 
 

@@ -8,10 +8,13 @@ from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
+from tidemark.jobs.parking import parks, raise_with_way_back
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
+from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import PlanRecord
 
 
@@ -44,10 +47,21 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
     told, kept = events.Notes(), Notes() if notes is None else notes
     # The server may still be ending the connection of the run before, which held the lease.
     with open_job(job, kept, standby=True) as opened:
-        context = RunContext(job, opened.held.server, opened.held.state)
-        engine = LocalEngine(context, opened.writing, SparkSessions(job, told))
-        engine.phases = []
-        loop = EpochLoop(context, opened.writing, engine, RunSummary(), told, interval_seconds=None)
-        loop.run(max_epochs=at_most)
-        told.pass_on(kept)
-    return engine.phases
+        phases: list[str] = []
+        while True:
+            context = RunContext(job, opened.held.server, opened.held.state)
+            engine = LocalEngine(context, opened.writing, SparkSessions(job, told))
+            engine.phases = phases
+            loop = EpochLoop(context, opened.writing, engine, RunSummary(), told, interval_seconds=None)
+            try:
+                loop.run(max_epochs=1 if opened.finishes else at_most)
+            except TidemarkError as error:
+                told.pass_on(kept)
+                sink = opened.writing.sink
+                if not (adds_columns(error, job, context.state, sink, kept) or parks(error, job, context.state, kept)):
+                    raise_with_way_back(error, job, context.state)
+            else:
+                told.pass_on(kept)
+                if not opened.finishes:
+                    return phases
+            opened = opened.again()

@@ -39,6 +39,7 @@ def assert_history(history: pa.Table, source: dict[Key, State], *, name: str, ke
         story = f"{name} {place}: {kind} of {(uid, version)} at {commit}, after {now}"
         if kind == "truncate":
             alive.clear()
+            known.clear()
             continue
         match kind:
             case "insert" if is_snapshot and transaction is None:  # else one that was read again (docs/adr/0016)

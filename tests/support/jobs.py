@@ -11,6 +11,7 @@ from devtools.databases import Database
 from devtools.job_process import ROOT, Process, start_process, start_tidemark
 
 __all__ = [
+    "BY_DRIVER",
     "BY_SPARK",
     "ROOT",
     "SPARK",
@@ -35,17 +36,21 @@ SPARK = {
 BY_SPARK = ("--set", "snapshot.driver_rows=0", "--set", "log.driver_bytes=0")
 """Arguments of a run whose splits and log are all read by Spark."""
 
+BY_DRIVER = ("--set", "snapshot.split_rows=2000", "--set", "snapshot.parallelism=16")
+"""Arguments of a run that reads small tables without Spark: they have few splits, and the first epoch has them all."""
+
 
 def source_of(database: Database, **settings: Any) -> dict[str, Any]:
-    """A job file's section `source` for all tables of a database."""
-    section: dict[str, Any] = {"url": database.server.url, "tables": [f"{database.schema}.*"]}
+    """A job file's section `source` for all tables of a database. A table's error stops the job: most tests want to see it."""
+    section: dict[str, Any] = {"url": database.server.url, "tables": [f"{database.schema}.*"], "on_table_error": "stop"}
     if database.kind == "postgres":
         section |= {"url": database.url, "slot": database.name, "publication": database.name}
     return section | settings
 
 
 def write_job(folder: Path, **changes: Any) -> Path:
-    """A job file in `folder`, with the checkpoint beside it; sections in `changes` are merged over the defaults."""
+    """A job file in `folder`, with the checkpoint beside it; sections in `changes` are merged over the defaults. A
+    table that is altered stops the job: most tests want to see the error."""
     job: dict[str, Any] = {
         "job": "test-job",
         "mode": "full+incremental",
@@ -55,6 +60,8 @@ def write_job(folder: Path, **changes: Any) -> Path:
         "spark": SPARK,
     }
     job.update(changes)
+    if "sink" in job:
+        job["sink"] = {"on_schema_change": "stop"} | job["sink"]
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False))
     return path

@@ -200,7 +200,7 @@ class _Reader:
 
     def relation(self, cursor: _Cursor) -> None:
         number = cursor.number(4)
-        table = TableId(cursor.name() or "pg_catalog", cursor.name())
+        cursor.name(), cursor.name()  # a table is known by its number: it may have been renamed
         identity = cursor.take(1).decode("latin1")
         if identity not in "dnfi":
             raise RefusedError("an unknown identity")
@@ -209,7 +209,7 @@ class _Reader:
             flags, name = cursor.number(1), cursor.name()
             oid, modifier = cursor.number(4), int.from_bytes(cursor.take(4), "big", signed=True)
             columns.append((name, flags & 1, TYPE_NAMES.get((oid, modifier), "???")))
-        schema = self.schemas.get(table)
+        schema = next((schema for schema in self.schemas.values() if schema.oid == number), None)
         if schema is None:
             self.tables[number] = _Table(None)
             return

@@ -138,7 +138,11 @@ class SinkCase:
                 shutil.copytree(kept, self.place)
 
             return put_back
-        tables = {table: self.place.query(f"SELECT * FROM {table}") for table in _tables(self)}
+        with closing(self.place.connect()) as connection, connection.cursor() as cursor:
+            tables = {}
+            for table in _tables(self):
+                cursor.execute(f"SELECT * FROM {table}")
+                tables[table] = cursor.fetchall()
 
         def put_rows_back() -> None:
             with closing(self.place.connect()) as connection, connection.cursor() as cursor:

@@ -122,13 +122,16 @@ def test_only_what_no_restart_needs_is_forgotten(tmp_path: Path) -> None:
         layout.finished_file(1, 9),
         layout.rereads_file(3),
         layout.log_report_file(3),
+        layout.staged_chunk_file(7, 0),  # a driver that was frozen must not remove what later epochs have written
+        layout.finished_file(11, 11),
+        layout.rereads_file(11),
     ]
     for name in names:
         checkpoint.store.create(name, b"x")
     checkpoint.forget_published(1)
-    checkpoint.forget_staged({6})
-    checkpoint.forget_finished_splits()
-    assert [name for name in names if checkpoint.store.read(name) is not None] == [names[2], names[4], names[7]]
+    checkpoint.forget_staged({6}, before=7)
+    checkpoint.forget_finished_splits(10)
+    assert [name for name in names if checkpoint.store.read(name) is not None] == [names[2], names[4], *names[7:]]
 
 
 def torn(content: bytes) -> list[bytes]:

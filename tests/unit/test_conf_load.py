@@ -42,7 +42,7 @@ source:
 snapshot:
   split_rows: 1000
   parallelism: 2
-  interleave: false
+  interleave: true
   where: {shop.orders: "created_at >= '2024-01-01'"}
 log: {max_batch_bytes: 1GB, max_batch_seconds: 2.5}
 reconnect: {attempts: 0, max_delay_seconds: 1}
@@ -61,7 +61,7 @@ def test_a_small_file_has_all_defaults(tmp_path: Path) -> None:
     job = load_text(tmp_path, SMALL)
     assert (job.job, job.mode, job.trigger) == ("shop", "full+incremental", Once())
     assert (job.has_snapshot, job.follows_log) == (True, True)
-    assert (job.snapshot.split_rows, job.snapshot.parallelism, job.snapshot.interleave) == (50_000, 4, False)
+    assert (job.snapshot.split_rows, job.snapshot.parallelism, job.snapshot.interleave) == (50_000, 4, True)
     assert (job.log.max_batch_bytes, job.log.max_batch_seconds) == (67_108_864, 10)
     assert (job.source.tls, job.source.zero_dates, job.source.exclude_tables) == (None, "null", ())
     assert job.sink.type == "files"
@@ -347,11 +347,6 @@ REFUSED = [
     ("snapshot.split_rows=1.5", "snapshot.split_rows: must be a whole number, at least 1; found: 1.5"),
     ("snapshot.split_rows=true", "snapshot.split_rows: must be a whole number, at least 1; found: true"),
     ("snapshot.parallelism=-1", "snapshot.parallelism: must be a whole number, at least 1; found: -1"),
-    (
-        "snapshot.interleave=true",
-        "snapshot.interleave: reading the log while splits are still being read (interleave: true) is not "
-        "supported yet",
-    ),
     ("snapshot.interleave=on", "snapshot.interleave: must be true or false; found: on"),
     ("snapshot.where.shop.c=5", 'snapshot.where."shop.c": must be an SQL condition as text; found: 5'),
     ("snapshot.where.shop.c=''", 'snapshot.where."shop.c": is empty; leave the table out to read all its rows'),
@@ -447,19 +442,19 @@ REFUSED = [
     ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, delta, console"),
     (
         "sink={typ: files}",
-        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_schema_change",
+        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_bad_value, "
+        "on_bad_value_in, on_schema_change",
     ),
     ("sink.format=parket", "sink.format: must be parquet | jsonl; found: parket. Did you mean 'parquet'?"),
-    ("sink.url=x", "sink.url: unknown key. Allowed here: type, path, format, on_schema_change"),
     (
-        "sink.on_schema_change=evolve",
-        "sink.on_schema_change: on_schema_change: evolve is not supported yet. Allowed: stop",
+        "sink.url=x",
+        "sink.url: unknown key. Allowed here: type, path, format, on_bad_value, on_bad_value_in, on_schema_change",
     ),
     (
         "sink.on_schema_change=ignore",
-        "sink.on_schema_change: on_schema_change: ignore is not supported yet. Allowed: stop",
+        "sink.on_schema_change: on_schema_change: ignore is not supported yet. Allowed: evolve, stop",
     ),
-    ("sink.on_schema_change=stopp", "sink.on_schema_change: must be stop; found: stopp. Did you mean 'stop'?"),
+    ("sink.on_schema_change=stopp", "sink.on_schema_change: must be evolve | stop; found: stopp. Did you mean 'stop'?"),
     (
         "spark.master=5",
         "spark.master: must be text; found: 5. Text that looks like a number or truth value must be in quotes",

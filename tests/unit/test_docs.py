@@ -1,5 +1,6 @@
-"""The documents: their links lead somewhere, their job files are valid."""
+"""The documents: their links lead somewhere, their job files are valid, the tests that they name exist."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *(ROOT /
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 JOB_FILE = re.compile(r"```yaml\n(# \w+\.yaml\n.*?)```", re.DOTALL)
+GUARANTEES = ROOT / "docs" / "guarantees.md"
+NAMED_TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def anchor_of(heading: str) -> str:
@@ -45,3 +48,32 @@ def test_the_job_files_shown_are_valid(name: str, tmp_path: Path, monkeypatch: p
 def test_no_document_names_a_machine_s_folder() -> None:
     for document in DOCUMENTS:
         assert not re.search(r"/(home|root|tmp|work)/", document.read_text()), document.name
+
+
+def named_in(file: Path) -> set[str]:
+    """The test functions of a file, and the test cases that it assigns to a name."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                found.add(name)
+            case _:
+                pass
+    return {name for name in found if name.lower().startswith("test")}
+
+
+def test_every_guarantee_names_tests_that_exist_or_says_that_it_has_none() -> None:
+    text = GUARANTEES.read_text()
+    named: dict[str, set[str]] = {}
+    for path, name in NAMED_TEST.findall(text):
+        named.setdefault(path, set()).add(name)
+    assert sum(map(len, named.values())) == len(set(re.findall(r"`[^`\n]*::[^`\n]*`", text)))
+    for path, names in named.items():
+        file = ROOT / "tests" / path
+        assert file.is_file(), path
+        assert not names - named_in(file), path
+    rows = re.findall(r"^\| .*\|$", text, re.MULTILINE)
+    assert len(rows) > 100
+    for row in rows:
+        shown_by = row.split(" | ")[-1].rstrip("| ")
+        assert NAMED_TEST.search(shown_by) or shown_by in {"no test", "shown by"}, row

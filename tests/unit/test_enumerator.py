@@ -1,7 +1,7 @@
 """The sequence of epochs: a scripted source, no database."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -29,13 +29,14 @@ from tidemark.state.log_extent import BinlogExtent, LogFile
 from tidemark.state.log_range import LogReport, PreparedXa
 from tidemark.state.phase import NEXT, Phase, move
 from tidemark.state.plan import EnumeratorState, LogWork, Plan, SnapshotWork, TableState, Walking
-from tidemark.state.position import BinlogPosition
+from tidemark.state.position import BinlogPosition, Position
 from tidemark.state.split import Bound, KeyRange, Report
 from tidemark.state.table import TableId, TableSchema
 
 START = BinlogPosition("b.000001", 1000, "a:1-10")
 FILES = (LogFile("b.000001", 5000), LogFile("b.000002", 9000))
-SETTINGS = Settings(parallelism=2, split_rows=10, max_batch_bytes=3000, max_batch_seconds=10.0)
+SETTINGS = Settings(parallelism=2, split_rows=10, max_batch_bytes=3000, max_batch_seconds=10.0, interleave=False)
+INTERLEAVED = replace(SETTINGS, interleave=True)
 
 
 def table(name: str) -> TableId:
@@ -52,6 +53,10 @@ class EvenTables(WithoutPages):
 
     average_row_bytes: int | None = None
     backwards: bool = False
+    unseen: Collection[int] = ()
+
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        return not set(self.unseen).intersection(unseen)
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         rows = int(table.name[1:])
@@ -165,6 +170,43 @@ def test_tables_are_read_in_order_and_an_epoch_may_hold_several() -> None:
         ("n5", 1, 1, 10),
         ("log", 0, 1, 0),
     ]
+
+
+def test_the_log_is_read_between_two_epochs_of_splits() -> None:
+    plan, state = planned(first_state(job("n100"), INTERLEAVED), settings=INTERLEAVED)
+    plan, state = planned(state, splits_read(plan, pos=1500), settings=INTERLEAVED)
+    assert isinstance(plan.work, LogWork)
+    assert (plan.phase, plan.work.range.start) == (Phase.SNAPSHOT, START)
+    plan, state = planned(state, log_read(plan, high(4000)), settings=INTERLEAVED)
+    assert isinstance(plan.work, SnapshotWork)
+    assert plan.work.anchor == high(1501), "the greatest high"
+    plan, state = planned(state, splits_read(plan, pos=4500), settings=INTERLEAVED)
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == high(4000)
+
+
+def test_more_splits_are_read_at_once_if_the_log_has_nothing_new() -> None:
+    plan, state = planned(first_state(job("n100"), INTERLEAVED), settings=INTERLEAVED)
+    nothing_new = (LogFile("b.000001", 1000),)
+    plan, state = planned(state, splits_read(plan, pos=900), settings=INTERLEAVED, files=nothing_new)
+    assert isinstance(plan.work, SnapshotWork)
+
+
+def test_splits_wait_until_the_commits_that_the_log_has_passed_are_visible() -> None:
+    hidden = EvenTables(unseen={7})
+    plan, state = planned(first_state(job("n100"), INTERLEAVED), settings=INTERLEAVED)
+    plan, state = planned(state, splits_read(plan, pos=1500), settings=INTERLEAVED)
+    outcome = log_read(plan, high(4000))
+    outcome = replace(outcome, report=replace(outcome.report, unseen=(7, 8)))
+    waiting = absorb(state, outcome, INTERLEAVED)
+    nothing_new = (LogFile("b.000001", 4000),)
+    assert plan_next(waiting, settings=INTERLEAVED, files=nothing_new, source=hidden) == (None, waiting)
+    more, state = planned(waiting, settings=INTERLEAVED, source=hidden)
+    assert isinstance(more.work, LogWork), "the log goes on meanwhile"
+    assert absorb(state, log_read(more), INTERLEAVED).unseen == (7, 8)
+    plan, state = planned(waiting, settings=INTERLEAVED, files=nothing_new)
+    assert isinstance(plan.work, SnapshotWork)
+    assert state.unseen == ()
 
 
 def test_an_epoch_grows_until_it_lasts_long_enough_and_shrinks_when_it_lasts_too_long() -> None:

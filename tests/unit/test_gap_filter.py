@@ -108,7 +108,7 @@ def test_splits_and_reports_must_belong_together() -> None:
 
 def test_any_changed_or_missing_byte_is_noticed() -> None:
     good = bytes(segment_of_two_splits())
-    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").finished_splits[ORDERS].max_high
+    assert GapFilter.from_segments([merge_segments([good], "r")], [ORDERS], "r").finished_splits[ORDERS].highs.any()
     for at in range(0, len(good), 7):
         for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
             with pytest.raises(CheckpointError, match=r"r"):

@@ -89,11 +89,7 @@ CHANGES = [
     "RENAME TABLE t TO t_old, t_new TO t",
     "RENAME TABLE a TO b, c TO shop.t",
     "RENAME TABLE IF EXISTS a TO t",
-    "ALTER TABLE t ADD COLUMN a int",
-    "ALTER TABLE t ADD a int",
     "ALTER TABLE t ADD vector int",
-    "ALTER TABLE t ADD (a int, b int)",
-    "ALTER TABLE t ADD `index` int",
     "ALTER TABLE t DROP COLUMN a",
     "ALTER TABLE t DROP a",
     "ALTER TABLE t ADD INDEX (a), DROP COLUMN b",
@@ -165,7 +161,7 @@ UNKNOWN = [
 @pytest.mark.parametrize("statement", HARMLESS)
 def test_statement_that_leaves_the_table_as_it_is(statement: str) -> None:
     meaning = classify(statement, "shop")
-    assert (T in meaning.changed, meaning.writes, meaning.unknown) == (False, False, False)
+    assert (T in meaning.changed, meaning.writes, meaning.unknown, meaning.extended) == (False, False, False, None)
     assert not meaning.dropped_databases
 
 
@@ -176,6 +172,51 @@ def test_statement_that_changes_the_table(statement: str) -> None:
     meaning = classify(statement, "shop")
     assert T in meaning.changed
     assert not meaning.unknown
+
+
+@pytest.mark.pitfall(42)
+@pytest.mark.parametrize(
+    ("definition", "added"),
+    [
+        ("COLUMN a int", {"a": True}),
+        ("a int", {"a": True}),
+        ("(a int, b decimal(10, 2) NULL)", {"a": True, "b": True}),
+        ("`index` int FIRST", {"index": True}),
+        ("COLUMN IF NOT EXISTS a varchar(9) CHARACTER SET latin1 COMMENT 'NOT NULL, DEFAULT 5' AFTER b", {"a": True}),
+        ("a enum('x', 'NOT') DEFAULT NULL, ALGORITHM=INSTANT", {"a": True}),
+        ("a int, ADD INDEX (a), ADD COLUMN b int DEFAULT 1", {"a": True, "b": False}),
+        ("a int NOT NULL", {"a": False}),
+        ("a int DEFAULT '5'", {"a": False}),
+        ("a int DEFAULT (NULL)", {"a": False}),
+        ("a int /*!80000 DEFAULT 1 */", {"a": False}),
+        ("a timestamp NULL ON UPDATE CURRENT_TIMESTAMP", {"a": False}),
+        ("a int AS (b + 1) VIRTUAL", {"a": False}),
+        ("a int GENERATED ALWAYS AS (b)", {"a": False}),
+        ("a serial", {"a": False}),
+        ("(a int UNIQUE KEY, b bigint AUTO_INCREMENT)", {"a": False, "b": False}),
+    ],
+)
+def test_columns_that_are_added(definition: str, added: dict[str, bool]) -> None:
+    meaning = classify(f"ALTER TABLE t ADD {definition}", "shop")
+    assert (meaning.changed, meaning.extended) == (frozenset(), T)
+    assert {column.name: column.is_null for column in meaning.added} == added
+
+
+@pytest.mark.pitfall(42)
+@pytest.mark.parametrize(
+    "actions",
+    [
+        "ADD a int, DROP COLUMN b",
+        "ADD a int REFERENCES u (b) ON DELETE CASCADE",
+        "ADD (a int, INDEX (a))",
+        "ADD (a int",
+        "ADD PERIOD FOR p (a, b)",
+        "ADD a int, RENAME TO u",
+        "ADD a int, MODIFY b bigint",
+    ],
+)
+def test_more_than_columns_that_are_added(actions: str) -> None:
+    assert T in classify(f"ALTER TABLE t {actions}", "shop").changed
 
 
 @pytest.mark.pitfall(34)

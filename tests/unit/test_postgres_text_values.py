@@ -3,19 +3,25 @@
 from datetime import date, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.postgres.pgoutput.text_values import text_array
+from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
-from tidemark.state.table import Column, TableId
+from tidemark.state.table import Column, TableId, TableSchema
 
 T = TableId("s", "t")
+MARKED = BadValueRule(takes_marks=True)
 
 
-def parsed(arrow_type: str, *texts: str | None) -> pa.Array:
-    return text_array(T, Column("c", "the source's type", arrow_type, True), pa.array(texts, pa.string()))
+def parsed(arrow_type: str, *texts: str | None, rule: BadValueRule = STOP, key: bool = False) -> pa.Array:
+    column = Column("c", "the source's type", arrow_type, nullable=not key)
+    schema = TableSchema(T, 1, (column,), ("c",) if key else ())
+    return text_array(schema, column, pa.array(texts, pa.string()), rule)
 
 
 @given(st.lists(st.dates()), st.booleans())
@@ -40,19 +46,53 @@ def test_moments_beside_one_before_christ(moments: list[datetime | None]) -> Non
 @pytest.mark.parametrize(
     ("arrow_type", "text", "message"),
     [
-        ("decimal(10,2)", "NaN", "a decimal can't hold"),
-        ("decimal(10,2)", "-Infinity", "a decimal can't hold"),
-        ("date32", "infinity", "which a date or timestamp of the copy can't hold"),
-        ("date32", "-infinity", "which a date or timestamp of the copy can't hold"),
-        ("timestamp", "infinity", "which a date or timestamp of the copy can't hold"),
-        ("timestamptz", "-infinity", "which a date or timestamp of the copy can't hold"),
-        ("timestamp", "294276-12-31 23:59:59", "which does not fit 64-bit microseconds"),
+        ("decimal(10,2)", "NaN", "NaN"),
+        ("date32", "infinity", "infinity"),
+        ("date32", "-infinity", "-infinity"),
+        ("timestamp", "infinity", "infinity"),
+        ("timestamptz", "-infinity", "-infinity"),
+        ("timestamp", "294276-12-31 23:59:59", "64-bit microseconds"),
     ],
 )
-def test_values_without_a_place_stop_with_the_column(arrow_type: str, text: str, message: str) -> None:
-    with pytest.raises(SourceNotUsableError, match=rf"^s\.t\.c .*{message}.*source\.columns") as raised:
+@pytest.mark.pitfall(109)
+def test_values_without_a_place_stop_with_the_column_and_a_remedy(arrow_type: str, text: str, message: str) -> None:
+    with pytest.raises(SourceNotUsableError, match=rf"^s\.t\.c holds .*{message}.*, which a copy can't hold") as raised:
         parsed(arrow_type, None, text)
     assert not isinstance(raised.value, DamagedLogError)
+    assert "sink.on_bad_value_in: {s.t: {c: null}}" in raised.value.remedy
+    null = BadValueRule(by_table={("s", "t"): {"c": "null"}})
+    assert parsed(arrow_type, None, text, rule=null).to_pylist() == [None, None]
+    with pytest.raises(SourceNotUsableError, match=r"leave the table out .*, then start over"):
+        parsed(arrow_type, text, rule=null, key=True)
+
+
+@pytest.mark.parametrize(
+    ("arrow_type", "texts", "words"),
+    [
+        ("decimal(4,2)", ["1.50", "NaN", None, "-1.50"], [None, "NaN", None, None]),
+        ("decimal(38,0)", ["9" * 38, "NaN", "-" + "9" * 38], [None, "NaN", None]),
+        ("date32", ["infinity", "2024-02-29", "-infinity"], ["infinity", None, "-infinity"]),
+        ("timestamp", ["-infinity", None, "infinity"], ["-infinity", None, "infinity"]),
+        ("timestamptz", ["294276-12-31 23:59:59+00", "2024-02-29 00:00:00+00"], ["after the year 294246", None]),
+    ],
+)
+def test_values_without_a_place_have_marks_for_a_mirror(
+    arrow_type: str, texts: list[str | None], words: list[str | None]
+) -> None:
+    found = parsed(arrow_type, *texts, rule=MARKED)
+    plain = [text if word is None else None for text, word in zip(texts, words, strict=True)]
+    marked = marks.words(found)
+    assert marked is not None
+    assert [word if is_marked else None for is_marked, word in zip(*map(list, marked), strict=True)] == [
+        None if word is None else pa.scalar(word) for word in words
+    ]
+    assert pc.if_else(pa.array(marked[0]), pa.scalar(None, found.type), found).equals(parsed(arrow_type, *plain))
+
+
+def test_times_after_the_year_294246_are_no_keys() -> None:
+    """Two of them would be one."""
+    with pytest.raises(SourceNotUsableError, match="64-bit microseconds"):
+        parsed("timestamp", "294276-12-31 23:59:59", rule=MARKED, key=True)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +103,7 @@ def test_values_without_a_place_stop_with_the_column(arrow_type: str, text: str,
         ("int64", ""),
         ("decimal(4,2)", "100.00"),
         ("decimal(4,2)", "1.001"),
+        ("decimal(10,2)", "-Infinity"),
         ("date32", "2024-1-1"),
         ("date32", "2024-01-01 BCE"),
         ("date32", "12024-01-01 00:00"),
@@ -80,5 +121,10 @@ def test_what_is_no_value_is_damage(arrow_type: str, text: str) -> None:
 def test_bytes_that_are_no_text_are_refused() -> None:
     offsets = pa.array([0, 2], pa.int32()).buffers()[1]
     texts = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+    column = Column("c", "text", "string", True)
+    schema = TableSchema(T, 1, (column,), ())
     with pytest.raises(SourceNotUsableError, match=r"s\.t\.c holds bytes"):
-        text_array(T, Column("c", "text", "string", True), texts)
+        text_array(schema, column, texts)
+    (marked,) = text_array(schema, column, texts, MARKED).to_pylist()
+    assert marked == "\0\\xff\\xfe"
+    assert marks.marked_text(b"\xff\xfe") != marks.marked_text(b"\xff\\xfe")

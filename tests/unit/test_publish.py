@@ -15,7 +15,7 @@ from tidemark.readers.snapshot import publish as publishing
 from tidemark.readers.snapshot.gathered_rows import GatheredRows
 from tidemark.readers.snapshot.publish import publish, published_name, read_published, read_report
 from tidemark.readers.snapshot.published_file import PublishedFormat
-from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.snapshot.split_read import SplitRead, rows_seq
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError, SourceNotUsableError
@@ -56,10 +56,10 @@ def test_rows_and_report_come_back_as_change_batches(store: LocalStore) -> None:
     assert batch.schema.metadata is None
     assert batch.select(["id", "s"]) == rows.to_batches()[0]
     first = batch.slice(0, 1).to_pylist()[0]
-    assert (first["_change_type"], first["_commit_version"], first["_seq"]) == (0, HIGH.version, 0)
+    assert (first["_change_type"], first["_commit_version"], first["_seq"]) == (0, HIGH.version, rows_seq(1))
     assert (first["_txn_id"], first["_is_snapshot"]) == (None, True)
     assert first["_commit_timestamp"].timestamp() == pytest.approx(1_700_000_000.000001)
-    assert batch["_seq"].to_pylist() == list(range(5))
+    assert batch["_seq"].to_pylist() == [rows_seq(1)] * 5
 
 
 def test_the_file_is_an_ordinary_arrow_file(store: LocalStore) -> None:
@@ -160,7 +160,7 @@ def test_batches_are_cut_by_size(store: LocalStore, monkeypatch: pytest.MonkeyPa
     assert all(batch.select(["id", "s"]).nbytes <= 4096 or batch.num_rows == 1 for batch in found.batches)
     whole = pa.Table.from_batches(found.batches)
     assert whole.select(["id", "s"]) == rows
-    assert whole["_seq"].to_pylist() == list(range(100))
+    assert whole["_seq"].to_pylist() == [rows_seq(1)] * 100
 
 
 def test_many_small_chunks_become_one_batch(store: LocalStore) -> None:

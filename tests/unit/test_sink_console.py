@@ -1,5 +1,6 @@
 """The console sink prints whole parts, a line a change."""
 
+import dataclasses
 import io
 
 import pytest
@@ -13,11 +14,12 @@ from tests.support.change_parts import (
     SCHEMAS,
     UNCHANGED,
     UPDATE,
+    column,
     log_part,
     snapshot_part,
 )
 from tidemark.sinks.console import ConsoleSink
-from tidemark.sinks.sink import JobIdentity, PartResult
+from tidemark.sinks.sink import JobIdentity, PartResult, SinkBusyError
 from tidemark.state.errors import SinkError
 
 JOB = JobIdentity("uuid", "job")
@@ -44,9 +46,15 @@ def test_each_change_is_a_line() -> None:
     ]
 
 
+def test_a_column_with_a_name_that_changes_have_is_refused() -> None:
+    schema = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, column("_seq", "int", "int32")))
+    with pytest.raises(SinkError, match="column _seq has the name of a column that Tidemark adds"):
+        ConsoleSink().prepare(JOB, [schema])
+
+
 def test_part_without_its_end_is_not_printed() -> None:
     stream = io.StringIO()
-    with pytest.raises(SinkError):
+    with pytest.raises(SinkBusyError, match="ended before its last row"):
         list(ConsoleSink(stream).writer(JOB).write(snapshot_part(1, 1, ITEMS, [(1, "pen", 2)])[:-1], SCHEMAS))
     assert stream.getvalue() == ""
 

@@ -9,7 +9,7 @@ from tidemark.sinks.mirror.value_ranges import FormattedText
 
 
 def bad_documents(*documents: str | None) -> BadValueMask | None:
-    return bad_values(pa.array(documents), FormattedText("json"), parses_json=True, timestamps=(0, 0))
+    return bad_values(pa.array(documents), FormattedText("json"), parses_json=True, timestamps=(0, 0), marked=False)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,8 @@ def bad_documents(*documents: str | None) -> BadValueMask | None:
         "[0.12345678901234567891]",
         "18446744073709551617",
         '{"deep": [1, {"x": -99999999999999999999}]}',
+        "[1e400]",
+        '{"a": -1E-400}',
     ],
 )
 def test_numbers_with_more_digits_than_a_double_are_found(document: str) -> None:
@@ -37,6 +39,8 @@ def test_numbers_with_more_digits_than_a_double_are_found(document: str) -> None
         "1.100000000000000000",
         '"12345678901234567890.123"',
         "100000000000000000000",
+        "1e-300",
+        "2E+100",
     ],
 )
 def test_numbers_that_survive_pass(document: str) -> None:

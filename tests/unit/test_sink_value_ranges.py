@@ -7,6 +7,7 @@ from tidemark.sinks.mirror.value_ranges import (
     Bits,
     Booleans,
     Decimals,
+    Duration,
     Integers,
     Text,
     Timestamps,
@@ -31,6 +32,13 @@ from tidemark.sinks.mirror.value_ranges import (
         ("double", "float", True),
         ("float", "double", False),
         ("double", "int", False),
+        ("float(7,2)", "float", False),
+        ("float(7,2)", "float(7,2)", True),
+        ("float", "float(7,2)", True),
+        ("double(7,2)", "float(7,2)", False),
+        ("double(10,3)", "double", False),
+        ("double", "double(10,3)", True),
+        ("float(53)", "double", True),
         ("bigint", "bit(63)", True),
         ("bigint", "bit(64)", False),
         ("bigint unsigned", "bit(64)", True),
@@ -55,6 +63,9 @@ from tidemark.sinks.mirror.value_ranges import (
         ("enum('small','big','it''s')", "enum('it''s','big')", True),
         ("enum('small')", "enum('small','big')", False),
         ("set('a')", "enum('a')", False),
+        ("set('b','a')", "set('a','b')", False),
+        ("set('a','c','b')", "set('a','b')", True),
+        ("enum('b','a')", "enum('a','b')", True),
         ("json", "json", True),
         ("longtext", "json", True),
         ("text", "json", False),
@@ -101,6 +112,12 @@ def test_postgres_modifiers() -> None:
     assert postgres_value_range("varchar", 14) == Text(10)
     assert postgres_value_range("timestamp", 3) == Timestamps(3, zoned=False)
     assert postgres_value_range("money", -1) is None
+
+
+def test_intervals_without_all_fields_hold_no_durations() -> None:
+    assert postgres_value_range("interval", -1) == Duration(6)
+    assert postgres_value_range("interval", 0x7FFF << 16 | 3) == Duration(3)
+    assert postgres_value_range("interval", 0x0400 << 16 | 0xFFFF) is None  # interval hour
 
 
 def test_truths_fit_into_numbers_that_hold_0_and_1() -> None:

@@ -311,7 +311,9 @@ def _reading_error(text: str, where: str) -> TidemarkError | ConnectionLostError
 _FATAL_READING = 1236
 _LOST = ("could not find", "purged", "position > file size", "impossible position", "find first log", "not found")
 _SERVER_ID_TAKEN = frozenset({4052})
-_PASSING = frozenset({1053, 1077, 1078, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2006, 2013, 3168, 4031})
+_PASSING = frozenset(
+    {1053, 1077, 1078, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2006, 2013, 3168, 3169, 4031}
+)
 """Server shutdown, network errors, killed connections."""
 _DENIED = frozenset({1044, 1045, 1142, 1227})
 

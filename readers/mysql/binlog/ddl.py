@@ -14,6 +14,15 @@ from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
+class AddedColumn:
+    """A column of ADD COLUMN. `is_null`: it is NULL in all rows that the table had, unless the server makes it NOT NULL by
+    itself (TIMESTAMP)."""
+
+    name: str
+    is_null: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """`what` describes the statement without values, for messages: `ALTER TABLE … DROP COLUMN`.
 
@@ -21,7 +30,8 @@ class Statement:
     `lost_index`: tables that may have lost a unique key. `dropped_databases`: all their tables are changed. `writes`: the
     statement changes rows, possibly of tables that it does not name (triggers, functions). `target`: the only table whose
     rows it changes, apart from triggers and foreign keys; None if this is unknown. `cascades`: tables that get a foreign key
-    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown.
+    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `extended`: the table that gets the columns
+    `added`.
     """
 
     what: str
@@ -33,6 +43,8 @@ class Statement:
     unknown: bool = False
     truncated: TableId | None = None
     cascades: frozenset[TableId] = frozenset()
+    extended: TableId | None = None
+    added: tuple[AddedColumn, ...] = ()
 
 
 def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
@@ -355,6 +367,15 @@ _TABLE_OPTIONS = frozenset(
     }
 )  # fmt: skip
 """Options of ALTER TABLE that do not change columns, keys or rows."""
+_NO_COLUMN = frozenset(
+    {
+        "CHECK", "CONSTRAINT", "FOREIGN", "FULLTEXT", "INDEX", "KEY", "PARTITION", "PERIOD", "PRIMARY", "SPATIAL", "SYSTEM",
+        "UNIQUE", "VECTOR",
+    }
+)  # fmt: skip
+"""Words after ADD that may begin something else than a column."""
+_NOT_NULL = frozenset({"AS", "AUTO_INCREMENT", "GENERATED", "KEY", "NOT", "ON", "PRIMARY", "SERIAL", "WITH", "WITHOUT"})
+"""Words in a column's definition with which it may have values in the rows that the table has."""
 _SWITCHES = frozenset({"FORCE", "SECONDARY_LOAD", "SECONDARY_UNLOAD"})
 """Options without a value."""
 _PARTITION_VERBS = frozenset({"ANALYZE", "CHECK", "COALESCE", "OPTIMIZE", "REBUILD", "REORGANIZE", "REPAIR"})
@@ -367,6 +388,7 @@ class _AlterTable:
     parser: _Parser
     table: TableId
     changed: set[TableId] = field(default_factory=set)
+    added: list[AddedColumn] = field(default_factory=list)
     lost_index: bool = False
     cascades: bool = False
     reason: str = ""
@@ -377,10 +399,13 @@ class _AlterTable:
                 self.changed.add(self.table)
                 self.reason = self.reason or " of its columns, keys or rows"
             self._skip_part()
-        what = f"ALTER TABLE{self.reason}"
+        what = f"ALTER TABLE{self.reason or (' ADD COLUMN' if self.added else '')}"
         lost = frozenset([self.table]) if self.lost_index else frozenset()
         cascades = frozenset([self.table]) if self.cascades else frozenset()
-        return Statement(what, frozenset(self.changed), lost, cascades=cascades)
+        extended = self.table if self.added else None
+        return Statement(
+            what, frozenset(self.changed), lost, cascades=cascades, extended=extended, added=tuple(self.added)
+        )
 
     def _skip_part(self) -> None:
         p, depth = self.parser, 0
@@ -394,10 +419,14 @@ class _AlterTable:
                 return
 
     def _part(self) -> bool:
-        """True if the action is known not to change the table's columns, keys and rows."""
+        """True if the action is known not to change the table's columns, keys and rows, or only adds columns."""
         p = self.parser
         if p.word("ADD"):
-            return self._add()
+            start = p.at
+            if self._add():
+                return True
+            p.at = start
+            return self._add_columns()
         if p.word("DROP"):
             return self._drop()
         if p.word("ALTER"):
@@ -476,6 +505,37 @@ class _AlterTable:
         if p.word("VECTOR"):  # not reserved: it may be the name of a new column
             return p.word("INDEX", "KEY")
         return p.word("INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK")
+
+    def _add_columns(self) -> bool:
+        """Takes [COLUMN] [IF NOT EXISTS] name definition, or such definitions in parentheses. False if it is anything else."""
+        p = self.parser
+        p.word("COLUMN")
+        p.words("IF", "NOT", "EXISTS")
+        if not p.symbol("("):
+            return self._column()
+        while self._column():
+            if p.symbol(")"):
+                return True
+            if not p.symbol(","):
+                return False
+        return False
+
+    def _column(self) -> bool:
+        """Takes a column's name and definition, up to the comma or parenthesis after it."""
+        p = self.parser
+        name, is_null, depth = p.peek(), True, 0
+        if not name.is_name or name.is_word(*_NO_COLUMN):
+            return False
+        p.at += 1
+        while (token := p.peek()) is not _END and (depth or not (token.is_symbol(",") or token.is_symbol(")"))):
+            p.at += 1
+            depth += token.is_symbol("(") - token.is_symbol(")")
+            if token.is_word("REFERENCES"):
+                return False
+            if token.is_word(*_NOT_NULL) or (token.is_word("DEFAULT") and not p.peek().is_word("NULL")):
+                is_null = False
+        self.added.append(AddedColumn(name.text, is_null))
+        return True
 
     def _drop(self) -> bool:
         p = self.parser

@@ -2,14 +2,14 @@
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Group
 from tidemark.readers.mysql.binlog.connection import different_log
-from tidemark.readers.mysql.binlog.ddl import Statement, classify
+from tidemark.readers.mysql.binlog.ddl import AddedColumn, Statement, classify
 from tidemark.readers.mysql.binlog.events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
@@ -43,7 +43,7 @@ from tidemark.state.errors import (
     UnknownLogEventError,
 )
 from tidemark.state.log_range import PreparedXa
-from tidemark.state.remedies import START_OVER, START_OVER_NOW
+from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId
 
 
@@ -361,11 +361,12 @@ class EventHandler:
             raise self._not_rows(meaning.what, meaning.target)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
             return self._named(meaning.truncated)
-        changed = self._wanted(meaning)
+        changed = self._wanted(meaning) or self._lacking(meaning)
         if changed:
             raise SchemaChangedError(
                 f"{log.position}: {meaning.what} on {', '.join(map(str, changed))}, which can't be followed.",
-                START_OVER_NOW,
+                LEAVE_OUT,
+                changed[0],
             )
         cascading = [wanted for table in meaning.cascades for wanted in self._named(table)]
         if cascading and not log.source.logs_cascades:
@@ -373,11 +374,22 @@ class EventHandler:
                 f"{log.position}: {meaning.what} adds a foreign key with CASCADE or SET NULL to {cascading[0]}, and the server "
                 "does not log the rows that such a key changes.",
                 f"Make it RESTRICT or NO ACTION, then {START_OVER}; or leave the table out: source.exclude_tables.",
+                cascading[0],
             )
         for table in meaning.lost_index:
             for wanted in self._named(table):
                 self._check_key(wanted)
         return []
+
+    def _lacking(self, meaning: Statement) -> list[TableId]:
+        """Returns the wanted tables that get a column of which the job does not know that it is NULL in all earlier rows."""
+        named = [] if meaning.extended is None else self._named(meaning.extended)
+        return [table for table in named if self.log.options.replay or not self._knows(table, meaning.added)]
+
+    def _knows(self, table: TableId, added: Iterable[AddedColumn]) -> bool:
+        columns = {column.name.lower(): column for column in self.log.wanted[table].columns}
+        found = [(columns.get(new.name.lower()), new.is_null) for new in added]
+        return all(c is not None and c.added and (is_null or not c.captured) for c, is_null in found)
 
     def _check_key(self, table: TableId) -> None:
         """Raises SchemaChangedError unless the job's key of a table that lost an index is its primary key. The key may not be
@@ -388,6 +400,7 @@ class EventHandler:
                 f"{self.log.position}: an index of {table} was dropped, and its key ({', '.join(key)}) is not the primary "
                 "key: it may no longer be unique.",
                 f"Name a key that is unique (source.keys), then {START_OVER}.",
+                table,
             )
 
     def _depends_on_session(self) -> bool:

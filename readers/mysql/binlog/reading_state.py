@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.log.log_batch import LogBatch, truncation
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arena import RECEIVE_BYTES, UNPACK_BYTES, Arena
@@ -39,12 +40,13 @@ from tidemark.state.table import TableId, TableSchema
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """`skip`: transactions whose rows are not wanted. `replay`: the range completes a split, so a change that makes this
-    impossible raises SplitChangedError. `reconnect_attempts`: new connections in a row without progress. The sizes bound
-    the memory."""
+    impossible raises SplitChangedError. `reconnect_attempts`: new connections in a row without progress. `bad_values`: what
+    becomes of values that their Arrow type can't hold. The sizes bound the memory."""
 
     skip: GtidSet | None = None
     replay: bool = False
     zero_dates_null: bool = False
+    bad_values: BadValueRule = STOP
     reconnect_attempts: int | None = None
     max_delay_seconds: float = 5.0
     receive_bytes: int = RECEIVE_BYTES
@@ -375,6 +377,7 @@ class LogState:
             self.tables.slots,
             names,
             zero_dates_null=self.options.zero_dates_null,
+            rule=self.options.bad_values,
         )
         transactions = self.rows.transactions[:ended]
         transactions = transactions[transactions[:, w.TX_DONE] == 1]

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs
+from tidemark.readers.bad_values import STOP, BadValueRule
+from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs, with_added
 from tidemark.readers.mysql.binlog.arrays import (
     TX_FIELDS,
     TX_GTID_NUMBER,
@@ -19,9 +20,11 @@ from tidemark.readers.mysql.binlog.arrays import (
 from tidemark.readers.mysql.binlog.tables import Slot
 from tidemark.readers.mysql.decoding.arrow import to_arrow
 from tidemark.readers.mysql.decoding.decode import ColumnBuffers
+from tidemark.readers.mysql.keys.key_columns import null_key
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.gtid import GtidSet, Source
 from tidemark.state.kernel import Bytes, Int64s
+from tidemark.state.table import TableSchema
 
 COLUMN_BUFFER_BYTES = 48 << 20
 MAX_ROWS = 1 << 17
@@ -61,7 +64,14 @@ class Names:
 
 
 def batches(
-    rows: Rows, count: int, buf: Bytes, slots: Sequence[Slot], names: Names, *, zero_dates_null: bool
+    rows: Rows,
+    count: int,
+    buf: Bytes,
+    slots: Sequence[Slot],
+    names: Names,
+    *,
+    zero_dates_null: bool,
+    rule: BadValueRule = STOP,
 ) -> list[LogBatch]:
     """The first `count` rows, one batch per slot, in the order of the slots."""
     made = []
@@ -71,11 +81,22 @@ def batches(
         slot = slots[number]
         chosen = np.flatnonzero(present == number)
         wanted = count if len(chosen) == count else chosen
-        arrays = to_arrow(slot.plan, buf, buffers, wanted, zero_dates_null=zero_dates_null)
+        arrays = to_arrow(slot.plan, buf, buffers, wanted, zero_dates_null=zero_dates_null, rule=rule)
+        if not rule.takes_null_keys:
+            _require_keys(slot.logged, arrays, rule)
+        arrays = with_added(slot.schema, slot.logged, arrays, len(chosen))
         arrays += _meta(rows, chosen, names)
         batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(slot.schema))
         made.append(LogBatch(slot.schema.table, slot.schema.version, batch))
     return made
+
+
+def _require_keys(schema: TableSchema, arrays: Sequence[pa.Array], rule: BadValueRule) -> None:
+    """Raises SourceNotUsableError for a row with an invalid date in its key: a sink that finds rows by key can't tell such rows
+    apart."""
+    for column, array in zip(schema.captured, arrays, strict=True):
+        if column.name in schema.key and array.null_count:
+            raise null_key(schema.table, column.name, stops=rule.policy(schema.table, column.name) == "stop")
 
 
 def _meta(rows: Rows, chosen: Int64s, names: Names) -> list[pa.Array]:

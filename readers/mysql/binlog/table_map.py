@@ -11,8 +11,8 @@ from tidemark.readers.mysql.binlog.events import Reader, damaged
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_type, split_metadata
 from tidemark.readers.mysql.schema.types import parse_source_type
-from tidemark.state.errors import SchemaChangedError, UnknownLogEventError
-from tidemark.state.remedies import START_OVER, START_OVER_NOW
+from tidemark.state.errors import SchemaChangedError, UnknownLogEventError, concerning
+from tidemark.state.remedies import LEAVE_OUT, START_OVER
 from tidemark.state.table import Column, TableId, TableSchema
 
 
@@ -188,25 +188,28 @@ def _labels(block: bytes | None, columns: list[int]) -> dict[int, tuple[bytes, .
     return {column: tuple(reader.take(reader.packed()) for _ in range(reader.packed())) for column in columns}
 
 
-def plan_for(found: TableMap, schema: TableSchema, charsets: Mapping[int, str]) -> ColumnPlan:
-    """The plan for decoding the rows that follow `found`. `charsets`: collation id → name of the character set.
+def plan_for(found: TableMap, whole: TableSchema, charsets: Mapping[int, str]) -> tuple[TableSchema, ColumnPlan]:
+    """The plan for decoding the rows that follow `found`, and the part of the schema that they have: all of it but columns
+    that were added later. `charsets`: collation id → name of the character set.
 
-    Raises SchemaChangedError if the table in the log is not the one of `schema`, UnknownLogEventError if the log does not
+    Raises SchemaChangedError if the table in the log is not the one of `whole`, UnknownLogEventError if the log does not
     tell.
     """
     if found.names is None:
         raise UnknownLogEventError(
-            f"The log does not name the columns of {schema.table}: binlog_row_metadata was not FULL.",
+            f"The log does not name the columns of {whole.table}: binlog_row_metadata was not FULL.",
             f"SET GLOBAL binlog_row_metadata=FULL on the source, let applications reconnect, then {START_OVER}.",
         )
+    schema = whole.logged_with(found.names)
     known = [column.name for column in schema.columns]
-    if list(found.names) != known:
-        raise SchemaChangedError(
-            f"{schema.table} has the columns {known}, in the log it has {list(found.names)}.", START_OVER_NOW
-        )
-    for i, column in enumerate(schema.columns):
-        _check_column(found, i, column, charsets)
-    return ColumnPlan.for_log(schema, found.type_codes, found.numbers, labels=found.labels)
+    with concerning(schema.table):
+        if list(found.names) != known:
+            raise SchemaChangedError(
+                f"{schema.table} has the columns {known}, in the log it has {list(found.names)}.", LEAVE_OUT
+            )
+        for i, column in enumerate(schema.columns):
+            _check_column(found, i, column, charsets)
+        return schema, ColumnPlan.for_log(schema, found.type_codes, found.numbers, labels=found.labels)
 
 
 def _check_column(found: TableMap, index: int, column: Column, charsets: Mapping[int, str]) -> None:
@@ -215,7 +218,7 @@ def _check_column(found: TableMap, index: int, column: Column, charsets: Mapping
         return
     where = f"{found.table}.{column.name}"
     if index in found.unsigned and found.unsigned[index] != parse_source_type(column.source_type).unsigned:
-        raise SchemaChangedError(f"{where} is {column.source_type}, in the log it has the other sign.", START_OVER_NOW)
+        raise SchemaChangedError(f"{where} is {column.source_type}, in the log it has the other sign.", LEAVE_OUT)
     collation = found.collations.get(index)
     if collation is None or column.charset is None:
         return
@@ -226,7 +229,7 @@ def _check_column(found: TableMap, index: int, column: Column, charsets: Mapping
             "Leave the column out (source.columns: exclude), or leave the table out: source.exclude_tables.",
         )
     if _same_charset(charset) != _same_charset(column.charset):
-        raise SchemaChangedError(f"{where} is {column.charset}, in the log it is {charset}.", START_OVER_NOW)
+        raise SchemaChangedError(f"{where} is {column.charset}, in the log it is {charset}.", LEAVE_OUT)
 
 
 def _same_charset(name: str) -> str:

@@ -19,9 +19,11 @@ _MAX_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A wanted table, and the column plan for one form of its TABLE_MAP."""
+    """A wanted table, and the column plan for one form of its TABLE_MAP. `logged`: the part of the schema that its rows
+    have."""
 
     schema: TableSchema
+    logged: TableSchema
     plan: ColumnPlan
 
 
@@ -90,12 +92,12 @@ class KnownTables:
         if known is not None:
             return known
         found = table_map(body, mariadb=self._mariadb)
-        plan = plan_for(found, schema, charsets)
+        logged, plan = plan_for(found, schema, charsets)
         for number, slot in enumerate(self.slots):
-            if slot.schema is schema and _same(slot.plan, plan):
+            if slot.schema is schema and slot.logged == logged and _same(slot.plan, plan):
                 self._by_form[form] = number
                 return number
-        self.slots.append(Slot(schema, plan))
+        self.slots.append(Slot(schema, logged, plan))
         self._by_form[form] = len(self.slots) - 1
         self._write_plans()
         return len(self.slots) - 1
@@ -111,7 +113,7 @@ class KnownTables:
             column_count[i] = slot.plan.column_count
             code[i, : slot.plan.column_count] = slot.plan.code
             meta[i, : slot.plan.column_count] = slot.plan.meta
-            names = [column.name for column in slot.schema.columns]
+            names = [column.name for column in slot.logged.columns]
             indexes = [names.index(name) for name in slot.schema.key]
             key_count[i] = len(indexes)
             key[i, : len(indexes)] = indexes

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.mysql.decoding import fixed_arrays, text_arrays
 from tidemark.readers.mysql.decoding.column_codes import ErrorCode, error_code_of
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
@@ -40,19 +41,25 @@ _CONVERT: dict[Conversion, Callable[[Values], pa.Array]] = {
 
 
 def to_arrow(
-    plan: ColumnPlan, buf: Bytes, buffers: ColumnBuffers, rows: int | Int64s, *, zero_dates_null: bool
+    plan: ColumnPlan,
+    buf: Bytes,
+    buffers: ColumnBuffers,
+    rows: int | Int64s,
+    *,
+    zero_dates_null: bool,
+    rule: BadValueRule = STOP,
 ) -> list[pa.Array]:
     """The captured columns' arrays, in order. `rows`: a count of first rows, or row indices.
 
     `buffers` point into `buf`; the arrays share no memory with it. Raises DamagedLogError for bytes that are invalid for
-    the type, SourceNotUsableError for values that the Arrow type can't hold.
+    the type, SourceNotUsableError for values that the Arrow type can't hold, unless `rule` says otherwise.
     """
     wanted = np.arange(rows, dtype=np.int64) if isinstance(rows, int) else np.ascontiguousarray(rows, np.int64)
     arrays = []
     for output in plan.outputs:
         lo, hi, valid = buffers.lo[output.index], buffers.hi[output.index], buffers.valid[output.index]
         arrays.append(
-            _CONVERT[output.conversion](Values(plan.table, output, buf, lo, hi, valid, wanted, zero_dates_null))
+            _CONVERT[output.conversion](Values(plan.table, output, buf, lo, hi, valid, wanted, zero_dates_null, rule))
         )
     return arrays
 

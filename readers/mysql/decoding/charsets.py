@@ -54,6 +54,33 @@ def decode_text(charset: str, value: bytes) -> str:
     return text
 
 
+def escaped_text(charset: str, value: bytes) -> str:
+    """Returns a text for bytes of which some are invalid in `charset`. Each of those is written as \\xNN, and a backslash as
+    two."""
+    if charset in UTF8:
+        return value.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(_escaped_code(charset, code) for code in _codes(charset).findall(value))
+
+
+def _codes(charset: str) -> re.Pattern[bytes]:
+    """A pattern for single codes; a byte that begins none is alone."""
+    if charset in _MULTI_BYTE:
+        return _MULTI_BYTE[charset][1]
+    units = {"ucs2": b"..", "utf16": _UTF16_BE, "utf16le": _UTF16_LE, "utf32": b"...."}.get(charset, b".")
+    return re.compile(units + b"|.", re.S)
+
+
+_UTF16_BE = b"[\xd8-\xdb].[\xdc-\xdf].|.."
+_UTF16_LE = b".[\xd8-\xdb].[\xdc-\xdf]|.."
+
+
+def _escaped_code(charset: str, code: bytes) -> str:
+    try:
+        return decode_text(charset, code).replace("\\", "\\\\")
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in code)
+
+
 @functools.cache
 def single_byte_table(charset: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]] | None:
     """The UTF-8 of each byte of a single-byte charset: lengths uint8[256] (0: no character) and bytes uint8[256, 4]. None for

@@ -32,6 +32,7 @@ class Output:
     labels: tuple[str, ...] = ()
     wire: FieldType | None = None
     unsigned: bool = False
+    is_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class ColumnPlan:
                     number=layout.number,
                     charset=layout.charset,
                     labels=texts,
+                    is_key=column.name in schema.key,
                 )
             )
         return cls(schema.table, code, meta, tuple(outputs))
@@ -122,6 +124,7 @@ class ColumnPlan:
                     charset=layout.charset,
                     wire=layout.wire,
                     unsigned=layout.source.unsigned,
+                    is_key=column.name in schema.key,
                 )
                 for i, (column, layout) in enumerate(zip(schema.captured, layouts, strict=True))
             ),

@@ -41,28 +41,24 @@ def doubles(values: Values) -> pa.Array:
 
 
 def dates(values: Values) -> pa.Array:
-    days, present = _without_zero_dates(values)
+    days, present = _without_invalid_dates(values)
     return values.array(days.astype(np.int32), present=present)
 
 
 def datetimes(values: Values) -> pa.Array:
-    micros, present = _without_zero_dates(values)
+    micros, present = _without_invalid_dates(values)
     return values.array(micros, present=present)
 
 
-def _without_zero_dates(values: Values) -> tuple[Int64s, Bytes]:
+def _without_invalid_dates(values: Values) -> tuple[Int64s, Bytes]:
     temporal, present = values.lo[values.rows], values.present()
     special = temporal <= IMPOSSIBLE_DATE
     if not special.any():
         return temporal, present
-    if (temporal == IMPOSSIBLE_DATE).any():
-        raise values.unusable(
-            "holds a day that its month does not have (ALLOW_INVALID_DATES)", "Correct it, or exclude the column."
-        )
     if not values.zero_dates_null:
         raise values.unusable(
-            "holds a date whose year, month or day is zero",
-            "Set source.zero_dates: null to carry such dates as nulls, or correct them.",
+            "holds a date whose year, month or day is zero, or a day that its month does not have",
+            "Set source.zero_dates: null, then start the job again: such dates are NULL in the copy.",
         )
     temporal[special] = 0
     present[special] = 0

@@ -127,7 +127,10 @@ def image_time(buf: Bytes, p: Int, end: Int, digits: Int) -> tuple[Int, Int, Int
     clock = packed >> (8 * size)
     part = packed & ((np.int64(1) << (8 * size)) - 1)
     micros = part if size == 3 else part * 100 if size == 2 else part * 10_000
-    return _duration(p + 3 + size, negative, clock >> 12, ((clock >> 6) & 63) * 60 + (clock & 63), micros)
+    minute, second = (clock >> 6) & 63, clock & 63
+    if minute > 59 or second > 59:
+        return damaged()
+    return _duration(p + 3 + size, negative, clock >> 12, minute * 60 + second, micros)
 
 
 @inner_kernel

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.readers.gather import MAX_OFFSET
-from tidemark.readers.mysql.decoding.charsets import UTF8, decode_text, single_byte_table
+from tidemark.readers.mysql.decoding.charsets import UTF8, single_byte_table
 from tidemark.readers.mysql.decoding.decimals import wide_decimal_text
 from tidemark.readers.mysql.decoding.gather import copy_characters, copy_padded, measure_characters, time_text
 from tidemark.readers.mysql.decoding.json_kernel import JsonStop, print_documents
@@ -37,24 +37,26 @@ def _padded(values: Values, size: int) -> tuple[npt.NDArray[np.int32], Bytes]:
 def texts(values: Values) -> pa.Array:
     charset = str(values.output.charset)
     if charset == "ascii":
-        return ascii_texts(values)
+        offsets, data = values.gathered()
+        return values.decoded() if (data & 0x80).any() else values.array(offsets, data)
     if charset in UTF8:
         array = values.array(*values.gathered())
         try:
             array.validate(full=True)
-        except pa.ArrowInvalid as exc:
-            raise values.undecodable("not UTF-8") from exc
+        except pa.ArrowInvalid:
+            return values.decoded()
         return array
     table = single_byte_table(charset)
     if table is None:
-        return values.texts(lambda value: decode_text(charset, value))
+        return values.decoded()
     return _single_byte_texts(values, *table)
 
 
 def ascii_texts(values: Values) -> pa.Array:
+    """Converts what the server itself writes in ASCII."""
     offsets, data = values.gathered()
     if (data & 0x80).any():
-        raise values.undecodable("a byte beyond 0x7F")
+        raise values.damaged()
     return values.array(offsets, data)
 
 
@@ -64,7 +66,7 @@ def _single_byte_texts(values: Values, width: Bytes, utf8: Bytes) -> pa.Array:
     if total == -1:
         raise values.too_large()
     if total < 0:
-        raise values.undecodable("a byte that the character set does not use")
+        return values.decoded()
     data = np.empty(total, np.uint8)
     copy_characters(values.buf, values.lo, values.hi, values.rows, width, utf8, data)
     return values.array(offsets, data)

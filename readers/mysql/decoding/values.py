@@ -1,16 +1,20 @@
 """One column's buffers and the wanted rows: the input of every conversion to Arrow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidemark.readers.bad_values import STOP, BadColumn, BadValueRule
 from tidemark.readers.gather import MAX_OFFSET, copy, measure
+from tidemark.readers.mysql.decoding.charsets import decode_text, escaped_text
 from tidemark.readers.mysql.decoding.columns import Output
+from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int32s, Int64s
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId
 
 
@@ -26,6 +30,7 @@ class Values:
     valid: Bytes
     rows: Int64s
     zero_dates_null: bool
+    rule: BadValueRule = STOP
 
     def present(self) -> Bytes:
         return self.valid[self.rows]
@@ -61,29 +66,40 @@ class Values:
         return offsets
 
     def texts(self, convert: Callable[[bytes], str]) -> pa.Array:
-        """Converts values one by one in Python. `convert` raises UnicodeDecodeError for invalid text, else ValueError."""
-        texts: list[str | None] = []
+        """Converts values one by one in Python. `convert` raises ValueError for invalid bytes."""
+        try:
+            return pa.array([None if value is None else convert(value) for value in self._bytes()], self.output.type)
+        except ValueError as exc:
+            raise self.damaged() from exc
+
+    def decoded(self) -> pa.Array:
+        """Decodes texts one by one in Python, with marks for those that are not in the column's charset, as the rule says."""
+        charset, texts = str(self.output.charset), list[str | None]()
+        is_bad = np.zeros(len(self.rows), np.bool_)
+        for row, value in enumerate(self._bytes()):
+            try:
+                texts.append(None if value is None else decode_text(charset, value))
+            except UnicodeDecodeError:
+                texts.append(marks.UNDECODABLE + escaped_text(charset, value or b""))
+                is_bad[row] = True
+        array = pa.array(texts, self.output.type)
+        if not is_bad.any():
+            return array
+        column = BadColumn(self.table, self.output.name, self.output.is_key)
+        return self.rule.settled(column, array, is_bad, f"has bytes that are not valid {charset}", exact=False)
+
+    def _bytes(self) -> Iterator[bytes | None]:
         starts, sizes = self.lo[self.rows].tolist(), self.hi[self.rows].tolist()
         for start, size, present in zip(starts, sizes, self.present().tolist(), strict=True):
-            try:
-                texts.append(convert(self.buf[start : start + size].tobytes()) if present else None)
-            except UnicodeDecodeError as exc:
-                raise self.undecodable(exc.reason) from exc
-            except ValueError as exc:
-                raise self.damaged() from exc
-        return pa.array(texts, self.output.type)
+            yield self.buf[start : start + size].tobytes() if present else None
 
     def unusable(self, what: str, remedy: str) -> SourceNotUsableError:
-        return SourceNotUsableError(f"{self.table}.{self.output.name} {what}.", remedy)
-
-    def undecodable(self, reason: str) -> SourceNotUsableError:
-        return self.unusable(
-            f"has bytes that are not valid {self.output.charset}: {reason}",
-            "Correct these rows, or exclude the column: source.columns.",
-        )
+        return SourceNotUsableError(f"{self.table}.{self.output.name} {what}.", remedy, self.table)
 
     def too_large(self) -> SourceNotUsableError:
-        return self.unusable("has more than 2 GiB in one batch", "Lower log.max_batch_bytes, or exclude the column.")
+        return self.unusable(
+            "has more than 2 GiB in one batch", f"Exclude the column (source.columns), then {START_OVER}."
+        )
 
     def damaged(self) -> DamagedLogError:
         return damaged_column(f"{self.table}.{self.output.name}")

@@ -18,7 +18,7 @@ from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
 from tidemark.state.errors import CheckpointError, SourceNotUsableError
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -205,13 +205,21 @@ def _compared(keys: Sequence[KeyColumn], literals: Sequence[str], outer: str, la
     return f"({name} {outer} {literal} OR ({name} = {literal} AND {inner}))"
 
 
+def valid_dates(keys: Sequence[KeyColumn]) -> str:
+    """The condition for keys whose dates have no zero in them: only such a key can be a split's boundary."""
+    names = [quote_identifier(key.name) for key in keys if key.kind in (KeyKind.DATE, KeyKind.TEMPORAL)]
+    return " AND ".join(f"MONTH({name}) > 0 AND DAYOFMONTH({name}) > 0" for name in names) or "TRUE"
+
+
 def column_list(columns: Iterable[str], suffix: str = "") -> str:
     return ", ".join(quote_identifier(name) + suffix for name in columns)
 
 
-def null_key(table: TableId, name: str) -> SourceNotUsableError:
-    """The error for a null in a decoded key column: a zero date, which the server allows in a NOT NULL column."""
+def null_key(table: TableId, name: str, *, stops: bool) -> SourceNotUsableError:
+    """The error for a null in a decoded key column: an invalid date, which the server allows in a NOT NULL column. It concerns
+    the table alone unless it `stops` the job."""
     return SourceNotUsableError(
-        f"{table} has a zero date (0000-00-00) in its key column {name}, which a copy can't hold.",
-        "Correct the row, name another key in source.keys, or leave the table out.",
+        f"{table} has an invalid date (such as 0000-00-00) in its key column {name}, which this sink can't hold.",
+        f"Name another key (source.keys) or leave the table out (source.exclude_tables), then {START_OVER}.",
+        None if stops else table,
     )

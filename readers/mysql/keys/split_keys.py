@@ -6,7 +6,9 @@ here holds a transaction or a lock: every statement is independent, and is repea
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemark.readers.mysql.connect import flavour_of, quote_table
 from tidemark.readers.mysql.keys.collation_keys import CollationKeys
@@ -18,23 +20,38 @@ from tidemark.readers.mysql.keys.key_columns import (
     key_columns,
     null_key,
     range_condition,
+    valid_dates,
 )
 from tidemark.readers.mysql.keys.key_encoding import EncodedKeys, encode_text, encoded_keys
 from tidemark.readers.mysql.schema.catalog import table_statistics
+from tidemark.readers.mysql.server import WatermarkMethod
 from tidemark.readers.mysql.session import Row, SqlSession
+from tidemark.readers.mysql.snapshot.watermark import snapshot_position
 from tidemark.state.key_encoding import encode_composite
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.position import Position
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot
 from tidemark.state.table import TableId, TableSchema
 
 
 class MySqlKeys:
-    """The enumerator's KeySource, and the encoded keys of changed rows. `schemas`: those of the job's tables."""
+    """The enumerator's KeySource, and the encoded keys of changed rows. `schemas`: those of the job's tables. `method`: how
+    splits are read; only `sees` asks for it."""
 
-    def __init__(self, session: SqlSession, schemas: Mapping[TableId, TableSchema]) -> None:
+    def __init__(
+        self, session: SqlSession, schemas: Mapping[TableId, TableSchema], method: WatermarkMethod = "gtid"
+    ) -> None:
         self._session = session
+        self._method = method
         self._schemas = schemas
         self._cached_collation_keys: CollationKeys | None = None
+
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        """See state/key_source.py. MySQL: always true, for a split's high is the log's end. A MariaDB snapshot may be a little
+        behind the log."""
+        if self._method != "consistent_snapshot":
+            return True
+        return self._session.ask(snapshot_position).order >= position.order
 
     def pages(self, table: TableId) -> PageStatistics | None:
         """None: rows of MySQL have no addresses that could be selected."""
@@ -88,16 +105,16 @@ class MySqlKeys:
 
     def encoded_keys(self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch) -> EncodedKeys:
         """The encoded key of each row, comparable with the encoded keys of bounds. `rows` has the table's captured columns.
-        Queries the server only for strings.
-
-        Raises SourceNotUsableError for a key that a copy can't hold.
+        Queries the server only for strings. A key with an invalid date, which is null, is before all others: only the sink
+        can say what becomes of its row.
         """
         keys = key_columns(schema, columns)
         values = [rows.column(name) for name in columns]
-        for name, array in zip(columns, values, strict=True):
-            if array.null_count:
-                raise null_key(schema.table, name)
-        return encoded_keys(keys, values, self._on_server)
+        if not any(array.null_count for array in values):
+            return encoded_keys(keys, values, self._on_server)
+        known = np.logical_and.reduce([np.asarray(array.is_valid()) for array in values])
+        found = encoded_keys(keys, [array.filter(pa.array(known)) for array in values], self._on_server)
+        return pc.replace_with_mask(pa.array([b""] * len(known), pa.binary()), pa.array(known), found)
 
     @property
     def _collation_keys(self) -> CollationKeys:
@@ -130,7 +147,8 @@ class MySqlKeys:
     def _select(self, table: TableId, keys: Sequence[KeyColumn], condition: str, order: str) -> list[Bound]:
         selected = [sql for key in keys for sql in self._selected(key)]
         rows = self._session.query(
-            f"SELECT {', '.join(selected)} FROM {quote_table(table)} WHERE {condition} ORDER BY {order}"
+            f"SELECT {', '.join(selected)} FROM {quote_table(table)} WHERE {condition} AND {valid_dates(keys)} "
+            f"ORDER BY {order}"
         )
         return [self._bound(table, keys, row) for row in rows]
 
@@ -152,7 +170,7 @@ class MySqlKeys:
             try:
                 parts.append(encode_text(key, row[at - 1]))
             except ValueError:
-                raise null_key(table, key.name) from None
+                raise null_key(table, key.name, stops=False) from None
         return Bound(tuple(literals), encode_composite(parts).hex())
 
     def _is_unique_integer(self, table: TableId, keys: Sequence[KeyColumn]) -> bool:

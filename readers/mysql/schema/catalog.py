@@ -205,6 +205,7 @@ def _nothing_found(glob: TableGlob, kinds: dict[TableId, str]) -> SourceNotUsabl
         f"source.tables: {glob.text} matches no table that the account may read.",
         f"{spelling_hint(glob, kinds)}Check the spelling (names are case-sensitive), and GRANT SELECT on the tables to the "
         "account.",
+        TableId(named.database, named.name) if named is not None and kinds else None,
     )
 
 

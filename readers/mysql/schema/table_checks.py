@@ -1,5 +1,6 @@
 """Preflight checks of tables: changes missing in the log, unsupported types, missing keys."""
 
+import contextlib
 from collections.abc import Collection
 
 import pymysql
@@ -10,7 +11,7 @@ from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, 
 from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFacts
 from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
 from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 TRANSACTIONAL_ENGINES = frozenset({"INNODB"})
 _CHANGES_CHILDREN = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
@@ -71,8 +72,8 @@ def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
         else:
             found.append(
                 warning(
-                    f"{facts.table} has engine {facts.engine or 'unknown'}: after a statement fails, the changes it made "
-                    "so far stay in the table and in the log.",
+                    f"{facts.table} has engine {facts.engine or 'unknown'}: what a failed statement or a ROLLBACK leaves in it "
+                    "may be missing in the copy.",
                     "ALTER TABLE … ENGINE=InnoDB.",
                     table=facts.table,
                 )
@@ -133,10 +134,18 @@ def check_select(connection: Connection, facts: TableFacts) -> list[Finding]:
             ]
         return [
             refusal(
-                f"The account may not read every column of {facts.table}: {error_text(error)}.",
+                f"The account may not read every column of {facts.table}, only {', '.join(facts.column_names)}: "
+                f"{error_text(error)}.",
                 f"GRANT SELECT ON {quote_table(facts.table)} TO <account>; columns that must not be copied are named "
                 "in source.columns.",
                 table=facts.table,
             )
         ]
     return []
+
+
+def wait_for_alter(connection: Connection, table: TableId) -> None:
+    """Waits until no ALTER TABLE of the table is being committed. A SELECT needs a lock that such a statement holds until the
+    catalog has the change. An error is left to the checks that follow."""
+    with contextlib.suppress(pymysql.MySQLError), connection.cursor() as cursor:
+        cursor.execute(f"SELECT 1 FROM {quote_table(table)} LIMIT 0")

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import CLIENT, SERVER_STATUS
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.decoding.arrow import to_arrow
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
@@ -36,7 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 def stream_select(
-    connection: Connection, sql: str, plan: ColumnPlan, *, zero_dates_null: bool, buffer_bytes: int = 8 << 20
+    connection: Connection,
+    sql: str,
+    plan: ColumnPlan,
+    *,
+    zero_dates_null: bool,
+    rule: BadValueRule = STOP,
+    buffer_bytes: int = 8 << 20,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of `sql`, a SELECT of the captured columns in order, in batches of their Arrow types.
 
@@ -58,7 +65,7 @@ def stream_select(
         names = [output.name for output in plan.outputs]
         packets = RowPackets(connection, plan, buffer_bytes=buffer_bytes)
         for row_count in packets.batches():
-            arrays = to_arrow(plan, packets.buf, packets.buffers, row_count, zero_dates_null=zero_dates_null)
+            arrays = to_arrow(plan, packets.buf, packets.buffers, row_count, zero_dates_null=zero_dates_null, rule=rule)
             yield pa.RecordBatch.from_arrays(arrays, names=names)
         exchange.end(packets.last)
     finally:

@@ -25,7 +25,9 @@ import pymysql
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
+from tidemark.readers.mysql.binlog.positions import LogPositions
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.readers.mysql.connect import Connection, connect, error_code, quote_table
@@ -43,7 +45,7 @@ from tidemark.readers.snapshot.gathered_rows import GatheredRows
 from tidemark.readers.snapshot.normalise import Replay
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
-from tidemark.state.errors import SourceNotUsableError, SplitChangedError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SplitChangedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition, Position, binlog_position
@@ -78,8 +80,8 @@ class ReadHooks:
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
     """Where and how splits are read; sent to executors. `server_ids`: for log connections. `where`: snapshot.where. `masked`:
-    tables whose rows must not be written to disk unmasked. The readers of a process with the same job and server share
-    anchors."""
+    tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow type can't
+    hold, and of rows with an invalid date in their key. The readers of a process with the same job and server share anchors."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -90,6 +92,7 @@ class SnapshotSource:
     zero_dates_null: bool = True
     where: Mapping[TableId, str] = field(default_factory=dict)
     masked: frozenset[TableId] = frozenset()
+    bad_values: BadValueRule = STOP
     reconnect: Reconnect = AT_START
 
     def connect(self) -> Connection:
@@ -108,6 +111,7 @@ class SplitReader(RetryingSplitReader[Connection]):
     changes during every read."""
 
     table_is_gone: ClassVar[frozenset[int]] = frozenset({1054, 1146})
+    may_not_read: ClassVar[frozenset[int]] = frozenset({1142, 1143})
     _error_code = staticmethod(error_code)
 
     def __init__(
@@ -125,8 +129,13 @@ class SplitReader(RetryingSplitReader[Connection]):
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         fresh = 0
         while True:
+            start = newest_anchor(self._scope, binlog_position(anchor))
             try:
-                return self._read_once(split, schema, newest_anchor(self._scope, binlog_position(anchor)))
+                return self._read_once(split, schema, start)
+            except LogPositionLostError:
+                if not self._finds_later_anchor(start):
+                    raise
+                continue
             except SplitChangedError as error:
                 cause: Exception = error
             except pymysql.MySQLError as error:
@@ -135,6 +144,19 @@ class SplitReader(RetryingSplitReader[Connection]):
                 cause = error
             fresh += 1
             self._count_fresh(cause, schema, fresh)
+
+    def _finds_later_anchor(self, lost: BinlogPosition) -> bool:
+        """Remembers the log's end as an anchor if it continues the log of this one, which was purged. The job may not need that
+        log any more: while the log is read between epochs of splits, it passes the anchor, which is the greatest high."""
+        if self._watermarks.method != "gtid":
+            return False
+        self._session.ask(lambda connection: connection.rollback())  # a transaction may be open
+        server = self._source.server
+        found = self._session.ask(lambda connection: LogPositions(self._log(), connection, server).find_anchor())
+        if found.order <= lost.order or not found.gtid_set().contains_all(lost.gtid_set()):
+            return False
+        remember_anchor(self._scope, replace(found, begun=file_begun(self._log(), found.file)))
+        return True
 
     def _count_fresh(self, cause: Exception, schema: TableSchema, fresh: int) -> None:
         self.counters.fresh_reads += 1
@@ -160,8 +182,8 @@ class SplitReader(RetryingSplitReader[Connection]):
         hooks.after_high()
         if not low.exact:
             replay = Replay(schema.key, lambda keys: self._in_range(split, schema, keys))
-            high = self._replay(schema, low, high, replay.add)
-            rows, settled = replay.apply(rows)
+            high = self._replay(schema, low, high, lambda changes: replay.add(_with_keys(schema, changes)))
+            rows, settled = _normalised(schema, replay, rows)
         failpoint("snapshot.normalised")
         return _split_read(split, rows, self._anchored(high, anchor), settled, low)
 
@@ -195,6 +217,7 @@ class SplitReader(RetryingSplitReader[Connection]):
             f"SELECT {columns} FROM {quote_table(schema.table)} WHERE {condition}",
             ColumnPlan.for_result(schema),
             zero_dates_null=self._source.zero_dates_null,
+            rule=self._source.bad_values,
         )
         gathered = GatheredRows(schema.arrow_schema(), in_memory=schema.table in self._source.masked)
         for batch in batches:
@@ -205,8 +228,9 @@ class SplitReader(RetryingSplitReader[Connection]):
         failpoint("snapshot.after_select")
         self._hooks.after_select()
         for name in schema.key:
-            if rows[name].null_count:
-                raise null_key(schema.table, name)
+            rule = self._source.bad_values
+            if rows[name].null_count and not rule.takes_null_keys:
+                raise null_key(schema.table, name, stops=rule.policy(schema.table, name) == "stop")
         return rows
 
     def _replay(
@@ -218,7 +242,8 @@ class SplitReader(RetryingSplitReader[Connection]):
         self.counters.replays += 1
         log_range = LogRange(low.start, end, low.prepared)
         source = self._source
-        reader = LogReader(self._log(), {schema.table: schema}, ReadOptions(zero_dates_null=source.zero_dates_null))
+        options = ReadOptions(zero_dates_null=source.zero_dates_null, bad_values=source.bad_values)
+        reader = LogReader(self._log(), {schema.table: schema}, options)
         for batch in reader.read(log_range, skip=low.contained, replay=True):
             self.counters.replayed_changes += batch.rows.num_rows
             take(batch.rows)
@@ -256,13 +281,33 @@ class SplitReader(RetryingSplitReader[Connection]):
         return within(self._keys.encoded_keys(schema, split.columns, batch), split.range)
 
 
+def _with_keys(schema: TableSchema, changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the changes. Raises SplitChangedError if the key of one is not known: which row it changed neither."""
+    if any(changes.column(name).null_count for name in schema.key):
+        raise SplitChangedError(
+            f"A row of {schema.table} with an invalid date in its key changed.", "Read the split again."
+        )
+    return changes
+
+
+def _normalised(schema: TableSchema, replay: Replay, rows: pa.Table) -> tuple[pa.Table, int]:
+    """Returns the rows at high, as `Replay.apply` does. Rows whose key is not known did not change."""
+    known = np.logical_and.reduce([np.asarray(rows[name].is_valid()) for name in schema.key])
+    if known.all():
+        return replay.apply(rows)
+    found, settled = replay.apply(rows.filter(pa.array(known)))
+    return pa.concat_tables([found, rows.filter(pa.array(~known))]), settled
+
+
 def require_columns(connection: Connection, schema: TableSchema) -> None:
     """Raises SchemaChangedError unless the table still has the columns of `schema`."""
     found = read_tables(connection, [schema.table])[schema.table]
     now = [(c.name, c.source_type, c.charset, c.collation) for c in found.columns]
     known = [(c.name, c.source_type, c.charset, c.collation) for c in schema.columns]
     if now != known[: len(now)] or len(known) != len(now) + found.hidden_hashes:
-        raise columns_are_gone(f"{schema.table} no longer has the columns that it had when the job started.")
+        raise columns_are_gone(
+            schema.table, f"{schema.table} no longer has the columns that it had when the job started."
+        )
 
 
 def _split_read(split: Split, rows: pa.Table, high: BinlogPosition, settled: int, low: Low) -> SplitRead:

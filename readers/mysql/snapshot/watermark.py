@@ -168,6 +168,14 @@ def _snapshot_low(connection: Connection) -> Low:
     return Low(start, GtidSet(), exact=True, taken_at_us=int(now_us))
 
 
+def snapshot_position(connection: Connection) -> BinlogPosition:
+    """MariaDB: the log position of a snapshot taken now. That of each later one is not before it."""
+    try:
+        return _snapshot_low(connection).start
+    finally:
+        connection.rollback()
+
+
 def _stable_position(cursor: pymysql.cursors.Cursor) -> dict[str, str]:
     """The position of this session's snapshot, after EQUAL_ANSWERS equal answers in a row.
 

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.readers.postgres.connect import quote_literal
+from tidemark.state import marks
 
 _DAY_US = 86_400_000_000
 _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
@@ -20,6 +21,8 @@ def key_text(values: pa.Array) -> pa.LargeStringArray:
         return values.cast(pa.int32()).cast(_TEXT)
     if pa.types.is_timestamp(kind):
         return values.cast(pa.int64()).cast(_TEXT)
+    if pa.types.is_decimal(kind) and (found := marks.words(values)) is not None:
+        return pc.if_else(pa.array(found[0]), found[1].cast(_TEXT), values.cast(_TEXT))
     if pa.types.is_binary(kind):
         return pc.binary_join_element_wise(pa.scalar("\\x", _TEXT), _hexadecimal(values), pa.scalar("", _TEXT))
     return values.cast(_TEXT)
@@ -33,15 +36,26 @@ def whole_key_text(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
 
 def key_expression(kind: pa.DataType, text: str, sql_type: str) -> str:
     """Returns SQL that converts the text back to the value. Arrow's text has a smaller range of dates than the server, so
-    dates are numbers of days or microseconds since 1970. Days and microseconds of one day are exact as intervals;
-    microseconds of many years are not."""
+    dates are numbers of days or microseconds since 1970, infinities the marks of `tidemark.state.marks`. Days and microseconds
+    of one day are exact as intervals; microseconds of many years are not."""
     if pa.types.is_date32(kind):
-        return f"(date '1970-01-01' + {text}::integer)::{sql_type}"
+        finite = f"(date '1970-01-01' + {text}::integer)::{sql_type}"
+        return _or_infinite(text, finite, (marks.MINUS_INFINITE_DATE, marks.INFINITE_DATE), sql_type)
     if pa.types.is_timestamp(kind):
         origin = "timestamp '1970-01-01'" if kind.tz is None else "timestamptz '1970-01-01 00:00:00+00'"
         day = f"({text}::bigint / {_DAY_US}) * interval '1 day'"
-        return f"({origin} + {day} + ({text}::bigint % {_DAY_US}) * interval '1 microsecond')::{sql_type}"
+        finite = f"({origin} + {day} + ({text}::bigint % {_DAY_US}) * interval '1 microsecond')::{sql_type}"
+        return _or_infinite(text, finite, (marks.MINUS_INFINITE_TIME, marks.INFINITE_TIME), sql_type)
     return f"{text}::{sql_type}"
+
+
+def _or_infinite(text: str, finite: str, infinities: tuple[int, int], sql_type: str) -> str:
+    """The server computes only the branch that it takes: the others would overflow."""
+    least, greatest = infinities
+    return (
+        f"CASE {text} WHEN '{least}' THEN '-infinity'::{sql_type} WHEN '{greatest}' THEN 'infinity'::{sql_type} "
+        f"ELSE {finite} END"
+    )
 
 
 def array_literal(texts: pa.LargeStringArray) -> str:

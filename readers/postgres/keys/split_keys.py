@@ -25,10 +25,11 @@ from tidemark.readers.postgres.keys.key_columns import (
 from tidemark.readers.postgres.keys.key_text import array_literal, key_expression, key_text
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.slot.open_transactions import still_unseen
 from tidemark.readers.postgres.snapshot.pages import SharedSnapshots, page_statistics
-from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.position import Position
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot
 from tidemark.state.table import TableId, TableSchema
 
@@ -85,6 +86,15 @@ class PostgresKeys:
             bounds.append(_bound(key, texts, ordinal + len(bounds)))
         return bounds
 
+    def sees(self, position: Position, unseen: Sequence[int]) -> bool:
+        """See state/key_source.py."""
+        return not unseen or not self.unseen(unseen)
+
+    def unseen(self, transactions: Sequence[int] | npt.NDArray[np.int64]) -> tuple[int, ...]:
+        """Returns those of the committed transactions (32-bit ids) that later SELECTs may not see yet."""
+        wanted = {int(xid) for xid in transactions}
+        return tuple(sorted(self._session.ask(lambda connection: still_unseen(connection, wanted))))
+
     def pages(self, table: TableId) -> PageStatistics | None:
         """See state/key_source.py."""
         return self._session.ask(lambda connection: page_statistics(connection, table))
@@ -109,7 +119,7 @@ class PostgresKeys:
         values = [rows.column(name) for name in columns]
         for name, array in zip(columns, values, strict=True):
             if array.null_count:
-                raise null_key(schema.table, name)
+                raise ValueError(f"{schema.table} has a null in its key column {name}")
         if not len(finished_splits.boundaries) or not rows.num_rows:
             return np.zeros(rows.num_rows, np.int64)
         key = self.key(schema.table, columns)
@@ -149,14 +159,6 @@ def next_bound_query(key: TableKey, key_range: KeyRange, rows: int) -> str:
         f"WHERE {range_condition(key.columns, key_range)} ORDER BY {order} LIMIT 1 OFFSET {rows - 1}) AS last, "
         f"LATERAL (SELECT {_texts(key.columns)} FROM {key.relation} WHERE {beyond} ORDER BY {order} LIMIT 1) "
         "AS following"
-    )
-
-
-def null_key(table: TableId, name: str) -> SourceNotUsableError:
-    """The error for a null in a key. A NOT NULL column can be null in Arrow: a date out of Arrow's range."""
-    return SourceNotUsableError(
-        f"{table} has a key in {name} that the copy can't hold.",
-        "Correct the row, name another key in source.keys, or leave the table out.",
     )
 
 

@@ -26,6 +26,26 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relpersistence = 'p',
             WHERE i.indrelid = c.oid AND i.indisunique)))
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%s::oid[])"""
+# All types that the text of a column's values depends on: of domains, arrays, ranges, and attributes of composite types.
+_TYPE_PARTS = """
+WITH RECURSIVE types(root, attnum, type) AS (
+    SELECT a.attrelid, a.attnum, a.atttypid FROM pg_attribute AS a
+    WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT t.root, t.attnum, inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL (
+        SELECT p.typbasetype UNION ALL SELECT p.typelem
+        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid
+        UNION ALL SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) AS inner_type(oid) WHERE inner_type.oid <> 0
+)
+SELECT t.root::bigint, concat_ws(' ', t.attnum, 'label', e.oid), e.enumlabel
+FROM types AS t JOIN pg_enum AS e ON e.enumtypid = t.type
+UNION ALL
+SELECT t.root::bigint, concat_ws(' ', t.attnum, 'attributes', p.oid), (
+    SELECT string_agg(concat_ws(' ', a.attnum, a.attisdropped, a.atttypid, a.atttypmod), ',' ORDER BY a.attnum)
+    FROM pg_attribute AS a WHERE a.attrelid = p.typrelid AND a.attnum > 0)
+FROM types AS t JOIN pg_type AS p ON p.oid = t.type AND p.typrelid <> 0
+ORDER BY 1, 2"""
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 _TREE = """
 WITH RECURSIVE tree(root, oid, parent, attached) AS (
@@ -40,7 +60,7 @@ SELECT t.root::bigint, c.oid::bigint, t.parent::bigint, n.nspname || '.' || c.re
 FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 ORDER BY 1, 2"""
 
-# Hashes of 64 bits of all that the two queries return. A row's xmin is another one after each change.
+# Hashes of 64 bits of all that these queries return, or that changes with it. A row's xmin is another one after each change.
 _FINGERPRINT = f"""
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
     (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(concat_ws(' ', c.oid, n.nspname, c.relname, c.relpersistence,
@@ -51,6 +71,9 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
     (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(concat_ws(' ', i.indexrelid, i.indkey, i.indisprimary,
         i.indisvalid, i.indimmediate, i.indpred IS NULL), 0))) FROM pg_index AS i
      WHERE i.indrelid = ANY (%(roots)s::oid[]) AND i.indisunique),
+    (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(e.oid::bigint, e.xmin::text::bigint))) FROM pg_enum AS e),
+    (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
+     FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid WHERE c.relkind = 'c'),
     (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(t::text, 0))) FROM ({_TREE}) AS t))"""
 
 
@@ -80,6 +103,10 @@ def look(connection: Connection, known: Partitions) -> Partitions:
         cursor.execute(_TREE, {"roots": oids})
         for root, oid, *rest in cursor.fetchall():
             found[root].append(Partition(oid, *rest))
+        type_parts: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        cursor.execute(_TYPE_PARTS, (oids,))
+        for root, name, text in cursor.fetchall():
+            type_parts[root].append((name, text))
     tables = []
     for table in known.tables:
         if table.oid not in now:
@@ -89,7 +116,8 @@ def look(connection: Connection, known: Partitions) -> Partitions:
             raise was_renamed(table.table, TableId(schema, name))
         if not is_logged:
             raise is_unlogged(table.table)
-        tables.append(WatchedTable(table.table, table.oid, tuple(found[table.oid]), filenode, columns))
+        parts = tuple(type_parts[table.oid])
+        tables.append(WatchedTable(table.table, table.oid, tuple(found[table.oid]), filenode, columns, parts))
     return Partitions(ended_xid, tuple(tables))
 
 

@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from tidemark.readers.postgres.connect import Connection, quote_table
 from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look
 from tidemark.readers.postgres.pgoutput.stream import peek_query
-from tidemark.readers.postgres.schema.identity import require_same_shape, was_rewritten
+from tidemark.readers.postgres.schema.identity import require_same_shape, require_same_types, was_rewritten
 from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
-from tidemark.state.errors import PartitionsChangedError
+from tidemark.state.errors import PartitionsChangedError, RowsAttachedError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
@@ -120,8 +121,11 @@ def look_again(
             changes = differences(before, after)
             if changes != Differences():
                 checks.check(after, changes, known.ended_xid)
+            require_same_types(schemas[after.table], before, after)
             if before.columns != after.columns:
-                require_same_shape(schemas[after.table], read_tables(connection, [after.table])[after.table])
+                facts = read_tables(connection, [after.table])[after.table]
+                listed = has_column_list(connection, slot_source.publication, schemas[after.table])
+                require_same_shape(schemas[after.table], facts, all_logged=not listed)
             if before.filenode != after.filenode:
                 checks.check_rewritten(before, after, known.ended_xid)
     return PartitionLook(now, tuple(checks.warnings))
@@ -253,6 +257,7 @@ def _removed(table: TableId, partition: Partition) -> PartitionsChangedError:
         f"Partition {partition.name} of {table} was detached or dropped: its rows are gone, and the log does not say so.",
         f"If the copy is to keep them, run with source.partitions_removed: keep. Otherwise {START_OVER}. Next time, DELETE "
         "the rows and run the job before the partition is removed.",
+        table,
     )
 
 
@@ -260,17 +265,20 @@ def _emptied(table: TableId, partition: Partition) -> PartitionsChangedError:
     return PartitionsChangedError(
         f"Partition {partition.name} of {table} was truncated, or all its rows were rewritten (pg_repack, ALTER TABLE): rows "
         "may be gone, and the log does not say so.",
-        "If no row is gone, or the copy is to keep them, run once with --set source.partitions_removed=keep. Otherwise "
-        f"{START_OVER}. TRUNCATE of the partitioned table itself and DELETE are followed.",
+        "If it was truncated and the copy is to keep the rows, or if only pg_repack, VACUUM FULL or CLUSTER rewrote them, run "
+        "once with --set source.partitions_removed=keep. If it was UNLOGGED for a time, or ALTER TABLE changed values, the "
+        f"log lacks changes: {START_OVER}. TRUNCATE of the partitioned table itself and DELETE are followed.",
+        table,
     )
 
 
-def _attached_with_rows(table: TableId, partition: Partition) -> PartitionsChangedError:
-    return PartitionsChangedError(
+def _attached_with_rows(table: TableId, partition: Partition) -> RowsAttachedError:
+    return RowsAttachedError(
         f"Partition {partition.name} of {table} was attached with rows, or it can't be proven that it had none: such rows are "
         "in no log.",
         f"ALTER TABLE {table} DETACH PARTITION {partition.name}, create an empty one by CREATE TABLE … PARTITION OF, and run "
         f"the job again; then INSERT the rows into {table}. Or {START_OVER}.",
+        table,
     )
 
 
@@ -278,4 +286,5 @@ def _unlogged(table: TableId, partition: Partition) -> PartitionsChangedError:
     return PartitionsChangedError(
         f"Partition {partition.name} of {table} is unlogged or a foreign table: its changes are in no log.",
         f"Detach it, and run the job again. If the job has read it as an ordinary table, {START_OVER}.",
+        table,
     )

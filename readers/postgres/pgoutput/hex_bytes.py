@@ -5,6 +5,8 @@ import numpy as np
 from tidemark.readers.gather import MAX_OFFSET
 from tidemark.state.kernel import Bytes, Int, Int32s, Int64s, inner_kernel, kernel
 
+_BACKSLASH, _X = ord("\\"), ord("x")
+
 
 @kernel
 def measure_hex(size: Int64s, valid: Bytes, rows: Int64s, offsets: Int32s) -> Int:
@@ -24,11 +26,14 @@ def measure_hex(size: Int64s, valid: Bytes, rows: Int64s, offsets: Int32s) -> In
 
 
 @kernel
-def copy_hex(buf: Bytes, start: Int64s, rows: Int64s, offsets: Int32s, out: Bytes) -> Int:
-    """Decodes the values to `out`. Call `measure_hex` first. Returns -2 if a character is not a digit, else 0."""
+def copy_hex(buf: Bytes, start: Int64s, valid: Bytes, rows: Int64s, offsets: Int32s, out: Bytes) -> Int:
+    """Decodes the values to `out`. Call `measure_hex` first. Returns -2 if a text does not begin with `\\x` or a character is
+    not a digit, else 0."""
     wrong = np.int64(0)
     for i in range(rows.shape[0]):
         source = start[rows[i]] + 2
+        if valid[rows[i]] == 1 and (buf[source - 2] != _BACKSLASH or buf[source - 1] != _X):
+            return np.int64(-2)
         for j in range(np.int64(offsets[i]), np.int64(offsets[i + 1])):
             high, low = _digit(buf[source]), _digit(buf[source + 1])
             wrong |= high | low

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.log.log_batch import LogBatch, truncation
 from tidemark.readers.postgres.pgoutput import arrays as w
 from tidemark.readers.postgres.pgoutput.arrays import Reason
@@ -49,13 +50,15 @@ MAX_BYTES = 3 << 30
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """`reconnect_attempts`: allowed reconnects in a row without progress. The sizes bound the memory."""
+    """`reconnect_attempts`: allowed reconnects in a row without progress. The sizes bound the memory. `bad_values`: what
+    becomes of values that their Arrow type can't hold."""
 
     reconnect_attempts: int | None = None
     max_delay_seconds: float = 5.0
     buffer_bytes: int = BUFFER_BYTES
     column_buffer_bytes: int = COLUMN_BUFFER_BYTES
     transactions: int = TRANSACTIONS
+    bad_values: BadValueRule = STOP
 
 
 class Reading:
@@ -176,7 +179,7 @@ class Reading:
         """Yields the rows in the buffers, and moves the resume position. Their bytes are no longer needed."""
         state = self.state
         count = int(state[w.ROW])
-        made = batches(self._rows, count, self._buf, self._tables.slots) if count else []
+        made = batches(self._rows, count, self._buf, self._tables.slots, self._options.bad_values) if count else []
         state[[w.ROW, w.TX]] = 0
         state[w.TX_INDEX] = -1
         if state[w.OPEN] and state[w.WANTED]:
@@ -268,7 +271,7 @@ class Reading:
 
     def _error(self, reason: Reason) -> TidemarkError:
         relation, where = int(self.state[w.RELATION]), self._where
-        table = str(self._tables.slots[relation].table) if reason in _OF_SLOTS else f"relation {relation}"
+        table = str(self._tables.slots[relation].schema.table) if reason in _OF_SLOTS else f"relation {relation}"
         match reason:
             case Reason.UNMAPPED:
                 unfit = self._tables.unfit(relation)
@@ -279,11 +282,13 @@ class Reading:
                     "include the key.",
                     f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT, USING INDEX or FULL, such that it includes the job's "
                     f"key. Then {START_OVER}.",
+                    self._tables.slots[relation].schema.table,
                 )
             case Reason.KEY:
                 return SchemaChangedError(
                     f"{table} has a row at {where} with a null in its key.",
                     f"Declare the key's columns NOT NULL, or name another key in source.keys. Then {START_OVER}.",
+                    self._tables.slots[relation].schema.table,
                 )
             case Reason.TOO_MANY:
                 return SourceNotUsableError(

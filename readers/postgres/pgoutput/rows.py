@@ -1,22 +1,26 @@
 """Makes Arrow batches of the column buffers that the compiled loop fills."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.gather import copy, measure
-from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs
+from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs, with_added
 from tidemark.readers.postgres.pgoutput.arrays import TX_FIELD_LSN, TX_FIELD_TIME, TX_FIELD_XID, TX_FIELDS, Rows, Value
 from tidemark.readers.postgres.pgoutput.hex_bytes import copy_hex, measure_hex
 from tidemark.readers.postgres.pgoutput.messages import damaged
+from tidemark.readers.postgres.pgoutput.tables import Slot
 from tidemark.readers.postgres.pgoutput.text_values import text_array
 from tidemark.state.change_batch import UNCHANGED_FIELD, batch_schema
 from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int32s, Int64s
-from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import Column, TableSchema, arrow_type_of
 
 COLUMN_BUFFER_BYTES = 48 << 20
 MAX_ROWS = 1 << 17
@@ -42,46 +46,57 @@ def empty_rows(width: int, *, column_buffer_bytes: int = COLUMN_BUFFER_BYTES, tr
     )
 
 
-def batches(rows: Rows, count: int, buf: Bytes, slots: Sequence[TableSchema]) -> list[LogBatch]:
+def batches(rows: Rows, count: int, buf: Bytes, slots: Sequence[Slot], rule: BadValueRule = STOP) -> list[LogBatch]:
     """Returns the first `count` rows: one batch per slot, in the order of slots. Raises SourceNotUsableError."""
     made = []
     present = rows.slot[:count]
     for number in np.unique(present).tolist():
-        schema = slots[number]
+        schema, whole = slots[number].logged, slots[number].schema
         chosen = np.flatnonzero(present == number)
         arrays = [
-            _column(schema.table, column, buf, rows.start[i], rows.size[i], rows.valid[i], chosen)
+            _column(schema, column, buf, _Found(rows.start[i], rows.size[i], rows.valid[i], chosen), rule)
             for i, column in enumerate(schema.captured)
         ]
+        arrays = with_added(whole, schema, arrays, len(chosen))
         arrays += _meta(rows, chosen)
         unchanged = _unchanged(schema, rows.valid[: len(schema.captured), :count], chosen)
-        if schema.toastable:
+        if whole.toastable:
             arrays.append(unchanged)
-        batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(schema))
-        made.append(LogBatch(schema.table, schema.version, batch))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=batch_schema(whole))
+        made.append(LogBatch(whole.table, whole.version, batch))
     return made
 
 
-def _column(
-    table: TableId, column: Column, buf: Bytes, start: Int64s, size: Int64s, valid: Bytes, chosen: Int64s
-) -> pa.Array:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One column of `Rows`, and the rows that are wanted."""
+
+    start: Int64s
+    size: Int64s
+    valid: Bytes
+    chosen: Int64s
+
+
+def _column(schema: TableSchema, column: Column, buf: Bytes, found: _Found, rule: BadValueRule) -> pa.Array:
+    start, size, valid, chosen = found.start, found.size, found.valid, found.chosen
     kind = arrow_type_of(column.arrow_type)
     offsets = np.empty(len(chosen) + 1, np.int32)
     hexadecimal = pa.types.is_binary(kind)
     total = measure_hex(size, valid, chosen, offsets) if hexadecimal else measure(size, chosen, offsets)
     data = np.empty(max(total, 0), np.uint8)
     if hexadecimal and total >= 0:
-        total = copy_hex(buf, start, chosen, offsets, data)
+        total = copy_hex(buf, start, valid, chosen, offsets, data)
     elif total >= 0:
         copy(buf, start, chosen, offsets, data)
     if total == -1:
         raise SourceNotUsableError(
-            f"{table}.{column.name} has more than 2 GiB in one batch.", "Exclude the column: source.columns."
+            f"{schema.table}.{column.name} has more than 2 GiB in one batch.",
+            f"Exclude the column (source.columns), then {START_OVER}.",
         )
     if total < 0:
-        raise damaged(f"{table}.{column.name} has a value that is not bytea")
+        raise damaged(f"{schema.table}.{column.name} has a value that is not bytea")
     values = _array(kind if hexadecimal else pa.string(), offsets, data, valid[chosen] == Value.TEXT)
-    return values if hexadecimal else text_array(table, column, values)
+    return values if hexadecimal else text_array(schema, column, values, rule)
 
 
 def _array(kind: pa.DataType, offsets: Int32s, data: Bytes, present: npt.NDArray[np.bool_]) -> pa.Array:

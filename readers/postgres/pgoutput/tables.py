@@ -7,6 +7,7 @@ partitioned table and, directly after it, the partition: the old row's columns a
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from tidemark.readers.postgres.pgoutput.messages import Identity, LoggedColumn, 
 from tidemark.readers.postgres.pgoutput.walker import find_relation
 from tidemark.state.errors import SchemaChangedError, TidemarkError
 from tidemark.state.kernel import Int32s
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import LEAVE_OUT, START_OVER
 from tidemark.state.table import TableId, TableSchema
 
 TypeNames = Callable[[Collection[tuple[int, int]]], Mapping[tuple[int, int], str]]
@@ -29,13 +30,21 @@ _FIRST_SIZE = 64
 _Form: TypeAlias = tuple[Identity, tuple[LoggedColumn, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A wanted table with one form of its relation. `logged`: the part of the schema that its rows have."""
+
+    schema: TableSchema
+    logged: TableSchema
+
+
 class KnownTables:
     """`wanted`: the tables whose rows are read. `arrays` are for the compiled loop; new relations replace them."""
 
     def __init__(self, wanted: Mapping[TableId, TableSchema], type_names: TypeNames) -> None:
         self._wanted = {schema.oid: schema for schema in wanted.values()}
         self.width = max([len(schema.captured) for schema in wanted.values()], default=1)
-        self.slots: list[TableSchema] = []
+        self.slots: list[Slot] = []
         self._type_names = type_names
         self._known_types: dict[tuple[int, int], str] = {}
         self._described: set[int] = set()
@@ -111,15 +120,16 @@ class KnownTables:
         """Returns the schema of the job's table with this OID; None if there is none."""
         return self._wanted.get(relation_id)
 
-    def _slot(self, relation: Relation, schema: TableSchema) -> int:
+    def _slot(self, relation: Relation, whole: TableSchema) -> int:
         form = (relation.identity, relation.columns)
         newest = self._newest.get(relation.id)
         if newest is not None and newest[0] == form:  # rows of older slots are emitted before those of the newest
             return newest[1]
+        schema = whole.logged_with([column.name for column in relation.columns])
         self._check(relation, schema)
         slot = len(self.slots)
         self._newest[relation.id] = (form, slot)
-        self.slots.append(schema)
+        self.slots.append(Slot(whole, schema))
         count, longest = len(self.arrays.column_count), max(len(relation.columns), self.arrays.buffer.shape[1])
         if slot == count or longest > self.arrays.buffer.shape[1]:
             self.arrays = _with_slots(self.arrays, 2 * count if slot == count else count, longest)
@@ -159,7 +169,8 @@ class KnownTables:
             found = logged[column.name]
             now = types[found.type_oid, found.type_modifier]
             if now != column.source_type:
-                raise _changed(table, f"has {column.name} as {now}, which was {column.source_type}")
+                renamed = f"If the type was only renamed, give it back its name and run the job again. {LEAVE_OUT}"
+                raise _changed(table, f"has {column.name} as {now}, which was {column.source_type}", renamed)
 
     def _types(self, wanted: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
         unknown = [pair for pair in wanted if pair not in self._known_types]
@@ -207,11 +218,10 @@ def _other_identity(partition: Relation, schema: TableSchema) -> SchemaChangedEr
         f"Partition {partition.table} of {schema.table} has ({identity}) as its replica identity, but the job's key is "
         f"({', '.join(schema.key)}): the log does not say which keys were changed.",
         f"ALTER TABLE {quote_table(partition.table)} REPLICA IDENTITY DEFAULT. Then {START_OVER}.",
+        schema.table,
     )
 
 
-def _changed(table: TableId, how: str) -> SchemaChangedError:
-    return SchemaChangedError(
-        f"{table} {how}.",
-        f"Undo the change, or {START_OVER}.",
-    )
+def _changed(table: TableId, how: str, remedy: str = LEAVE_OUT) -> SchemaChangedError:
+    """The log keeps what it has: to undo the change in the table does not help."""
+    return SchemaChangedError(f"{table} {how}.", remedy, table)

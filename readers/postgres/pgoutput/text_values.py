@@ -1,7 +1,8 @@
 """Converts the server's text of values to Arrow arrays, equal to those that a SELECT gives.
 
 The text is the server's output form under the settings of connect.SESSION. Arrow's parsers read it. What they do not accept
-(years beyond four digits, BC) is parsed here, slower and exactly. A value that its type can't hold stops the job.
+(years beyond four digits, BC) is parsed here, slower and exactly. What becomes of a value that the type can't hold is for
+`BadValueRule`.
 """
 
 import re
@@ -11,11 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.readers.bad_values import STOP, BadColumn, BadValueRule
+from tidemark.readers.postgres.bad_values import settled_times, with_marked_texts
 from tidemark.readers.postgres.pgoutput.messages import damaged
-from tidemark.state.errors import SourceNotUsableError, TidemarkError
-from tidemark.state.table import Column, TableId, arrow_type_of
+from tidemark.state import marks
+from tidemark.state.errors import TidemarkError
+from tidemark.state.table import Column, TableSchema, arrow_type_of
 
-_MIN, _MAX = -(1 << 63), (1 << 63) - 1
+_INFINITE_DAYS = {"-infinity": marks.MINUS_INFINITE_DATE, "infinity": marks.INFINITE_DATE}
+_INFINITE_TIMES = {"-infinity": marks.MINUS_INFINITE_TIME, "infinity": marks.INFINITE_TIME}
 _DAY_MICROSECONDS = 86_400_000_000
 _TEMPORAL = re.compile(
     r"(?P<year>\d{4,})-(?P<month>\d\d)-(?P<day>\d\d)"
@@ -25,16 +30,16 @@ _PLAIN = r"^\d{4}-[^B]*$"
 """Matches texts that Arrow can parse: years of four digits, not BC, not infinite."""
 
 
-def text_array(table: TableId, column: Column, texts: pa.StringArray) -> pa.Array:
+def text_array(schema: TableSchema, column: Column, texts: pa.StringArray, rule: BadValueRule = STOP) -> pa.Array:
     """Returns an array of the column's canonical type. bytea is decoded elsewhere (`hex_bytes`). `texts` may hold bytes that
     are not UTF-8. Raises SourceNotUsableError, DamagedLogError."""
     kind = arrow_type_of(column.arrow_type)
-    where = f"{table}.{column.name}"
+    where = f"{schema.table}.{column.name}"
     if pa.types.is_string(kind):
         try:
             texts.validate(full=True)
-        except pa.ArrowInvalid as exc:
-            raise _does_not_fit(where, "holds bytes that are not UTF-8", "Correct these rows") from exc
+        except pa.ArrowInvalid:
+            return with_marked_texts(schema, column, texts, rule)
         return texts
     if pa.types.is_boolean(kind):
         return _booleans(where, texts)
@@ -42,14 +47,21 @@ def text_array(table: TableId, column: Column, texts: pa.StringArray) -> pa.Arra
         return pc.cast(texts, kind)
     except pa.ArrowInvalid as exc:
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            return _timestamps(where, texts, kind)
-        raise _unreadable(where, texts) from exc
+            return settled_times(schema, column, _timestamps(where, texts, kind), rule)
+        are_nan = np.asarray(pc.fill_null(pc.equal(texts, "NaN"), False))
+        if not pa.types.is_decimal(kind) or not are_nan.any():
+            raise _unreadable(where) from exc
+    try:
+        numbers = pc.cast(pc.if_else(pa.array(are_nan), pa.scalar(None, pa.string()), texts), kind)
+    except pa.ArrowInvalid as exc:
+        raise _unreadable(where) from exc
+    return rule.settled(BadColumn.of(schema, column.name), marks.with_nan_marks(numbers, are_nan), are_nan, "holds NaN")
 
 
 def _booleans(where: str, texts: pa.StringArray) -> pa.BooleanArray:
     known = pc.is_in(texts, pa.array(["t", "f"]))
     if pc.sum(known).as_py() not in (len(texts) - texts.null_count, None):
-        raise _unreadable(where, texts)
+        raise _unreadable(where)
     return pc.equal(texts, "t")
 
 
@@ -58,7 +70,7 @@ def _timestamps(where: str, texts: pa.StringArray, kind: pa.DataType) -> pa.Arra
     try:
         common = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), kind)
     except pa.ArrowInvalid as exc:
-        raise _unreadable(where, texts) from exc
+        raise _unreadable(where) from exc
     odd = np.flatnonzero(~plain.to_numpy(zero_copy_only=False))
     read: Callable[[str, str], int] = _days if pa.types.is_date(kind) else _microseconds
     numbers = [read(where, text) for text in texts.take(pa.array(odd)).to_pylist()]
@@ -68,8 +80,8 @@ def _timestamps(where: str, texts: pa.StringArray, kind: pa.DataType) -> pa.Arra
 
 def _days(where: str, text: str) -> int:
     """Returns days since 1970-01-01, in the proleptic Gregorian calendar."""
-    if "infinity" in text:
-        raise _infinite(where, text)
+    if text in _INFINITE_DAYS:
+        return _INFINITE_DAYS[text]
     match = _TEMPORAL.fullmatch(text)
     if match is None:
         raise damaged(f"{where} holds a text that is no date or timestamp")
@@ -84,34 +96,19 @@ def _days(where: str, text: str) -> int:
 
 
 def _microseconds(where: str, text: str) -> int:
+    if text in _INFINITE_TIMES:
+        return _INFINITE_TIMES[text]
     days = _days(where, text)
     match = _TEMPORAL.fullmatch(text)
     if match is None or match["hour"] is None:
         raise damaged(f"{where} holds a text that is no date or timestamp")
     seconds = int(match["hour"]) * 3600 + int(match["minute"]) * 60 + int(match["second"])
     found = days * _DAY_MICROSECONDS + seconds * 1_000_000 + int((match["fraction"] or "0").ljust(6, "0"))
-    if not _MIN <= found <= _MAX:
-        raise _does_not_fit(
-            where, "holds a timestamp which does not fit 64-bit microseconds since 1970", "Correct these rows"
-        )
-    return found
+    if found <= marks.MINUS_INFINITE_TIME:
+        raise damaged(f"{where} holds a text that is no date or timestamp")
+    return min(found, marks.TOO_LATE)
 
 
-def _infinite(where: str, text: str) -> SourceNotUsableError:
-    return _does_not_fit(where, f"holds {text}, which a date or timestamp of the copy can't hold", "Correct these rows")
-
-
-def _unreadable(where: str, texts: pa.StringArray) -> TidemarkError:
+def _unreadable(where: str) -> TidemarkError:
     """Returns the error for texts that Arrow refused."""
-    for special in ("NaN", "Infinity", "-Infinity"):
-        if pc.any(pc.equal(texts, special)).as_py():
-            return _does_not_fit(
-                where,
-                f"holds {special}, which a decimal can't hold",
-                "Declare the column numeric without precision",
-            )
     return damaged(f"{where} holds a text that its type can't have")
-
-
-def _does_not_fit(where: str, what: str, remedy: str) -> SourceNotUsableError:
-    return SourceNotUsableError(f"{where} {what}.", f"{remedy}, or exclude the column: source.columns.")

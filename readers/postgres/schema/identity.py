@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.state.errors import SchemaChangedError
-from tidemark.state.remedies import START_OVER, START_OVER_NOW
+from tidemark.state.partitions import WatchedTable
+from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -28,10 +29,18 @@ def require_same_tables(found: Iterable[TableSchema], known: Iterable[TableSchem
             _require_same_key(schema, now[schema.table].key)
 
 
-def require_same_shape(schema: TableSchema, facts: TableFacts) -> None:
-    """Raises SchemaChangedError if a captured column is gone, or its name is another column's, or if the job's key is no
-    longer the table's. New columns are allowed."""
+def require_same_shape(schema: TableSchema, facts: TableFacts, *, all_logged: bool) -> None:
+    """Raises SchemaChangedError if a captured column is gone, or its name is another column's, if there is a new column, or if
+    the job's key is no longer the table's. `all_logged` False: the publication lists columns, so the log has no new ones."""
     _require_same_columns(schema, {column.name: column.number for column in facts.columns})
+    known = {column.name for column in schema.columns if not column.generated}
+    new = [column.name for column in facts.columns if not column.generated and column.name not in known]
+    if new and all_logged:
+        raise SchemaChangedError(
+            f"{schema.table} has a new column ({', '.join(new)}), which the copy lacks.",
+            f"If no row of the table was written since, drop the column and run the job again. {LEAVE_OUT}",
+            schema.table,
+        )
     keys = facts.keys if facts.primary_key is None else (facts.primary_key,)
     names = [tuple(filter(None, index.columns)) for index in keys]
     same = next((key for key in names if set(key) == set(schema.key)), None)
@@ -45,6 +54,7 @@ def _require_same_key(schema: TableSchema, key: tuple[str, ...]) -> None:
         raise SchemaChangedError(
             f"The key of {schema.table} is {now} now, but the job finds its rows by ({', '.join(schema.key)}).",
             f"Undo the change and run the job again, or {START_OVER}.",
+            schema.table,
         )
 
 
@@ -56,6 +66,22 @@ def _require_same_columns(schema: TableSchema, numbers: Mapping[str, int | None]
             f"{', '.join(changed)} of {schema.table} {'are other columns' if many else 'is another column'} now, or gone: "
             "columns were renamed or dropped, and the log does not have the values of others that have their names.",
             f"If columns were renamed, give them back their names and run the job again. Otherwise {START_OVER}.",
+            schema.table,
+        )
+
+
+def require_same_types(schema: TableSchema, before: WatchedTable, now: WatchedTable) -> None:
+    """Raises SchemaChangedError if the text of values that were copied is another one now. A new label of an enum is no such
+    change."""
+    parts, names = dict(now.type_parts), {column.number: column.name for column in schema.captured}
+    changed = {int(name.split()[0]) for name, text in before.type_parts if parts.get(name, text) != text}
+    altered = [name for number, name in names.items() if number in changed]
+    if altered:
+        raise SchemaChangedError(
+            f"The type of {', '.join(altered)} of {now.table} was altered: a label of an enum was renamed, or an attribute of "
+            "a composite type was added, dropped or altered. Values that were copied before have another text now.",
+            f"If no row of the table was written since, undo the change and run the job again. {LEAVE_OUT}",
+            schema.table,
         )
 
 
@@ -64,6 +90,7 @@ def is_another_table(table: TableId) -> SchemaChangedError:
         f"{table} is another table now: the job's table of that name was renamed, swapped, or dropped and created again.",
         "If the job's table still exists, give it back its name and run the job again: nothing is lost. Otherwise "
         f"{START_OVER}.",
+        table,
     )
 
 
@@ -71,6 +98,7 @@ def was_renamed(table: TableId, name: TableId) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} is called {name} now.",
         "Give it back its name and run the job again: nothing is lost. To copy it under its new name, start a new job.",
+        table,
     )
 
 
@@ -78,6 +106,7 @@ def is_gone(table: TableId) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} was dropped, and its rows with it, which is not in the log.",
         f"{START_OVER_NOW} If the table is not to be copied any more, take it out of source.tables.",
+        table,
     )
 
 
@@ -85,6 +114,7 @@ def is_unlogged(table: TableId) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} is unlogged now: its changes are not in the log.",
         f"ALTER TABLE {table} SET LOGGED, then {START_OVER}.",
+        table,
     )
 
 
@@ -95,4 +125,5 @@ def was_rewritten(table: TableId) -> SchemaChangedError:
         "another DDL after it.",
         f"{START_OVER_NOW} If the publication has the table by its name (FOR TABLE), VACUUM FULL, CLUSTER, pg_repack and "
         "TRUNCATE do not stop a job.",
+        table,
     )

@@ -16,7 +16,7 @@
 | a domain | as its base type |
 
 The text of an enum, a composite type or a range depends on the type: `ALTER TYPE … RENAME VALUE` (or ADD, RENAME, DROP
-ATTRIBUTE) changes the text of rows without changing a row. Rows that were copied before keep their text.
+ATTRIBUTE) changes the text of rows without changing a row. The planner notices it and stops the job (partitions/checks.py).
 
 SELECT and log give the same text because both take it from the type's output function. `column::text` differs: it appends
 /32 to an inet, strips a char(n), keeps an XML declaration, and uses any user-defined cast to text.

@@ -41,6 +41,12 @@ def open_transactions(connection: Connection) -> set[str]:
         return {str(row[0]) for row in cursor.fetchall()}
 
 
+def still_unseen(connection: Connection, transactions: Collection[int]) -> set[int]:
+    """Returns those of the committed transactions (32-bit ids) that later SELECTs may not see yet. The log has a transaction
+    before its writes are visible: a long time before, if its commit waits for a synchronous standby."""
+    return {int(xid) for xid in open_transactions(connection)}.intersection(transactions)
+
+
 def describe(connection: Connection, xids: Collection[str] | None = None) -> list[OpenTransaction]:
     """Returns the open transactions among `xids` (None: all), the oldest first. Rows' values are not shown."""
     with connection.cursor() as cursor:

@@ -10,10 +10,11 @@ import psycopg2
 
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
+from tidemark.readers.postgres.schema.identity import is_gone
 from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
-from tidemark.state.remedies import START_OVER_NOW
-from tidemark.state.table import TableId
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import TableId, TableSchema
 
 # to_jsonb: columns that are new in 15 are null before it. A table is published by its name, its schema, or FOR ALL TABLES.
 _PUBLICATION = """
@@ -66,9 +67,11 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
     return True
 
 
-def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> list[TableId]:
+def add_tables(
+    connection: Connection, name: str, tables: Sequence[TableId], *, seconds: float | None = None
+) -> list[TableId]:
     """Adds the tables that are not yet published, and returns them. Their splits may be read from now on. Raises
-    SourceNotUsableError.
+    SourceNotUsableError. `seconds`: as for `wait_for_open_transactions`.
 
     The log lacks what open transactions wrote to a table before, though they may commit later. So they are waited for.
     """
@@ -76,7 +79,7 @@ def add_tables(connection: Connection, name: str, tables: Sequence[TableId]) -> 
     if missing:
         named = ", ".join(map(quote_table, missing))
         _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}")
-        wait_for_open_transactions(connection)
+        wait_for_open_transactions(connection, seconds=seconds)
     return missing
 
 
@@ -158,16 +161,25 @@ def memberships(connection: Connection, name: str, tables: Collection[TableId]) 
 def require_memberships(
     connection: Connection, name: str, known: Mapping[TableId, str], oids: Mapping[TableId, int]
 ) -> None:
-    """Raises LogPositionLostError if a table of `oids` was taken out of the publication, even for a moment. `known`: the
-    texts of `memberships` at the job's start. The tables' names do not matter."""
+    """Raises LogPositionLostError if a table of `oids` was taken out of the publication, even for a moment; SchemaChangedError
+    if it was dropped. `known`: the texts of `memberships` when the tables joined the job. The tables' names do not matter."""
     now = _memberships(connection, name, oids)
     changed = sorted(table for table in oids if table not in now or now[table] != known.get(table))
-    if changed:
-        raise LogPositionLostError(
-            f"The publication {name} was altered for {', '.join(map(str, changed))}, or created again, or the table was "
-            "dropped: changes in between are not in the log.",
-            f"{START_OVER_NOW} Do not alter the job's publication.",
-        )
+    if not changed:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])", ([oids[t] for t in changed],))
+        there = {int(row[0]) for row in cursor.fetchall()}
+    gone = [table for table in changed if oids[table] not in there]
+    if gone:
+        raise is_gone(gone[0])
+    raise LogPositionLostError(
+        f"The publication {name} was altered for {', '.join(map(str, changed))}, or created again, or the table was "
+        "dropped: changes in between are not in the log.",
+        "If source.publication was changed, undo that and run the job again: nothing is lost. Otherwise let the job read the "
+        f"tables again (tidemark signal JOB.yaml resnapshot --table NAME), or {START_OVER}. Do not alter the publication.",
+        changed[0] if len(changed) < len(oids) else None,  # else it is the publication's trouble, not a table's
+    )
 
 
 def published_later(connection: Connection, name: str, slot: str, tables: Collection[TableId]) -> list[TableId]:
@@ -275,3 +287,17 @@ def _write(connection: Connection, statement: str) -> None:
 
 
 _DENIED = "42501"
+
+
+def has_column_list(connection: Connection, publication: str, schema: TableSchema) -> bool:
+    """Returns True if the publication publishes only some columns of the table."""
+    with connection.cursor() as cursor:
+        cursor.execute(_HAS_COLUMN_LIST, (publication, schema.oid))
+        ((found,),) = cursor.fetchall()
+    return bool(found)
+
+
+# Servers before 15 have no prattrs.
+_HAS_COLUMN_LIST = """
+SELECT EXISTS (SELECT FROM pg_publication_rel AS r JOIN pg_publication AS p ON p.oid = r.prpubid
+               WHERE p.pubname = %s AND r.prrelid = %s::oid AND to_jsonb(r) ->> 'prattrs' IS NOT NULL)"""

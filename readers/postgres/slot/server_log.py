@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psycopg2
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.postgres.connect import connect
 from tidemark.readers.postgres.pgoutput.stream import LogStream, meaning, peek_query
@@ -21,9 +22,10 @@ class ServerLog:
     endpoint: Endpoint
     tls: Tls | None
     slot_source: SlotSource
+    reconnect: Reconnect = AT_START
 
     def open(self, start: WalPosition, stop: WalPosition) -> LogStream:
-        connection = connect(self.endpoint, self.tls)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
         try:
             check_slot(connection, self.slot_source, start, until=stop)
         except psycopg2.Error as exc:
@@ -39,7 +41,10 @@ class ServerLog:
     def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
         """Also returns the types of all tables, so that one query is enough."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
-        with closing(connect(self.endpoint, self.tls)) as connection, connection.cursor() as cursor:
+        with (
+            closing(connect(self.endpoint, self.tls, reconnect=self.reconnect)) as connection,
+            connection.cursor() as cursor,
+        ):
             try:
                 cursor.execute(
                     "SELECT t.oid, t.modifier, pg_catalog.format_type(t.oid::oid, t.modifier) "

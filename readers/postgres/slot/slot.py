@@ -12,12 +12,13 @@ import psycopg2
 
 from tidemark.readers.postgres.connect import Connection, error_code, error_text
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
+from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
-from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.remedies import START_OVER, START_OVER_NOW
 
 _POLL_SECONDS = 0.1
 FLUSH_SECONDS = 60.0
@@ -109,7 +110,8 @@ def check_position(connection: Connection, slot: str, position: WalPosition) -> 
     if found is None:
         raise LogPositionLostError(
             f"The replication slot {slot} is gone, and with it the log from {position} on.",
-            f"{START_OVER_NOW} A new start creates a new slot.",
+            "If source.slot was changed, undo that and run the job again: nothing is lost. Otherwise "
+            f"{START_OVER}: a new start creates a new slot.",
         )
     _check_kind(found, slot)
     _check_kept(found, slot)
@@ -169,6 +171,8 @@ def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bo
     except psycopg2.Error as exc:
         if error_code(exc) == _IN_USE:
             return False
+        if will_pass(exc, connection):
+            raise  # the connection was lost, which is no refusal
         raise _refused(exc) from exc
     return True
 
@@ -187,6 +191,8 @@ def drop_slot(connection: Connection, slot: str) -> bool:
     try:
         _one(connection, "SELECT pg_drop_replication_slot(%s)", slot)
     except psycopg2.Error as exc:
+        if will_pass(exc, connection):
+            raise
         raise _refused(exc) from exc
     return True
 
@@ -202,6 +208,8 @@ def _create(connection: Connection, slot: str) -> None:
             _one(connection, "SELECT set_config('statement_timeout', '0', false)")
             now = waits.open_transactions(connection)
             raise waits.open_for_long(connection, older & now or now) from exc
+        if will_pass(exc, connection):
+            raise
         raise _refused(exc) from exc
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.pgoutput.stream import CHUNK_BYTES, HEADER_BYTES, SIGNATURE
 from tidemark.readers.postgres.snapshot.copy_values import CopiedColumn
@@ -31,13 +32,14 @@ def copy_rows(
     *,
     buffer_bytes: int = BUFFER_BYTES,
     in_memory: bool = False,
+    bad_values: BadValueRule = STOP,
 ) -> pa.Table:
     """Returns the rows of `query`, which selects the captured columns by `types.select_expression`. `in_memory`: see
-    GatheredRows.
+    GatheredRows. `bad_values`: what becomes of values that their Arrow type can't hold.
 
     Raises psycopg2's errors; also DamagedLogError and SourceNotUsableError, after which the connection can't be used.
     """
-    rows = CopiedRows(schema, buffer_bytes, in_memory=in_memory)
+    rows = CopiedRows(schema, buffer_bytes, in_memory=in_memory, bad_values=bad_values)
     with connection.cursor() as cursor, io.BufferedWriter(rows, CHUNK_BYTES) as file:
         try:
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT binary)", file)
@@ -51,11 +53,13 @@ def copy_rows(
 class CopiedRows(io.RawIOBase):
     """The file that COPY writes to. The bytes that are not yet decoded are buf[state[AT]:end]."""
 
-    def __init__(self, schema: TableSchema, buffer_bytes: int, *, in_memory: bool = False) -> None:
+    def __init__(
+        self, schema: TableSchema, buffer_bytes: int, *, in_memory: bool = False, bad_values: BadValueRule = STOP
+    ) -> None:
         columns = len(schema.captured)
         capacity = max(1, min(_MAX_BATCH_ROWS, _COLUMN_BUFFER_BYTES // (_BYTES_OF_A_VALUE * columns)))
         self.abandoned = False
-        self._schema = schema
+        self._schema, self._bad_values = schema, bad_values
         self._buf = np.empty(max(buffer_bytes, HEADER_BYTES), np.uint8)
         self._end = 0
         self._in_header = True
@@ -108,12 +112,13 @@ class CopiedRows(io.RawIOBase):
         count = int(self._state[ROW])
         if not count:
             return
-        buffers = zip(self._schema.captured, self._start, self._size, self._valid, strict=True)
+        schema, buf, rule = self._schema, self._buf, self._bad_values
+        buffers = zip(schema.captured, self._start, self._size, self._valid, strict=True)
         arrays = [
-            CopiedColumn(self._schema.table, column, self._buf, start[:count], size[:count], valid[:count]).array()
+            CopiedColumn(schema, column, buf, start[:count], size[:count], valid[:count], rule).array()
             for column, start, size, valid in buffers
         ]
-        self._gathered.add(pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow_schema()))
+        self._gathered.add(pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema()))
         self._state[ROW] = 0
 
     def _make_room(self, wanted: int) -> None:

@@ -1,38 +1,45 @@
 """Converts COPY's binary values to Arrow arrays, equal to those that the log's texts give (text_values.py)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidemark.readers.bad_values import STOP, BadColumn, BadValueRule
 from tidemark.readers.gather import copy, measure
-from tidemark.readers.postgres.snapshot.copy_walker import INFINITE, NOT_A_NUMBER, read_integers, read_numerics
+from tidemark.readers.postgres.bad_values import settled_times, with_marked_texts
+from tidemark.readers.postgres.snapshot.copy_walker import NOT_A_NUMBER, read_integers, read_numerics
+from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int64s
-from tidemark.state.table import Column, TableId, arrow_type_of
+from tidemark.state.remedies import START_OVER
+from tidemark.state.table import Column, TableSchema, arrow_type_of
 
 EPOCH_DAYS = 10_957
 """The server's epoch, 2000-01-01, in days since 1970."""
 
 EPOCH_US = EPOCH_DAYS * 86_400_000_000
-_INT32, _INT64 = np.iinfo(np.int32), np.iinfo(np.int64)
+_SIGN_AT = 4
+_NAN = 0xC000
+"""Where a numeric's sign is in its bytes, and NUMERIC_NAN of numeric.c."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedColumn:
     """A column's values in `buf`. `start`, `size`, `valid`: its column buffers, one entry per row."""
 
-    table: TableId
+    schema: TableSchema
     column: Column
     buf: Bytes
     start: Int64s
     size: Int64s
     valid: Bytes
+    bad_values: BadValueRule = STOP
 
     def array(self) -> pa.Array:
         """Returns the values, copied out of the buffer. Raises DamagedLogError; SourceNotUsableError for a value that the type
-        can't hold."""
+        can't hold, unless `bad_values` says otherwise."""
         kind = arrow_type_of(self.column.arrow_type)
         if pa.types.is_string(kind) or pa.types.is_binary(kind):
             return self._bytes(kind)
@@ -42,9 +49,9 @@ class CopiedColumn:
             flags = self._integers(1).astype(np.uint8)
             return self._made(kind, np.packbits(flags, bitorder="little"))
         if pa.types.is_date(kind):
-            return self._made(kind, self._dates())
+            return settled_times(self.schema, self.column, self._made(kind, self._dates()), self.bad_values)
         if pa.types.is_timestamp(kind):
-            return self._made(kind, self._timestamps())
+            return settled_times(self.schema, self.column, self._made(kind, self._timestamps()), self.bad_values)
         width = kind.bit_width // 8
         values = self._integers(width).astype(f"i{width}")
         return self._made(kind, _with_one_nan(values) if pa.types.is_floating(kind) else values)
@@ -65,15 +72,18 @@ class CopiedColumn:
         offsets = np.empty(len(rows) + 1, np.int32)
         total = measure(self.size, rows, offsets)
         if total < 0:
-            raise self._does_not_fit("has more than 2 GiB in one batch")
+            raise SourceNotUsableError(
+                f"{self._where} has more than 2 GiB in one batch.",
+                f"Exclude the column (source.columns), then {START_OVER}.",
+            )
         data = np.empty(total, np.uint8)
         copy(self.buf, self.start, rows, offsets, data)
         array = self._made(kind, offsets, data)
         if pa.types.is_string(kind):
             try:
                 array.validate(full=True)
-            except pa.ArrowInvalid as exc:
-                raise self._does_not_fit("holds bytes that are not UTF-8") from exc
+            except pa.ArrowInvalid:
+                return with_marked_texts(self.schema, self.column, array, self.bad_values)
         return array
 
     def _decimals(self, kind: pa.Decimal128Type) -> pa.Array:
@@ -81,12 +91,19 @@ class CopiedColumn:
         match read_numerics(self.buf, self.start, self.size, self.valid, kind.scale, out):
             case 0:
                 return self._checked_decimals(self._made(kind, out))
-            case error_code if error_code in {NOT_A_NUMBER, INFINITE}:
-                special = "NaN" if error_code == NOT_A_NUMBER else "Infinity"
-                remedy = "Declare the column numeric without precision"
-                raise self._does_not_fit(f"holds {special}, which a decimal can't hold", remedy)
+            case error_code if error_code == NOT_A_NUMBER:
+                return self._with_nans(kind)
             case _:
                 raise self._damaged()
+
+    def _with_nans(self, kind: pa.Decimal128Type) -> pa.Array:
+        signs = np.zeros(len(self.valid), np.int64)
+        at = self.start[has_sign := (self.valid > 0) & (self.size > _SIGN_AT + 1)] + _SIGN_AT
+        signs[has_sign] = self.buf[at].astype(np.int64) << 8 | self.buf[at + 1]
+        are_nan = signs == _NAN
+        numbers = replace(self, valid=np.where(are_nan, 0, self.valid).astype(np.uint8))._decimals(kind)
+        marked = marks.with_nan_marks(numbers, are_nan)
+        return self.bad_values.settled(BadColumn.of(self.schema, self.column.name), marked, are_nan, "holds NaN")
 
     def _checked_decimals(self, array: pa.Array) -> pa.Array:
         try:
@@ -96,30 +113,24 @@ class CopiedColumn:
         return array
 
     def _dates(self) -> npt.NDArray[np.int32]:
+        """The server's infinities are the marks' numbers. Its greatest date fits."""
         days = self._integers(4)
-        self._refuse_infinite(days, (_INT32.min, _INT32.max))
-        return (days + EPOCH_DAYS).astype(np.int32)  # the greatest date of the server fits
+        infinite = (days == marks.MINUS_INFINITE_DATE) | (days == marks.INFINITE_DATE)
+        return np.where(infinite, days, days + EPOCH_DAYS).astype(np.int32)
 
     def _timestamps(self) -> Int64s:
+        """As with dates, but the last years do not fit."""
         micros = self._integers(8)
-        self._refuse_infinite(micros, (_INT64.min, _INT64.max))
-        if (micros > _INT64.max - EPOCH_US).any():
-            raise self._does_not_fit("holds a time that does not fit 64-bit microseconds since 1970")
-        return micros + EPOCH_US
+        infinite = (micros == marks.MINUS_INFINITE_TIME) | (micros == marks.INFINITE_TIME)
+        return np.where(infinite, micros, np.minimum(micros, marks.TOO_LATE - EPOCH_US) + EPOCH_US)
 
-    def _refuse_infinite(self, numbers: Int64s, infinities: tuple[int, int]) -> None:
-        for sign, number in zip(("-", ""), infinities, strict=True):
-            if (numbers == number).any():
-                raise self._does_not_fit(f"holds {sign}infinity, which a date or timestamp of the copy can't hold")
-
-    def _does_not_fit(self, what: str, remedy: str = "Correct these rows") -> SourceNotUsableError:
-        return SourceNotUsableError(
-            f"{self.table}.{self.column.name} {what}.", f"{remedy}, or exclude the column: source.columns."
-        )
+    @property
+    def _where(self) -> str:
+        return f"{self.schema.table}.{self.column.name}"
 
     def _damaged(self) -> DamagedLogError:
         return DamagedLogError(
-            f"{self.table}.{self.column.name}: the server sent a value that its type can't have.",
+            f"{self._where}: the server sent a value that its type can't have.",
             "Check proxies and poolers between the job and the source.",
         )
 

@@ -9,13 +9,14 @@ in this epoch.
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import psycopg2
 import pyarrow as pa
 
 from tidemark.readers.log.published_rereads import NO_SPLIT
-from tidemark.readers.postgres.connect import Connection, error_code, quote_literal, quote_table
+from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_literal, quote_table
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
 from tidemark.readers.postgres.keys.key_text import key_expression, key_text, whole_key_text
-from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, require_shape, select_where, take_snapshot
 from tidemark.readers.snapshot.split_read import SplitRead
@@ -29,6 +30,7 @@ class KeyReader(RetryingSplitReader[Connection]):
     """Re-reads rows of the tables of `schemas`. snapshot.where is ignored: it never limits changes."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
     _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:
@@ -65,7 +67,10 @@ class KeyReader(RetryingSplitReader[Connection]):
             self._keys[schema.table] = key
         key = self._keys[schema.table]
         query = select_where(schema, key, one_of(key.columns, self._wanted.columns))
-        rows = copy_rows(connection, query, schema, in_memory=schema.table in self._source.masked)
+        source = self._source
+        rows = copy_rows(
+            connection, query, schema, in_memory=schema.table in source.masked, bad_values=source.bad_values
+        )
         report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0)
         return SplitRead(report, rows, taken_at_us)
 
@@ -74,12 +79,32 @@ class KeyReader(RetryingSplitReader[Connection]):
         split_reader.py."""
         if self._begun is None or self._begun[0] is not connection:
             self._keys.clear()
-            tables = ", ".join(quote_table(table) for table in sorted(self._schemas))
-            with connection.cursor() as cursor:
-                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                cursor.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+            try:
+                _lock(connection, sorted(self._schemas))
+            except psycopg2.Error as error:
+                if not will_pass(error, connection):
+                    self._require_each(connection)
+                raise
             self._begun = (connection, *take_snapshot(connection))
         return self._begun[1:]
+
+    def _require_each(self, connection: Connection) -> None:
+        """Raises SourceNotUsableError for the table that can't be locked: not that whose keys are read."""
+        for table in sorted(self._schemas):
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
+                _lock(connection, [table])
+            except psycopg2.Error as error:
+                if will_pass(error, connection):
+                    raise
+                raise self._refusal(table, error, error_text(error)) from error
+
+
+def _lock(connection: Connection, tables: Sequence[TableId]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        cursor.execute(f"LOCK TABLE {', '.join(map(quote_table, tables))} IN ACCESS SHARE MODE")
 
 
 def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:

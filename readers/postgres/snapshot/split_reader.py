@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
+from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.postgres.connect import Connection, connect, error_code, quote_table
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, range_condition, read_key
 from tidemark.readers.postgres.schema.identity import is_another_table
@@ -60,7 +62,8 @@ class ReadHooks:
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
     """Where and how splits are read. It is sent to executors. `start`: the job's start position. `where`: snapshot.where.
-    `masked`: the tables whose rows must not be written to disk unmasked."""
+    `masked`: the tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow
+    type can't hold."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -68,10 +71,12 @@ class SnapshotSource:
     start: WalPosition
     where: Mapping[TableId, str] = field(default_factory=dict)
     masked: frozenset[TableId] = frozenset()
+    bad_values: BadValueRule = STOP
+    reconnect: Reconnect = AT_START
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if the server is not the job's."""
-        connection = connect(self.endpoint, self.tls)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
         try:
             require_identity(connection, self.identity)
         except BaseException:
@@ -84,6 +89,7 @@ class SplitReader(RetryingSplitReader[Connection]):
     """Reads splits whose high is a snapshot. The anchor is not used."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
+    may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
     _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
@@ -108,8 +114,13 @@ class SplitReader(RetryingSplitReader[Connection]):
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
         require_shape(key, schema)
+        source = self._source
         rows = copy_rows(
-            connection, self._query(split, schema, key), schema, in_memory=schema.table in self._source.masked
+            connection,
+            self._query(split, schema, key),
+            schema,
+            in_memory=schema.table in source.masked,
+            bad_values=source.bad_values,
         )
         with connection.cursor() as cursor:
             cursor.execute("COMMIT")
@@ -125,16 +136,16 @@ class SplitReader(RetryingSplitReader[Connection]):
             low=WalPosition(high.lsn),
             kind="read" if split.pages is None else "staged",
         )
-        before_the_log = (
-            self._source.start.lsn - 1
-        )  # changes that the snapshot lacks may have committed before the high
-        return SplitRead(report, rows, taken_at_us, before_the_log)
+        # Changes that the snapshot lacks may have committed before the high.
+        return SplitRead(report, rows, taken_at_us, self._source.start.version_before)
 
     def _expired(self, split: Split, schema: TableSchema, shared: SharedSnapshot) -> SplitRead:
         with self._session.connection.cursor() as cursor:
             cursor.execute("ROLLBACK")
         report = Report(split.id, split.table, split.schema_version, shared.high, 0, 0, kind="expired")
-        return SplitRead(report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.lsn - 1)
+        return SplitRead(
+            report, schema.arrow_schema().empty_table(), shared.taken_at_us, self._source.start.version_before
+        )
 
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
         condition = range_condition(key.columns or (_CTID,), split.range)
@@ -166,7 +177,9 @@ def require_shape(key: TableKey, schema: TableSchema) -> None:
     if key.oid != schema.oid:
         raise is_another_table(schema.table)
     if key.shape != tuple((c.number, c.name, c.source_type, c.collation) for c in schema.columns):
-        raise columns_are_gone(f"{schema.table} no longer has the columns that it had when the job started.")
+        raise columns_are_gone(
+            schema.table, f"{schema.table} no longer has the columns that it had when the job started."
+        )
 
 
 def _standby() -> SourceNotUsableError:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from tidemark.sinks.mirror.bad_values import BadValueMask, Mask
 from tidemark.sinks.mirror.value_ranges import FormattedText, Labels, Timestamps, ValueRange
+from tidemark.state import marks
 
 _FIRST_DAY, _LAST_DAY = -719_468, 2_932_896
 """0000-03-01 (the server's year 0 has no 29 February) and 9999-12-31, in days since 1970."""
@@ -16,15 +17,20 @@ _DAY_MICROSECONDS = 86_400_000_000
 LAST_TIMESTAMP = 2**31 * 1_000_000 - 1
 LAST_TIMESTAMP_64 = 2**32 * 1_000_000 - 1
 """MariaDB since 11.5."""
-_LONG_NUMBER = r"[0-9][0-9.]{15,}"
+_LONG_NUMBER = r"[0-9][0-9.]{15,}|[0-9.][eE][+-]?[0-9]{3,}"
+"""What may be rounded: many digits, or an exponent beyond a double's."""
 
 
 def bad_values(
-    array: pa.Array, value_range: ValueRange | None, *, parses_json: bool, timestamps: tuple[int, int]
+    array: pa.Array, value_range: ValueRange | None, *, parses_json: bool, timestamps: tuple[int, int], marked: bool
 ) -> BadValueMask | None:
     """Returns the values that a column with this value range can't hold; None if it can hold all. `parses_json`: the server
-    makes doubles of a document's numbers. `timestamps`: the first and last TIMESTAMP, in microseconds since 1970."""
+    makes doubles of a document's numbers. `timestamps`: the first and last TIMESTAMP, in microseconds since 1970. `marked`:
+    the values come from PostgreSQL, with marks."""
     kind = array.type
+    if pa.types.is_decimal(kind):
+        nans = marks.not_numbers(array)
+        return None if nans is None else BadValueMask(nans, "is a NaN")
     if pa.types.is_floating(kind):
         return _mask(pc.invert(pc.is_finite(array)), "is a NaN or an infinity")
     if pa.types.is_date(kind):
@@ -36,6 +42,8 @@ def bad_values(
         return _outside(array.cast(pa.int64()), first, last)
     if not pa.types.is_string(kind):
         return None
+    if (found := marks.not_utf8(array) if marked else marks.undecodable(array)) is not None:
+        return BadValueMask(found, "has bytes that are not UTF-8" if marked else marks.NOT_IN_CHARSET)
     if isinstance(value_range, Labels) and not value_range.several and "" not in value_range.labels:
         return _mask(pc.equal(array, ""), "is none of its ENUM's labels")
     if parses_json and value_range == FormattedText("json"):

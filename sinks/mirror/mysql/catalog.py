@@ -15,7 +15,7 @@ ASKED_ONE_BY_ONE = 100
 """Of more tables, all tables of their schemas are read. MariaDB finds a table at once only if it is asked for that one alone.
 Otherwise it opens every table of the schema."""
 
-_TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE FROM information_schema.TABLES"
+_TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, CREATE_TIME FROM information_schema.TABLES"
 _COLUMNS = (
     "SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, COLLATION_NAME "
     "FROM information_schema.COLUMNS"
@@ -59,10 +59,11 @@ class Catalog:
                     dict.fromkeys(name for name, _, _ in indexes.get(target, ()) if name != "PRIMARY")
                 ),
                 foreign_keys=tuple(dict.fromkeys(foreign_keys.get(target, ()))),
-                engine_problem=_engine_problem(*kind),
+                engine_problem=_engine_problem(table_type, engine),
+                incarnation=None if created is None else str(created),
                 triggers=tuple(name for (name,) in triggers.get(target, ())),
             )
-            for target, (kind,) in tables.items()
+            for target, ((table_type, engine, created),) in tables.items()
         }
 
     def _same(self, schema: str, table: str) -> tuple[str, str]:

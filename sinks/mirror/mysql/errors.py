@@ -7,8 +7,8 @@ from pymysql.constants import CR, ER
 
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_mysql_values
-from tidemark.sinks.sink import SinkBusyError
-from tidemark.state.errors import SinkError
+from tidemark.sinks.sink import ReadOnlyError, SinkBusyError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.remedies import START_OVER
 
 _TRANSIENT = frozenset(
@@ -30,17 +30,42 @@ _TRANSIENT = frozenset(
         ER.LOCK_WAIT_TIMEOUT,
         ER.CHECKREAD,  # MariaDB with innodb_snapshot_isolation: the record has changed since
         ER.QUERY_INTERRUPTED,
+        ER.ABORTING_CONNECTION,
+        ER.NEW_ABORTING_CONNECTION,
         1927,  # MariaDB: the connection was killed
         3168,  # the server is not available
+        3169,  # the session was killed
         4031,  # disconnected because of inactivity
+        3100,  # group replication: the member could not commit, and rolled back
+        3101,  # group replication: the group rolled the transaction back
     }
 )
+_ABOUT_ROWS = frozenset(
+    {
+        ER.DUP_ENTRY,
+        ER.DATA_TOO_LONG,
+        ER.WARN_DATA_OUT_OF_RANGE,
+        ER.WARN_DATA_TRUNCATED,
+        ER.TRUNCATED_WRONG_VALUE_FOR_FIELD,
+        ER.TRUNCATED_WRONG_VALUE,
+        ER.BAD_NULL_ERROR,
+        ER.NO_REFERENCED_ROW_2,
+        ER.ROW_IS_REFERENCED_2,
+        ER.TOO_BIG_ROWSIZE,
+        ER.NO_DEFAULT_FOR_FIELD,
+        3140,  # not JSON to this server
+        3157,  # JSON that is nested too deeply
+        3819,  # a CHECK of the target's table
+        4025,  # the same on MariaDB
+    }
+)
+"""The target does not take a row of ours: a value, or a constraint of its table."""
 _SSL_CONNECTION_ERROR = 2026
-_CONNECTION_LOST = frozenset({0, 1927, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
+_CONNECTION_LOST = frozenset({0, 1927, 3169, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
 
 _NO_RIGHT = (
-    "Give the account of sink.url the privileges: SELECT, INSERT, UPDATE, DELETE, CREATE and DROP on the target database; for "
-    "copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
+    "Give the account of sink.url the privileges: SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER and DROP on the target "
+    "database; for copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
 )
 _NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
 _READ_ONLY = "Name a server in sink.url that accepts writes, not a replica."
@@ -86,7 +111,7 @@ _TLS = (
 _OTHER = "Correct the cause that the server names, then start the job again."
 
 
-def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError:
+def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyError:
     """Returns a SinkBusyError if the same part may be written again, else a SinkError. `doing`: such as `writing shop.orders`.
 
     Row values that the server quotes are left out.
@@ -96,6 +121,10 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError:
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."
         )
+    if _REMEDIES.get(error_code(error)) == _READ_ONLY:
+        return ReadOnlyError(message, _READ_ONLY)
+    if error_code(error) in _ABOUT_ROWS:
+        return RefusedRowsError(message, _REMEDIES.get(error_code(error), _OTHER))
     return SinkError(message, _TLS if _is_tls(error) else _REMEDIES.get(error_code(error), _OTHER))
 
 
@@ -118,7 +147,12 @@ def _is_tls(error: pymysql.MySQLError) -> bool:
 def is_transient(error: pymysql.MySQLError) -> bool:
     if _is_tls(error):
         return False
-    return error_code(error) in _TRANSIENT or is_lost(error)
+    return error_code(error) in _TRANSIENT or is_lost(error) or _joins_a_cluster(error)
+
+
+def _joins_a_cluster(error: pymysql.MySQLError) -> bool:
+    """A Galera node that is not in step yet answers "unknown command"."""
+    return error_code(error) == ER.UNKNOWN_COM_ERROR and "WSREP" in str(error)
 
 
 def is_lost(error: pymysql.MySQLError) -> bool:

@@ -29,7 +29,9 @@ from tidemark.sinks.rows.text import (
     float_list_bytes,
     hexadecimal,
 )
+from tidemark.state import marks
 from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableSchema
 
 STATEMENT_BYTES = 1 << 18
@@ -60,7 +62,7 @@ class MySqlTableRows:
         self, runner: Runner, dialect: MySqlDialect, target: TargetName, schema: TableSchema, existing: TargetTable
     ) -> None:
         self._runner, self._target, self._schema = runner, target, schema
-        self._dialect = dialect
+        self._dialect, self._marked = dialect, dialect.source_kind == "postgresql"
         held = {dialect.same_column(column.name): column.value_range for column in existing.columns}
         self._held = {column.name: held[dialect.same_column(column.name)] for column in schema.captured}
         self._value_ranges = {column.name: dialect.value_range(column) for column in schema.captured}
@@ -139,11 +141,14 @@ class MySqlTableRows:
             self._held[column],
             parses_json=self._dialect.flavour == "mysql",
             timestamps=self._dialect.timestamps,
+            marked=self._marked,
         )
 
     def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
-        """MySQL's text holds every character."""
-        return None
+        """MySQL's text holds every character, so only marks have another form."""
+        if not isinstance(self._held[column], Text) or not pa.types.is_string(values.type):
+            return None
+        return marks.unmarked_texts(values) if self._marked else marks.decoded_texts(values)
 
     def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
         names = ", ".join(quoted(name) for name in columns).replace("%", "%%")
@@ -186,7 +191,7 @@ class MySqlTableRows:
                 table = self._schema.table
                 raise SinkError(
                     f"{table}: column {name} has {exc}, which the target can't store.",
-                    f"Exclude it: source.columns: {{{table}: {{exclude: [{name}]}}}}.",
+                    f"Exclude it, source.columns: {{{table}: {{exclude: [{name}]}}}}, then {START_OVER}.",
                 ) from exc
             before = "," if i else "" if bare else "("
             after = "" if i < last else "," if bare else "),"

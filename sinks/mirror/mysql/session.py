@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 import pymysql
 
 from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
-from tidemark.sinks.mirror.connecting import open_session
+from tidemark.sinks.mirror.connecting import Waiting, open_session
 from tidemark.sinks.mirror.ledger import LedgerSession
 from tidemark.sinks.mirror.mysql import errors as mysql_errors
 from tidemark.sinks.mirror.mysql.catalog import Catalog
+from tidemark.sinks.mirror.mysql.comparing import MySqlComparing
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
@@ -134,6 +136,9 @@ class MySqlSession(LedgerSession):
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
 
+    def has_values(self, target: TargetName, column: str) -> bool:
+        return bool(self.query(f"SELECT 1 FROM {full_name(target)} WHERE {quoted(column)} IS NOT NULL LIMIT 1"))
+
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         return None  # MySQL can't be asked for an account's effective rights
 
@@ -162,9 +167,10 @@ class MySqlSession(LedgerSession):
             "target_table varchar(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL, "
             "job_uuid varchar(64) NOT NULL, job_name varchar(64) NOT NULL, source_table varchar(255) NOT NULL, "
             "created tinyint NOT NULL DEFAULT 0, taken_at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), "
-            "PRIMARY KEY (target_schema, target_table)) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4",
+            "incarnation varchar(64), PRIMARY KEY (target_schema, target_table)) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4",
             doing=doing,
         )
+        self._add_incarnation()
 
     def create_rejects(self) -> None:
         self.execute(
@@ -199,6 +205,12 @@ class MySqlSession(LedgerSession):
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
         return MySqlTableRows(self, self.dialect, target, schema, existing)
 
+    def comparing(
+        self, target: TargetName, schema: TableSchema, existing: TargetTable
+    ) -> tuple[MySqlComparing, MySqlTableRows]:
+        rows = MySqlTableRows(self, self.dialect, target, schema, existing)
+        return MySqlComparing(self, rows, self.dialect, existing), rows
+
     def end_transaction(self, doing: str) -> None:
         self.execute("COMMIT", doing=doing)
 
@@ -214,15 +226,17 @@ class MySqlSession(LedgerSession):
                 return
 
 
-def connect(endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceKind) -> MySqlSession:
-    """Raises SinkError, JobFileError. A connection that fails for a passing reason is tried again."""
+def connect(
+    endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceKind, reconnect: Reconnect = AT_START
+) -> MySqlSession:
+    """Raises SinkError, JobFileError; SinkUnavailableError if the server stays out of reach."""
     context = None if tls is None else tls_context(tls)
     doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
     return open_session(
+        Waiting(reconnect, endpoint),
         lambda: _open(endpoint, tls, context),
         lambda connection: MySqlSession(connection, home, source_kind),
         pymysql.MySQLError,
-        mysql_errors.is_transient,
         lambda error: mysql_errors.sink_error(error, doing),
     )
 

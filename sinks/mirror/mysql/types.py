@@ -1,7 +1,7 @@
 """Tables in MySQL and MariaDB: the source's own types if the target has them, else types that hold the same values."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,7 +51,7 @@ class MySqlDialect:
     charset_of_collation: Mapping[str, str]
     fold_names: bool
     source_kind: SourceKind
-    name_limit: str = f"{MAX_NAME_LENGTH} characters"
+    name_limit: str = f"{MAX_NAME_LENGTH} characters, and no space at its end"
 
     @property
     def has_row_alias(self) -> bool:
@@ -89,16 +89,21 @@ class MySqlDialect:
         return self.source_kind != "postgresql" and not column.made
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str:
-        lines = [
-            f"{quoted(column.name)} {self.column_type(column, key=column.name in schema.key)} "
-            + ("NOT NULL" if column.name in schema.key else "NULL")
-            for column in schema.captured
-        ]
+        lines = [self.column_definition(column, key=column.name in schema.key) for column in schema.captured]
         lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
         body = ",\n  ".join(lines)
         return (
             f"CREATE TABLE {full_name(target)} (\n  {body}\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 ROW_FORMAT=DYNAMIC"
         )
+
+    def column_definition(self, column: Column, *, key: bool) -> str:
+        return f"{quoted(column.name)} {self.column_type(column, key=key)} {'NOT NULL' if key else 'NULL'}"
+
+    def drop_column(self, name: str) -> str:
+        return f"DROP COLUMN {quoted(name)}"
+
+    def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str:
+        return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"
 
     def column_type(self, column: Column, *, key: bool) -> str:
         if not self._has_mysql_type(column):

@@ -12,7 +12,8 @@ Row: TypeAlias = tuple[Any, ...]
 Query: TypeAlias = Callable[[str, tuple[Any, ...]], list[Row]]
 
 _TABLES = """
-    SELECT n.nspname, c.relname, c.oid::bigint, c.relkind, c.relpersistence, NOT c.relhasrules
+    SELECT n.nspname, c.relname, c.oid::bigint, c.relkind, c.relpersistence,
+           c.oid || '/' || c.relfilenode, NOT c.relhasrules
            AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = c.oid AND indisprimary AND NOT indimmediate)
            AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = c.oid AND attidentity = 'a' AND NOT attisdropped)
     FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
@@ -67,8 +68,9 @@ def read_tables(query: Query, targets: Iterable[TargetName]) -> dict[TargetName,
             engine_problem=_kind_problem(kind, persistence),
             triggers=tuple(name for (name,) in triggers[oid]),
             updatable=updatable,
+            incarnation=incarnation,
         )
-        for schema, table, oid, kind, persistence, updatable in tables
+        for schema, table, oid, kind, persistence, incarnation, updatable in tables
     }
 
 

@@ -5,20 +5,28 @@ import psycopg2
 from tidemark.conf.libpq import is_about_tls, passes_by_itself
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
-from tidemark.sinks.sink import SinkBusyError
-from tidemark.state.errors import SinkError
+from tidemark.sinks.sink import ReadOnlyError, SinkBusyError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.remedies import START_OVER
 
-_NO_RIGHT = "Give the role of sink.url CREATE and USAGE on the target schema, and all rights on its tables."
+_NO_RIGHT = (
+    "Give the role of sink.url CREATE and USAGE on the target schema, and all rights on its tables. If row-level security of "
+    "a table applies to the role: ALTER ROLE … BYPASSRLS."
+)
 _NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
 _GONE = f"Tables of the copy or Tidemark's own were dropped: {START_OVER}."
+_READ_ONLY = "25006"
+_DEPENDENT = "2BP01"
+_DROP_DEPENDENT = "Drop these views, let the job read the table again, and create them again."
+_ABOUT_ROWS = frozenset({"22", "23", "54"})
+"""Data exceptions, violated constraints, program limits."""
 _REMEDIES: dict[str, str] = {
     "22": _NO_FIT,
     "23502": "Let that column of the target be NULL.",
     "23503": "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other.",
     "23505": "The table has rows that this job did not write, or a unique index that the copy violates until it has "
     "caught up with its first snapshot: empty the table, or drop that index until then.",
-    "25006": "Name a server in sink.url that accepts writes, not a standby.",
+    _READ_ONLY: "Name a server in sink.url that accepts writes, not a standby.",
     "28": "Check user and password in sink.url, pg_hba.conf, and whether the server requires TLS (sink.tls).",
     "3D000": "Create that database, or correct sink.url.",
     "42501": _NO_RIGHT,
@@ -33,7 +41,7 @@ _TLS = (
 _OTHER = "Correct the cause that the server names, then start the job again."
 
 
-def sink_error(error: psycopg2.Error, doing: str) -> SinkError:
+def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
     """Returns a SinkBusyError if the same part may be written again, else a SinkError. `doing`: such as `writing shop.orders`.
 
     Only the server's first line is kept, because detail and context quote row values.
@@ -43,13 +51,18 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError:
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."
         )
+    if error.pgcode == _DEPENDENT:  # its detail names views and columns, no values
+        return SinkError(f"{message}: {' '.join((error.diag.message_detail or '').split())}.", _DROP_DEPENDENT)
+    if error.pgcode == _READ_ONLY:
+        return ReadOnlyError(message, _REMEDIES[_READ_ONLY])
     if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
     code = error.pgcode or "28"  # a refused login has none
+    kind = RefusedRowsError if code[:2] in _ABOUT_ROWS else SinkError
     for length in (5, 2):
         if code[:length] in _REMEDIES:
-            return SinkError(message, _REMEDIES[code[:length]])
-    return SinkError(message, _OTHER)
+            return kind(message, _REMEDIES[code[:length]])
+    return kind(message, _OTHER)
 
 
 def error_text(error: psycopg2.Error) -> str:

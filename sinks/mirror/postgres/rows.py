@@ -16,9 +16,11 @@ from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import PostgresType
 from tidemark.sinks.rows import postgres_binary as binary
 from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
-from tidemark.sinks.rows.postgres_numerics import numeric_texts
-from tidemark.sinks.rows.text import cast_text, decimal_text
+from tidemark.sinks.rows.postgres_numerics import decimals, numeric_texts
+from tidemark.sinks.rows.postgres_times import dates, timestamps
+from tidemark.sinks.rows.text import cast_text
 from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableSchema
 
 ROWS_AT_ONCE = 16384
@@ -51,6 +53,7 @@ class PostgresTableRows:
         existing: TargetTable,
     ) -> None:
         self._runner, self._target, self._schema = runner, target, schema
+        self._marked = dialect.source_kind == "postgresql"
         self._types = {column.name: column.type_name for column in existing.columns}
         self._kept = {
             column.name for column in schema.captured if isinstance(dialect.value_range(column), PostgresType)
@@ -119,10 +122,11 @@ class PostgresTableRows:
         self.run(f"DELETE FROM {full_name(self._target)}")
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
-        return None if column in self._kept else bad_values(values, self._types[column])
+        type_name = "text" if column in self._kept else self._types[column]
+        return bad_values(values, type_name, marked=self._marked)
 
     def as_text(self, column: str, values: pa.Array) -> pa.Array | None:
-        return without_nul(values) if self._types[column] in TEXTS else None
+        return without_nul(values, marked=self._marked) if self._types[column] in TEXTS else None
 
     def present(self, keys: pa.RecordBatch, columns: Sequence[str]) -> list[dict[str, Any] | None]:
         """Texts are those of the types' output functions."""
@@ -192,26 +196,24 @@ class PostgresTableRows:
         columns: list[tuple[Fields, Frame]] = []
         for i, (name, array) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
             lead = count if i == 0 else b""
-            fields = self._fields(name, array, batch)
+            fields = self._fields(name, array)
             columns.append((fields, Frame(lead, b"", lead + _NULL_FIELD, sized=True)))
         return interleave(columns).data
 
-    def _fields(self, name: str, array: pa.Array, batch: pa.RecordBatch) -> Fields:
+    def _fields(self, name: str, array: pa.Array) -> Fields:
         type_name = "text" if name in self._casts else self._types[name]
         try:
             return encoder(array.type, type_name)(array)
         except binary.BadTextError as exc:
-            raise self._refused(name, f"is not a {type_name}", batch, exc.row) from exc
+            raise self._refused(name, f"is not a {type_name}") from exc
         except ValueError as exc:
-            raise self._refused(name, f"is {exc}", batch, None) from exc
+            raise self._refused(name, f"is {exc}") from exc
 
-    def _refused(self, name: str, why: str, batch: pa.RecordBatch, row: int | None) -> SinkError:
-        known = {key: batch.column(key)[row].as_py() for key in self._schema.key} if row is not None else {}
-        where = ", ".join(f"{key}={value!r}" for key, value in known.items())
+    def _refused(self, name: str, why: str) -> SinkError:
         table = self._schema.table
         return SinkError(
-            f"{table}: a value of column {name} {why} in the row {where or 'of a batch'}.",
-            f"Correct that value in the source, or exclude the column: source.columns: {{{table}: {{exclude: [{name}]}}}}.",
+            f"{table}: a value of column {name} {why}.",
+            f"Exclude the column, source.columns: {{{table}: {{exclude: [{name}]}}}}, then {START_OVER}.",
         )
 
 
@@ -235,7 +237,7 @@ def encoder(kind: pa.DataType, type_name: str) -> Encode:
             width = int(type_name[5:])
             return lambda array: binary.floats(array, width)
         case "numeric" if pa.types.is_decimal(kind):
-            return lambda array: binary.numerics(decimal_text(array))
+            return decimals
         case "numeric" if pa.types.is_integer(kind):
             return lambda array: binary.numerics(cast_text(array))
         case "numeric" if pa.types.is_string(kind):
@@ -251,9 +253,9 @@ def encoder(kind: pa.DataType, type_name: str) -> Encode:
         case "bytea" if pa.types.is_binary(kind):
             return variable
         case "date" if pa.types.is_date(kind):
-            return binary.dates
+            return dates
         case "timestamp" | "timestamptz" if pa.types.is_timestamp(kind):
-            return binary.timestamps
+            return timestamps
         case "_float4" if pa.types.is_list(kind):
             return binary.float_arrays
     raise ValueError(f"not to be written as {type_name}")

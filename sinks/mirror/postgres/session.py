@@ -8,11 +8,13 @@ import psycopg2.extensions
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.libpq import connection_settings
+from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
-from tidemark.sinks.mirror.connecting import open_session
+from tidemark.sinks.mirror.connecting import Waiting, open_session
 from tidemark.sinks.mirror.ledger import LedgerSession
 from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.catalog import read_tables
+from tidemark.sinks.mirror.postgres.comparing import PostgresComparing
 from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
@@ -33,6 +35,7 @@ _SESSION = (
     f"SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
     f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET client_min_messages = warning; "
     "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; "
+    "SET row_security = off; "  # a policy that hides rows from a DELETE is an error
     # Keys are looked up in the index's order. The planner overestimates the cost of that and would read the whole table for
     # each chunk of keys: 5 to 8 times the work with 200,000 keys of 3 million.
     "SET enable_hashjoin = off; SET enable_mergejoin = off; "
@@ -122,6 +125,9 @@ class PostgresSession(LedgerSession):
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
 
+    def has_values(self, target: TargetName, column: str) -> bool:
+        return bool(self.query(f"SELECT 1 FROM {full_name(target)} WHERE {quoted(column)} IS NOT NULL LIMIT 1"))
+
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         if self.query("SELECT pg_is_in_recovery()") == [(True,)]:
             return "The target's server is a standby.", "Name the primary in sink.url."
@@ -157,9 +163,10 @@ class PostgresSession(LedgerSession):
             "target_schema text NOT NULL, target_table text NOT NULL, "
             "job_uuid text NOT NULL, job_name text NOT NULL, source_table text NOT NULL, "
             "created boolean NOT NULL DEFAULT false, taken_at timestamptz NOT NULL DEFAULT now(), "
-            "PRIMARY KEY (target_schema, target_table))",
+            "incarnation varchar(64), PRIMARY KEY (target_schema, target_table))",
             doing=doing,
         )
+        self._add_incarnation()
         self.end_transaction("creating Tidemark's own tables")
 
     def create_rejects(self) -> None:
@@ -194,6 +201,11 @@ class PostgresSession(LedgerSession):
     def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
         return PostgresTableRows(self, self._dialect, target, schema, existing)
 
+    def comparing(
+        self, target: TargetName, schema: TableSchema, existing: TargetTable
+    ) -> tuple[PostgresComparing, PostgresTableRows]:
+        return PostgresComparing(self, target), PostgresTableRows(self, self._dialect, target, schema, existing)
+
     def end_transaction(self, doing: str) -> None:
         try:
             self._connection.commit()
@@ -211,14 +223,16 @@ class PostgresSession(LedgerSession):
         self._connection.close()
 
 
-def connect(endpoint: Endpoint, tls: Tls | None, source_kind: SourceKind) -> PostgresSession:
-    """Raises SinkError. A connection that fails for a passing reason is tried again."""
+def connect(
+    endpoint: Endpoint, tls: Tls | None, source_kind: SourceKind, reconnect: Reconnect = AT_START
+) -> PostgresSession:
+    """Raises SinkError; SinkUnavailableError if the server stays out of reach."""
     doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
     return open_session(
+        Waiting(reconnect, endpoint),
         lambda: _open(endpoint, tls),
         lambda connection: PostgresSession(connection, source_kind),
         psycopg2.Error,
-        postgres_errors.is_transient,
         lambda error: postgres_errors.sink_error(error, doing),
     )
 

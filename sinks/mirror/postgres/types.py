@@ -1,5 +1,6 @@
 """Tables in PostgreSQL: for each column the narrowest type that holds every value of the source's column."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ MAX_NAME_BYTES = 63
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _NO_LENGTH = -1
 _TYPMOD_HEADER = 4
+_ALL_INTERVAL_FIELDS = 0x7FFF
 
 
 def quoted(name: str) -> str:
@@ -58,14 +60,19 @@ class PostgresDialect:
         return canonical_value_range(column) if is_canonical else mysql_value_range(column.source_type)
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str:
-        lines = [
-            f"{quoted(column.name)} {self.column_type(column, key=column.name in schema.key)}"
-            + (" NOT NULL" if column.name in schema.key else "")
-            for column in schema.captured
-        ]
+        lines = [self.column_definition(column, key=column.name in schema.key) for column in schema.captured]
         lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
         body = ",\n  ".join(lines)
         return f"CREATE TABLE {full_name(target)} (\n  {body}\n)"
+
+    def column_definition(self, column: Column, *, key: bool) -> str:
+        return f"{quoted(column.name)} {self.column_type(column, key=key)}{' NOT NULL' if key else ''}"
+
+    def drop_column(self, name: str) -> str:
+        return f"DROP COLUMN {quoted(name)}"
+
+    def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str:
+        return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"
 
     def column_type(self, column: Column, *, key: bool) -> str:
         if column.name in _SYSTEM_COLUMNS:
@@ -109,7 +116,8 @@ class PostgresDialect:
 def postgres_value_range(type_name: str, modifier: int) -> ValueRange | None:
     """Returns the value range for a pg_type's name and a column's atttypmod; None for a type that Tidemark does not write.
 
-    Modifiers: `anychar_typmodin` and `numerictypmodin` of PostgreSQL's varchar.c and numeric.c.
+    Modifiers: `anychar_typmodin`, `numerictypmodin` and `intervaltypmodin` of PostgreSQL's varchar.c, numeric.c and
+    timestamp.c.
     """
     length = None if modifier == _NO_LENGTH else modifier - _TYPMOD_HEADER
     match type_name:
@@ -139,6 +147,8 @@ def postgres_value_range(type_name: str, modifier: int) -> ValueRange | None:
         case "json" | "jsonb" | "uuid":
             return FormattedText(type_name)
         case "interval":
+            if modifier != _NO_LENGTH and modifier >> 16 != _ALL_INTERVAL_FIELDS:
+                return None  # `interval hour to minute` cuts seconds off
             digits = modifier & 0xFFFF
             return Duration(6 if modifier == _NO_LENGTH or digits == 0xFFFF else digits)
         case "bytea":

@@ -1,0 +1,362 @@
+"""Tables that leave a job that has started, and come back to it: excluded, parked, read again by a signal or by themselves."""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.tables import TableGlob, TableName, glob_of
+from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.sinks import make_sink
+from tidemark.sinks.sink import JobIdentity, ProvesAbsence
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import (
+    BadValueError,
+    LogPositionLostError,
+    RefusedRowsError,
+    SchemaChangedError,
+    SinkError,
+    SourceNotUsableError,
+    TablesParkedError,
+    TidemarkError,
+)
+from tidemark.state.failpoints import failpoint
+from tidemark.state.job_state import JobState, Left
+from tidemark.state.plan import Exhausted, LogWork
+from tidemark.state.remedies import read_again
+from tidemark.state.signals import Answer, Signal
+from tidemark.state.table import TableId, TableSchema
+
+MAX_HEALS = 5
+"""How many times in a row a table may come back by itself without its copy being complete in between."""
+NOT_FOUND = "The source has no such table, or hides it from the account."
+
+
+def evolves(job: JobFile) -> bool:
+    """True if tables whose schema was changed come back by themselves (`sink.on_schema_change`)."""
+    return job.sink.on_schema_change == "evolve" and job.mode == "full+incremental"
+
+
+def unfinished_epoch(checkpoint: Checkpoint) -> int | None:
+    """Returns the planned epoch of the log that was read, but is not committed: its content is fixed, and the sink may have
+    it. No table of it can leave before it is committed. None if there is none; removes what attempts at an epoch that was not
+    read to its end have left."""
+    newest = max(checkpoint.plan_epochs(), default=0)
+    if newest == checkpoint.committed_epoch() or not isinstance(checkpoint.plan(newest).plan.work, LogWork):
+        return None
+    if checkpoint.has_log_report(newest):
+        return newest
+    checkpoint.forget_log_attempt(newest)
+    return None
+
+
+def leaving_tables(job: JobFile, state: JobState, *, with_signals: bool) -> list[TableSchema]:
+    """The tables of the job that are to leave it: `source.exclude_tables` names them, or their rows are to be read again."""
+    again = _to_read_again(job, state) if with_signals else frozenset()
+    return [schema for schema in state.schemas if is_excluded(job, schema.table) or schema.table in again]
+
+
+def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], events: Events) -> JobState:
+    """Takes tables of `leaving_tables` out of the job, durable. Their copies stay as they are until the tables come back.
+
+    Nothing of them is read any more. Splits that are not read yet are left out, and an epoch of the log that nobody has read to
+    its end is read without them: a table that can't be read does not hold up the others.
+    """
+    tables = list(leaving)
+    for schema in tables:
+        if is_excluded(job, schema.table):
+            text = "It is in exclude_tables, and leaves the job. Its copy stays as it is."
+            events.note("left", table=str(schema.table), text=text)
+    state = _leave(Checkpoint.at(job.checkpoint), state, tables, "") if tables else state
+    failpoint("signals.left")
+    return state
+
+
+def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
+    """Takes the table that the error is about out of the job, durable; the job must be opened again. If reading the table
+    again cures the error, it comes back then (`sink.on_schema_change`), else it is parked. Returns False if the error must
+    stop the job: it is not about one table, or it is in an epoch that was read already. `at_start`: a check before the start
+    raised it."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    schema = next((schema for schema in state.schemas if schema.table == error.table), None)
+    if schema is None or job.mode == "full" or not checkpoint.plan_epochs():
+        return False
+    # What a check at the start has refused is checked again before the table joins.
+    may_heal = error.is_cured_by_reading or (at_start and isinstance(error, SourceNotUsableError))
+    heals = _heals(checkpoint, job, state, schema, error) if may_heal and evolves(job) else 0
+    if job.source.on_table_error == "stop" and not (heals and error.is_cured_by_reading):
+        return False
+    if unfinished_epoch(checkpoint) is not None and (
+        not isinstance(error, SinkError) or stays_unfinished(job, checkpoint, state)
+    ):
+        return False  # the epoch can be written, or was
+    checkpoint.create_left(state, (Left(schema.table, schema.version, _why(error), _now_us(), heals),))
+    if heals and error.is_cured_by_reading:
+        text = f"{error.message} So it leaves the job, and comes back: its rows are read again (sink.on_schema_change)."
+        events.note("left", table=str(schema.table), text=text)
+    return True
+
+
+def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | None) -> NoReturn:
+    """Raises the error that stops the job, with the signal as its first remedy if that helps."""
+    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError)
+    known = () if state is None else state.schemas
+    table = next((schema.table for schema in known if schema.table == error.table), None)
+    if table is None or not is_cured or job.mode != "full+incremental":
+        raise error
+    raise type(error)(error.message, f"{read_again(_name(table))} {error.remedy}", table) from error
+
+
+def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema, error: TidemarkError) -> int:
+    """Returns `Left.heals` of a table that leaves now. 0 if it came back without getting any further: it has the same trouble
+    as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between."""
+    before = [left for left in checkpoint.left_before() if left.table == schema.table and left.heals]
+    last = [left for left in before if left.version == schema.version - 1]
+    if not last or _was_complete(checkpoint, job, state, schema):
+        return 1
+    is_same = not isinstance(error, SchemaChangedError) and any(left.why == _why(error) for left in last)
+    if is_same or last[-1].heals >= MAX_HEALS:
+        return 0
+    return last[-1].heals + 1
+
+
+def _was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
+    """True if the copy had all rows since the table joined."""
+    now = recover_state(checkpoint, job, state)
+    return any(
+        table.table == schema.table
+        and isinstance(table.cursor, Exhausted)
+        and table.done_splits == table.planned_splits
+        for table in now.tables
+    )
+
+
+def _why(error: TidemarkError) -> str:
+    """The reason for which a table is parked. A row that was corrected since is read as it is then."""
+    if not isinstance(error, BadValueError | RefusedRowsError):
+        return error.message
+    return (
+        f"{error.message} Correct the row in the source, or set sink.on_bad_value or on_bad_value_in, before the table is "
+        "read again."
+    )
+
+
+def tell_parked(job: JobFile, state: JobState, events: Events) -> None:
+    """Says at a start which tables are parked."""
+    for left in _stale(job, state):
+        if left.is_parked:
+            text = f"{left.why} Its copy stays as it is, and the other tables go on. {way_back(job, left)}"
+            events.note("parked", table=str(left.table), text=text)
+
+
+def require_none_parked(job: JobFile, state: JobState) -> None:
+    """Raises TablesParkedError if a table that the job file selects is parked, or waits to come back."""
+    stale = _stale(job, state)
+    if stale:
+        count = "1 table is parked" if len(stale) == 1 else f"{len(stale)} tables are parked"
+        raise _parked_error(job, stale, f"All other tables are up to date, but {count}: the copies lack changes.")
+
+
+def require_tables_left(job: JobFile, state: JobState) -> None:
+    """Raises TablesParkedError if all tables of the job are parked. With `on_table_error: stop`, raises SourceNotUsableError
+    if a table could not come back by itself."""
+    stale = _stale(job, state)
+    if stale and not state.schemas:
+        raise all_parked(job, state)
+    stuck = [left for left in stale if left.is_parked and left.heals and evolves(job)]
+    if stuck and job.source.on_table_error == "stop":
+        raise SourceNotUsableError(f"{stuck[0].table} can't be followed: {stuck[0].why}", way_back(job, stuck[0]))
+
+
+def all_parked(job: JobFile, state: JobState) -> TablesParkedError:
+    stale = _stale(job, state)
+    count = "The job's only table is parked" if len(stale) == 1 else f"All {len(stale)} tables of the job are parked"
+    return _parked_error(job, stale, f"{count}: nothing is copied.")
+
+
+def _parked_error(job: JobFile, stale: Sequence[Left], message: str) -> TablesParkedError:
+    why = " ".join(f"{left.table}: {left.why or 'It waits to come back.'}" for left in stale[:3])
+    return TablesParkedError(
+        f"{message} {why}", way_back(job, stale[0]) if stale[0].is_parked else "Run the job again."
+    )
+
+
+def _stale(job: JobFile, state: JobState) -> list[Left]:
+    """The tables that have left the job although the job file selects them."""
+    return [left for left in state.left if job.source.selects(left.table.database, left.table.name)]
+
+
+def way_back(job: JobFile, left: Left) -> str:
+    """The remedy for a parked table."""
+    if job.mode != "full+incremental":
+        return f"Name {left.table} in source.exclude_tables, and copy it by a job of its own."
+    by_itself = "It comes back by itself at a start that can read it. " if left.heals and evolves(job) else ""
+    return f"{by_itself}{read_again(_name(left.table))} To leave it as it is, name it in source.exclude_tables."
+
+
+def to_be_found(job: JobFile, state: JobState | None, without: Collection[TableId] = ()) -> JobFile:
+    """Returns the job file without the tables that stay parked or are excluded, and those of `without`: their trouble must not
+    stop the others. Raises TablesParkedError if no table is left."""
+    if state is None:
+        return job
+    parked = [left.table for left in state.left if not _may_come_back(job, state, left)]
+    hidden = dict.fromkeys((*parked, *without))
+    found = without_tables(job, hidden)
+    if not found.source.tables and not state.schemas and _stale(job, state):
+        raise all_parked(job, state)
+    return found if found.source.tables else _with_source(found, tables=job.source.tables)
+
+
+def without_tables(job: JobFile, tables: Collection[TableId]) -> JobFile:
+    """Returns the job file with these tables in exclude_tables, and without the names in `source.tables` that are excluded
+    then: a name that matches nothing is an error."""
+    excluded = (*job.source.exclude_tables, *(glob_of(_name(table)) for table in tables))
+    named = [glob.only_table for glob in job.source.tables]
+    gone = {name for name in named if name is not None and _any_of(excluded, TableId(name.database, name.name))}
+    kept = tuple(glob for glob, name in zip(job.source.tables, named, strict=True) if name not in gone)
+    return _with_source(job, tables=kept, exclude_tables=excluded)
+
+
+def _with_source(job: JobFile, **settings: Any) -> JobFile:
+    return job.model_copy(update={"source": job.source.model_copy(update=settings)})
+
+
+def _may_come_back(job: JobFile, state: JobState, left: Left) -> bool:
+    return not left.is_parked or bool(left.heals and evolves(job)) or left.table in _to_read_again(job, state)
+
+
+def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
+    """The tables that are no news when they are seen in the source: all but those that come back by themselves."""
+    away = {left.table for left in state.left if not (left.heals and evolves(job))}
+    return frozenset(away | {schema.table for schema in state.schemas})
+
+
+def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool:
+    """Notes that a table that has left the job can't come back because of the error, and answers its signals. The job must be
+    opened again, without the table. Returns False if the error is not about such a table."""
+    left = next((left for left in state.left if left.table == error.table), None)
+    if left is None:
+        return False
+    checkpoint = Checkpoint.at(job.checkpoint)
+    if _is_wanted_back(job, left):
+        still_parked(job, checkpoint, state, [left.table], error.message)
+    for number, signal in _open_signals(checkpoint).items():
+        if signal.table == left.table:
+            checkpoint.create_answer(number, Answer(False, error.message, _now_us()))
+    return True
+
+
+def park_absent(job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId]) -> JobState:
+    """Parks the tables that were to come back and are not in `found`, durable. `reasons`: why checks refused tables. Without
+    `sink.on_schema_change: evolve` they wait."""
+    if not evolves(job):
+        return state
+    checkpoint = Checkpoint.at(job.checkpoint)
+    for left in _stale(job, state):
+        if left.table not in found and _is_wanted_back(job, left):
+            state = still_parked(job, checkpoint, state, [left.table], reasons.get(left.table, NOT_FOUND))
+    return state
+
+
+def _is_wanted_back(job: JobFile, left: Left) -> bool:
+    return not left.is_parked or bool(left.heals and evolves(job))
+
+
+def answer_signals(
+    job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId], before: JobState
+) -> None:
+    """Answers all signals, once their tables have joined again, or not. `reasons`, `found`: as for `park_absent`. `before`: the
+    job before tables joined, which tells what a signal could be for."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    known = {schema.table for schema in before.schemas} | before.left_tables
+    for number, signal in _open_signals(checkpoint).items():
+        text = None
+        if job.mode != "full+incremental":
+            text = f"Mode {job.mode} can't read rows again."
+        elif signal.table not in known:
+            text = "The job does not copy this table."
+        elif not job.source.selects(signal.table.database, signal.table.name):
+            text = "The job file does not select this table."
+        elif signal.table in state.left_tables:
+            why = next(left.why for left in state.left if left.table == signal.table)
+            absent = reasons.get(signal.table, NOT_FOUND) if signal.table not in found else ""
+            text = absent or why or "It did not join the job."
+        accepted = "Its copy is emptied, and its rows are read again."
+        checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
+
+
+def still_parked(
+    job: JobFile, checkpoint: Checkpoint, state: JobState, tables: Iterable[TableId], why: str
+) -> JobState:
+    """Parks tables that could not come back, with another reason. They try it again at each start, if the job file says so."""
+    wanted = frozenset(tables)
+    leaving = tuple(
+        replace(
+            left,
+            why=why,
+            at_us=_now_us(),
+            heals=max(left.heals, 1) if evolves(job) and _is_wanted_back(job, left) else 0,
+        )
+        for left in state.left
+        if left.table in wanted and left.why != why
+    )
+    return checkpoint.create_left(state, leaving) if leaving else state
+
+
+def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
+    if not checkpoint.has_open_signals():
+        return {}
+    return {number: signal for number, (signal, answer) in checkpoint.signals().items() if answer is None}
+
+
+def _to_read_again(job: JobFile, state: JobState) -> frozenset[TableId]:
+    """The tables whose rows are to be read again by signals that nobody has taken yet."""
+    if job.mode != "full+incremental":
+        return frozenset()
+    came_back = state.came_back
+    return frozenset(
+        signal.table
+        for signal in _open_signals(Checkpoint.at(job.checkpoint)).values()
+        if job.source.selects(signal.table.database, signal.table.name)
+        # else the run that took the signal died before it answered
+        and not (signal.table in came_back and came_back[signal.table].at_us > signal.at_us)
+    )
+
+
+def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
+    """As `unfinished_epoch`, but asks the sink whether it has the epoch. If it provably has nothing of it and never will, the
+    epoch will be read again."""
+    epoch = unfinished_epoch(checkpoint)
+    if epoch is None:
+        return False
+    sink = make_sink(job)
+    if not isinstance(sink, ProvesAbsence):
+        return True
+    if not sink.lacks(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()), epoch):
+        return True
+    failpoint("parking.lacks")
+    checkpoint.forget_log_report(epoch)
+    return False
+
+
+def _leave(checkpoint: Checkpoint, state: JobState, leaving: Iterable[TableSchema], why: str) -> JobState:
+    now = _now_us()
+    return checkpoint.create_left(state, tuple(Left(schema.table, schema.version, why, now) for schema in leaving))
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _name(table: TableId) -> TableName:
+    return TableName(table.database, table.name)
+
+
+def is_excluded(job: JobFile, table: TableId) -> bool:
+    return _any_of(job.source.exclude_tables, table)
+
+
+def _any_of(globs: Iterable[TableGlob], table: TableId) -> bool:
+    return any(glob.matches(table.database, table.name) for glob in globs)

@@ -1,0 +1,223 @@
+"""Compares expected rows with a copy, inside the target's server and by its own types.
+
+The rows go through the mirror's own writing (bad values, encoding, the server's conversion) into a temporary table that has
+the column types of the copy. So an expected value is exactly what the mirror would have written. Two statements compare it with
+the copy: one finds rows that are missing or differ, one finds rows of the copy that are not expected. Keys are equal if the
+copy's primary key takes them as equal. No value but keys and hashes leaves the server, and nothing but temporary tables is
+written.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from tidemark.sinks.mirror.bad_values import ValueGate
+from tidemark.sinks.mirror.target import Session, TableRows, TargetName
+from tidemark.state.table import TableSchema
+
+Key: TypeAlias = tuple[str, ...]
+"""A row's key, each value as the target's text; bytes as hexadecimal digits after 0x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A key with the hashes of the row that is expected and of the row that the copy has; None for no row."""
+
+    key: Key
+    expected: str | None
+    held: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRange:
+    """The keys in [start, end) of columns that hold integers, compared one column after the other; None is unbounded."""
+
+    columns: tuple[str, ...]
+    start: tuple[int, ...] | None
+    end: tuple[int, ...] | None
+
+
+class ComparableSink(Protocol):
+    def comparison(self, schema: TableSchema) -> AbstractContextManager["CopyComparison"]:
+        """Compares a table's copy with expected rows, on a connection that is open inside the `with` block. Raises SinkError
+        if the copy is gone or can't hold the source's values."""
+
+
+class ComparingRows(TableRows, Protocol):
+    """A target's table rows, which can also load temporary tables."""
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None: ...
+
+
+class ComparingSql(Protocol):
+    """What differs between kinds of target."""
+
+    def quoted(self, name: str) -> str: ...
+    def full_name(self, target: TargetName) -> str: ...
+
+    def prepare(self) -> None:
+        """Prepares the session, so that texts of values are exact."""
+
+    def create(self, columns: Sequence[str]) -> str:
+        """Creates an empty temporary table with these columns of the copy, which stays after a COMMIT. Returns its name."""
+
+    def indexed(self, table: str, key: Sequence[str]) -> None:
+        """Makes lookups by key in a filled temporary table fast."""
+
+    def add_index(self, table: str, key: Sequence[str]) -> None:
+        """Makes lookups by key in an empty temporary table fast."""
+
+    def drop(self, table: str) -> None: ...
+
+    def differs(self, columns: Sequence[str]) -> str:
+        """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""
+
+    def digest(self, alias: str, columns: Sequence[str]) -> str:
+        """Returns an expression: a hash of the row."""
+
+    def text(self, alias: str, column: str) -> str:
+        """Returns an expression: the column's value as text or bytes."""
+
+
+@dataclass(slots=True)
+class CopyComparison:
+    """Compares one table. `stage` the rows of a range, ask, then `clear`. Its transactions write only temporary tables."""
+
+    session: Session
+    sql: ComparingSql
+    rows: ComparingRows
+    gate: ValueGate
+    schema: TableSchema
+    target: TargetName
+    _stage: str | None = None
+    _seen: str | None = None
+    _indexed: bool = False
+    row_count: int = field(default=0)
+    """The rows that are staged, without those that the mirror rejects."""
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Takes the source's rows of a range, with the copy's columns. Raises SinkError for a value that the mirror refuses."""
+        self.clear()
+        self.row_count, self._indexed = 0, False
+        self._stage = self.sql.create(self._names)
+        for batch in batches:
+            passed, _ = self.gate.passed(batch.select(self._names))
+            if passed.num_rows:
+                self.rows.load(self._stage, passed)
+                self.row_count += passed.num_rows
+
+    def differing(self) -> list[Pair]:
+        """Returns the staged rows that the copy lacks or has differently."""
+        first = self.sql.quoted(self.schema.key[0])
+        held = f"CASE WHEN c.{first} IS NOT NULL THEN {self.sql.digest('c', self._names)} END"
+        found = self.session.query(
+            f"SELECT {self._key_texts('s')}, {self.sql.digest('s', self._names)}, {held} "
+            f"FROM {self._staged} s LEFT JOIN {self._copy} c ON {self._same_key('c', 's')} "
+            f"WHERE c.{first} IS NULL OR {self.sql.differs(self._names)}"
+        )
+        return [Pair(_key(row[:-2]), _text(row[-2]), _text(row[-1])) for row in found]
+
+    def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
+        """Returns rows of the copy that are not staged, at most `limit`. `within`: only these keys; None: all."""
+        if not self._indexed:
+            self.sql.indexed(self._staged, self.schema.key)
+            self._indexed = True
+        return self._unexpected(self._staged, "TRUE" if within is None else self._within(within), limit)
+
+    def keep_keys(self) -> None:
+        """Adds the keys of the staged rows to those of the ranges before, for `surplus_of_all`."""
+        if self._seen is None:
+            self._seen = self.sql.create(self.schema.key)
+            self.sql.add_index(self._seen, self.schema.key)
+        names = ", ".join(map(self.sql.quoted, self.schema.key))
+        self.session.execute(
+            f"INSERT INTO {self._seen} ({names}) SELECT {names} FROM {self._staged}", doing="keeping keys"
+        )
+
+    def surplus_of_all(self, limit: int) -> list[Pair]:
+        """Returns rows of the copy whose keys were not kept, at most `limit`, and forgets the keys."""
+        if self._seen is None:
+            self._seen = self.sql.create(self.schema.key)
+        found = self._unexpected(self._seen, "TRUE", limit)
+        self.forget_keys()
+        return found
+
+    def forget_keys(self) -> None:
+        if self._seen is not None:
+            self.sql.drop(self._seen)
+            self._seen = None
+        self._end()
+
+    def clear(self) -> None:
+        """Drops the staged rows and ends the transaction."""
+        if self._stage is not None:
+            self.sql.drop(self._stage)
+            self._stage = None
+        self._end()
+
+    def close(self) -> None:
+        self.clear()
+        self.forget_keys()
+
+    def _end(self) -> None:
+        self.session.end_transaction("comparing")
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self.schema.captured]
+
+    @property
+    def _staged(self) -> str:
+        assert self._stage is not None, "nothing is staged"
+        return self._stage
+
+    @property
+    def _copy(self) -> str:
+        return self.sql.full_name(self.target)
+
+    def _unexpected(self, expected: str, condition: str, limit: int) -> list[Pair]:
+        first = self.sql.quoted(self.schema.key[0])
+        found = self.session.query(
+            f"SELECT {self._key_texts('c')}, {self.sql.digest('c', self._names)} "
+            f"FROM {self._copy} c LEFT JOIN {expected} s ON {self._same_key('s', 'c')} "
+            f"WHERE s.{first} IS NULL AND {condition} LIMIT {limit}"
+        )
+        return [Pair(_key(row[:-1]), None, _text(row[-1])) for row in found]
+
+    def _key_texts(self, alias: str) -> str:
+        return ", ".join(self.sql.text(alias, name) for name in self.schema.key)
+
+    def _same_key(self, one: str, other: str) -> str:
+        names = map(self.sql.quoted, self.schema.key)
+        return " AND ".join(f"{one}.{name} = {other}.{name}" for name in names)
+
+    def _within(self, bounds: IntegerRange) -> str:
+        names = [f"c.{self.sql.quoted(name)}" for name in bounds.columns]
+        conditions = ["TRUE"]
+        if bounds.start is not None:
+            conditions.append(_from(names, bounds.start))
+        if bounds.end is not None:
+            conditions.append(f"NOT {_from(names, bounds.end)}")
+            conditions.append(f"{names[0]} <= {bounds.end[0]}")  # lets the server end its walk through the key
+        return " AND ".join(conditions)
+
+
+def _from(names: Sequence[str], values: Sequence[int]) -> str:
+    """Returns the condition that the columns are at or after the values."""
+    (name, *names), (value, *values) = names, values
+    if not names:
+        return f"({name} >= {value})"
+    return f"({name} >= {value} AND ({name} > {value} OR {_from(names, values)}))"
+
+
+def _key(values: Sequence[Any]) -> Key:
+    return tuple(_text(value) or "" for value in values)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"0x{bytes(value).hex()}"
+    return None if value is None else str(value)

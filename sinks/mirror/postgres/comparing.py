@@ -1,0 +1,62 @@
+"""A `tidemark.sinks.mirror.comparing.ComparingSql` for PostgreSQL."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from tidemark.sinks.mirror.postgres import types
+from tidemark.sinks.mirror.target import TargetName
+
+_NUMBERS = itertools.count(1)
+
+
+class Runner(Protocol):
+    def execute(self, sql: str, arguments: tuple[object, ...] = (), *, doing: str = "") -> int: ...
+
+
+class PostgresComparing:
+    """Rows are compared by their text: it differs for 1.0 and 1.00, for 0 and -0, and for NULL and ''."""
+
+    def __init__(self, runner: Runner, target: TargetName) -> None:
+        self._runner, self._target = runner, target
+
+    def quoted(self, name: str) -> str:
+        return types.quoted(name)
+
+    def full_name(self, target: TargetName) -> str:
+        return types.full_name(target)
+
+    def prepare(self) -> None:
+        self._runner.execute("SET extra_float_digits = 3")
+
+    def create(self, columns: Sequence[str]) -> str:
+        name = types.quoted(f"tidemark_compared_{next(_NUMBERS)}")
+        listed = ", ".join(map(types.quoted, columns))
+        self._runner.execute(
+            f"CREATE TEMPORARY TABLE {name} AS SELECT {listed} FROM {types.full_name(self._target)} WITH NO DATA",
+            doing="creating a temporary table",
+        )
+        return f"pg_temp.{name}"
+
+    def indexed(self, table: str, key: Sequence[str]) -> None:
+        self.add_index(table, key)
+        self._runner.execute(f"ANALYZE {table}")
+
+    def add_index(self, table: str, key: Sequence[str]) -> None:
+        self._runner.execute(f"CREATE INDEX ON {table} ({', '.join(map(types.quoted, key))})")
+
+    def drop(self, table: str) -> None:
+        self._runner.execute(f"DROP TABLE {table}")
+
+    def differs(self, columns: Sequence[str]) -> str:
+        return f"{_row('s', columns)} IS DISTINCT FROM {_row('c', columns)}"
+
+    def digest(self, alias: str, columns: Sequence[str]) -> str:
+        return f"encode(sha256(convert_to({_row(alias, columns)}, 'UTF8')), 'hex')"
+
+    def text(self, alias: str, column: str) -> str:
+        return f"{alias}.{types.quoted(column)}::text"
+
+
+def _row(alias: str, columns: Sequence[str]) -> str:
+    return f"ROW({', '.join(f'{alias}.{types.quoted(name)}' for name in columns)})::text"

@@ -1,0 +1,70 @@
+"""A table that is altered after the catalogs were read and before the start position: the log does not tell."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.epochs import run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.jobs.job_tables import TablesAlteredError
+from tidemark.readers.mysql.source import FoundMySql
+from tidemark.readers.postgres.source import FoundPostgres
+
+pytestmark = pytest.mark.integration
+
+
+def job_of(database: Database, tmp_path: Path) -> Path:
+    return write_job(
+        tmp_path,
+        source=source_of(database),
+        checkpoint=str(tmp_path / "checkpoint"),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+
+
+@pytest.fixture
+def altered_before(any_source_database: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[str]], None]:
+    """Runs one statement before each call of a method that takes a start position."""
+    found = FoundMySql if any_source_database.kind != "postgres" else FoundPostgres
+
+    def arm(method: str, statements: list[str]) -> None:
+        whole = getattr(found, method)
+
+        def take(self: object, *given: object) -> object:
+            if statements:
+                any_source_database.execute(statements.pop(0))
+            return whole(self, *given)
+
+        monkeypatch.setattr(found, method, take)
+
+    return arm
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["first start", "later table"])
+def test_the_column_is_copied(
+    joins: bool,
+    any_source_database: Database,
+    tmp_path: Path,
+    altered_before: Callable[[str, list[str]], None],
+) -> None:
+    database = any_source_database
+    job = job_of(database, tmp_path)
+    if joins:
+        database.execute("CREATE TABLE other (id INT PRIMARY KEY)")
+        run_epochs(job)
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    altered_before("joining_start" if joins else "first_start", ["ALTER TABLE t ADD COLUMN more INT DEFAULT 7"])
+    run_epochs(job)
+    assert read_history(tmp_path / "out", database.schema, "t").column("more").to_pylist() == [7]
+
+
+def test_a_table_that_is_altered_all_the_time_stops_the_start(
+    any_source_database: Database, tmp_path: Path, altered_before: Callable[[str, list[str]], None]
+) -> None:
+    any_source_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    altered_before("first_start", [f"ALTER TABLE t ADD COLUMN c{i} INT" for i in range(50)])
+    with pytest.raises(TablesAlteredError, match="was altered while"):
+        run_epochs(job_of(any_source_database, tmp_path))

@@ -1,0 +1,150 @@
+"""`tidemark run` with a table that is parked, `tidemark tables` and `tidemark signal`, as a user calls them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.history import assert_copied
+from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, Uids, create_tables
+
+pytestmark = pytest.mark.integration
+
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+def printed(job: Path, command: str, *arguments: str) -> str:
+    return " ".join(run_to_end(job, *arguments, command=command).out.read_text().split())
+
+
+def has(process: Process, event: str) -> bool:
+    return any(found["event"] == event for found in process.events())
+
+
+def test_a_table_is_parked_while_the_job_runs_and_read_again_by_a_signal(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    database = any_source_database
+    customers = f"{database.schema}.customers"
+    create_tables(database, rows=30, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park"),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_to_end(job, *BY_DRIVER)
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: has(process, "resumed"))
+        database.execute("ALTER TABLE customers ADD COLUMN more INT", *UPDATE_ALL)
+        process.wait_until(lambda: has(process, "parked"))
+        assert f"{customers} parked since" in printed(job, "tables")
+        printed(job, "signal", "resnapshot", "--table", customers)
+        process.wait_until(lambda: has(process, "joined"))
+        assert f"resnapshot {customers} accepted" in printed(job, "signal", "list")
+        database.execute(*UPDATE_ALL)
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    run_to_end(job, *BY_DRIVER)
+    assert_copied(tmp_path / "out", database)
+    assert "parked" not in printed(job, "tables")
+    database.execute("ALTER TABLE customers DROP COLUMN more", *UPDATE_ALL)
+    ended = run_to_end(job, *BY_DRIVER, expect=9)
+    assert ended.events()[-1]["exit_code"] == 9
+    last_line = ended.error_text().splitlines()[-1]
+    assert "All other tables are up to date, but 1 table is parked: the copies lack changes." in last_line
+    assert f"tidemark signal JOB.yaml resnapshot --table {customers}" in last_line
+    assert "exit 9" in printed(job, "status")
+    run_to_end(job, "resnapshot", "--table", "no.such", command="signal", expect=2)
+
+
+def test_a_new_table_joins_while_the_job_runs(any_source_database: Database, tmp_path: Path) -> None:
+    database = any_source_database
+    create_tables(database, rows=10, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park", discover_seconds=0.5),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
+        database.execute("CREATE TABLE fresh (id INT PRIMARY KEY)", "CREATE TABLE odd (id INT PRIMARY KEY, _seq INT)")
+        database.execute("CREATE TABLE _orders_gho (id INT PRIMARY KEY)")
+        database.execute("INSERT INTO fresh VALUES (1), (2)", *UPDATE_ALL)
+        process.wait_until(lambda: has(process, "joined"))
+        database.execute("INSERT INTO fresh VALUES (3)", *UPDATE_ALL)
+        folder = tmp_path / "out" / f"{database.schema}.fresh"
+        process.wait_until(lambda: count_of(folder) == 3)
+        time.sleep(2)  # it looks again, and does not open the job for the odd table each time
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    assert len([event for event in process.events() if event["event"] == "resumed"]) <= 3
+    joined = [event["table"].rpartition(".")[2] for event in process.events() if event["event"] == "joined"]
+    assert joined == ["fresh"]
+    run_to_end(job, *BY_DRIVER)
+    assert_copied(tmp_path / "out", database)
+
+
+def test_an_error_of_an_executor_parks_its_table(mysql_database: Database, tmp_path: Path) -> None:
+    create_tables(mysql_database, rows=10, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(mysql_database, on_table_error="park"),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_to_end(job, *BY_DRIVER)
+    mysql_database.execute("ALTER TABLE customers ADD COLUMN more INT", *UPDATE_ALL)
+    ended = run_to_end(job, *BY_SPARK, expect=9)
+    assert [event["table"] for event in ended.events() if event["event"] == "parked"] == [
+        f"{mysql_database.schema}.customers"
+    ]
+    run_to_end(job, "resnapshot", "--table", f"{mysql_database.schema}.customers", command="signal")
+    run_to_end(job, *BY_DRIVER)
+    assert_copied(tmp_path / "out", mysql_database)
+
+
+def count_of(folder: Path) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+
+
+def test_changed_tables_come_back_by_themselves_while_the_job_runs(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    """One is altered; one is dropped, and later there again."""
+    database = any_source_database
+    create_tables(database, rows=30, uids=Uids())
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error="park", discover_seconds=0.5),
+        sink={"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"},
+    )
+    run_to_end(job, *BY_DRIVER)
+
+    def count(process: Process, event: str, table: str) -> int:
+        name = f"{database.schema}.{table}"
+        return sum((found["event"], found.get("table")) == (event, name) for found in process.events())
+
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: has(process, "resumed"))
+        database.execute("ALTER TABLE customers ADD COLUMN more INT DEFAULT 5", *UPDATE_ALL)
+        process.wait_until(lambda: count(process, "joined", "customers") == 1)
+        assert count(process, "left", "customers") == 1
+        assert count(process, "parked", "customers") == 0
+        database.execute("DROP TABLE order_lines")
+        process.wait_until(lambda: count(process, "parked", "order_lines") >= 1)
+        columns = (POSTGRES_TABLES if database.kind == "postgres" else TABLES)["order_lines"]
+        database.execute(f"CREATE TABLE order_lines ({columns})")
+        database.execute(
+            "INSERT INTO order_lines (order_id, line_no, uid, version) VALUES (1, 1, 8001, 1), (1, 2, 8002, 1)"
+        )
+        process.wait_until(lambda: count(process, "joined", "order_lines") == 1)
+        database.execute(*UPDATE_ALL)
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    database.execute("ALTER TABLE customers DROP COLUMN more", *UPDATE_ALL)
+    run_to_end(job, *BY_SPARK)
+    assert_copied(tmp_path / "out", database)

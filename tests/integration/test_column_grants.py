@@ -1,0 +1,133 @@
+"""An account that may read only some columns of a table: the error names table and columns, and only that table is parked."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.mysql_accounts import account
+from tests.support.postgres_roles import role
+from tests.support.servers import Database
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.startup import open_job
+from tidemark.readers.source import RereadsKeys
+from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.split import KeyRange, Split
+from tidemark.state.table import TableId
+
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(115)]
+
+LOG = "REPLICATION SLAVE, REPLICATION CLIENT ON *.*"
+
+
+class Limited:
+    """A job of two tables, by an account that may read both."""
+
+    def __init__(self, database: Database, login: Endpoint, folder: Path) -> None:
+        self.database, self.account, self.folder = database, login.user, folder
+        self.schema = "shop" if database.kind == "postgres" else database.schema
+        password = login.password.get_secret_value()
+        path = f"/{database.name}" if database.kind == "postgres" else "/"
+        scheme = "postgresql" if database.kind == "postgres" else database.kind
+        url = f"{scheme}://{login.user}:{password}@{login.host}:{login.port}{path}"
+        source = source_of(database, url=url, tables=[f"{self.schema}.*"], on_table_error="park")
+        sink: dict[str, Any] = {"type": "files", "path": str(folder / "out")}
+        self.path = write_job(folder, source=source, sink=sink)
+
+    @property
+    def table(self) -> TableId:
+        return TableId(self.schema, "people")
+
+    def narrow(self) -> None:
+        """Leaves SELECT on two of the three columns."""
+        name = f"{self.schema}.people"
+        self.database.execute(
+            f"REVOKE SELECT ON {name} FROM {self.account}", f"GRANT SELECT (id, town) ON {name} TO {self.account}"
+        )
+
+    def insert(self, number: int) -> None:
+        self.database.execute(
+            f"INSERT INTO {self.schema}.people VALUES ({number}, 'secret', 1)",
+            f"INSERT INTO {self.schema}.notes VALUES ({number})",
+        )
+
+
+@pytest.fixture(params=["mysql", "mariadb", "postgres"])
+def limited(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Limited]:
+    database: Database = request.getfixturevalue(f"{request.param}_database")
+    schema = "shop" if request.param == "postgres" else database.schema
+    if request.param == "postgres":
+        database.execute("CREATE SCHEMA shop")
+    database.execute(
+        f"CREATE TABLE {schema}.towns (id INT PRIMARY KEY)",
+        f"CREATE TABLE {schema}.people (id INT PRIMARY KEY, ssn VARCHAR(9), town INT, FOREIGN KEY (town) "
+        f"REFERENCES {schema}.towns (id))",
+        f"CREATE TABLE {schema}.notes (id INT PRIMARY KEY)",
+        f"INSERT INTO {schema}.towns VALUES (1)",
+    )
+    tables = [f"SELECT ON {schema}.{name}" for name in ("towns", "people", "notes")]
+    with contextlib.ExitStack() as stack:
+        if request.param == "postgres":
+            database.execute(f"CREATE PUBLICATION {database.name} FOR ALL TABLES")
+            grants = ("USAGE ON SCHEMA shop", *tables)
+            login = stack.enter_context(role(database, *grants, attributes="LOGIN REPLICATION"))
+        else:
+            more = ["BACKUP_ADMIN ON *.*"] if request.param == "mysql" else []
+            login = stack.enter_context(account(database.server, LOG, *more, *tables))
+        yield Limited(database, login, tmp_path)
+
+
+def test_only_that_table_is_parked(limited: Limited) -> None:
+    limited.insert(1)
+    run_epochs(limited.path)
+    limited.narrow()
+    limited.insert(2)
+    run_epochs(limited.path, notes=(notes := Notes()))
+    (told,) = [facts for event, facts in notes.found if event == "parked"]
+    assert told["table"] == str(limited.table)
+    named = "ssn" if limited.database.kind == "postgres" else "only id, town"  # MySQL hides the others from the account
+    assert named in told["text"]
+    assert read_history(limited.folder / "out", limited.schema, "notes").num_rows == 2
+    assert read_history(limited.folder / "out", limited.schema, "people").num_rows == 1
+
+
+def test_a_split_that_may_not_be_read_concerns_its_table(limited: Limited) -> None:
+    limited.insert(1)
+    job = load_job_file(limited.path)
+    with open_job(job, Notes()) as opened:
+        context = RunContext(job, opened.held.server, opened.held.state)
+        schema = next(schema for schema in context.state.schemas if schema.table == limited.table)
+        split = Split(1, schema.table, schema.version, schema.key, KeyRange(None, None))
+        limited.narrow()
+        reading = opened.held.server.split_reading([schema], "job")
+        with reading as reader, pytest.raises(SourceNotUsableError, match=r"refuses to read \w+\.people") as caught:
+            reader.read(split, schema, context.state.start)
+    assert caught.value.table == limited.table
+
+
+@pytest.mark.parametrize("limited", ["postgres"], indirect=True)
+@pytest.mark.parametrize("change", ["narrow", "drop"])
+def test_a_key_that_may_not_be_read_again_concerns_the_right_table(limited: Limited, change: str) -> None:
+    """All tables are locked together."""
+    limited.insert(1)
+    job = load_job_file(limited.path)
+    with open_job(job, Notes()) as opened:
+        schemas = RunContext(job, opened.held.server, opened.held.state).state.schemas
+        notes = next(schema for schema in schemas if schema.table.name == "notes")
+        if change == "narrow":
+            limited.narrow()
+        else:
+            limited.database.execute("DROP TABLE shop.people")
+        server = opened.held.server
+        assert isinstance(server, RereadsKeys)
+        with server.key_reading(schemas) as reading, pytest.raises(SourceNotUsableError) as caught:
+            reading.read_again(notes, pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int32())}))
+    assert caught.value.table == limited.table

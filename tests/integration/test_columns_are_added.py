@@ -1,0 +1,255 @@
+"""A table that gets columns is followed: its rows are not read again if the columns are NULL in all of them
+(docs/adr/0029)."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.state import failpoints
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+
+
+def job_of(database: Database, folder: Path, target: Database | None = None, **changes: Any) -> Path:
+    sink: dict[str, Any] = {"type": "files", "path": str(folder / "out"), "on_schema_change": "evolve"}
+    if target is not None:
+        sink |= {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+        del sink["path"]
+    job = {
+        "source": source_of(database, on_table_error="park"),
+        "checkpoint": str(folder / "checkpoint"),
+        "snapshot": {"split_rows": 3, "parallelism": 2},
+        "sink": sink,
+    }
+    return write_job(folder, **(job | changes))
+
+
+def create(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd'), (5, 'e'), (6, 'f'), (7, 'g')",
+    )
+
+
+def rows_of(database: Database, table: str, *columns: str) -> list[Any]:
+    return list(database.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id"))
+
+
+def folded(folder: Path, database: Database, *columns: str) -> list[Any]:
+    """The table as a reader of its change files gets it."""
+    rows: dict[int, tuple[Any, ...]] = {}
+    for row in history_of(folder, database).to_pylist():
+        if row["_change_type"] == "truncate":
+            rows.clear()
+        elif row["_change_type"] == "delete":
+            rows.pop(row["id"], None)
+        else:
+            rows[row["id"]] = tuple(row.get(column) for column in columns)
+    return [rows[key] for key in sorted(rows)]
+
+
+def history_of(folder: Path, database: Database) -> pa.Table:
+    """Newer files have more columns: their schemas are merged, as Spark's option mergeSchema does."""
+    files = sorted((folder / "out" / f"{database.schema}.t").glob("**/*.parquet"))
+    whole = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
+    return whole.sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
+
+
+def told(notes: Notes) -> list[str]:
+    return [event for event, _ in notes.found if event in {"altered", "parked", "left", "joined"}]
+
+
+CHANGES = {
+    "at the end": ("ALTER TABLE t ADD COLUMN more INT",),
+    "two, one after the other": ("ALTER TABLE t ADD COLUMN more INT", "ALTER TABLE t ADD COLUMN note VARCHAR(9)"),
+}
+WRITES_BEFORE = (
+    "UPDATE t SET name = 'older' WHERE id = 2",
+    "DELETE FROM t WHERE id = 3",
+    "INSERT INTO t (id, name) VALUES (8, 'h')",
+)
+WRITES_AFTER = (
+    "UPDATE t SET more = 10 WHERE id IN (1, 2)",
+    "DELETE FROM t WHERE id = 4",
+    "INSERT INTO t (id, name, more) VALUES (9, 'i', 9), (10, 'j', NULL)",
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_into_files(any_source_database: Database, tmp_path: Path, change: str) -> None:
+    database, notes = any_source_database, Notes()
+    create(database)
+    job = job_of(database, tmp_path)
+    run_epochs(job)
+    database.execute(*WRITES_BEFORE, *CHANGES[change], *WRITES_AFTER)
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"]
+    assert folded(tmp_path, database, "id", "name", "more") == rows_of(database, "t", "id", "name", "more")
+    database.execute("UPDATE t SET more = 11 WHERE id < 9")
+    run_epochs(job)
+    assert folded(tmp_path, database, "id", "name", "more") == rows_of(database, "t", "id", "name", "more")
+    assert history_of(tmp_path, database).column("_is_snapshot").to_pylist().count(True) == 7
+
+
+POINTS = [
+    "schema.before_altered",
+    "schema.after_altered",
+    "log.before_report",
+    "sink.before_commit",
+    "driver.epoch_written",
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_into_a_mirror_through_a_kill(
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    database = any_source_database
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute(*WRITES_BEFORE, "ALTER TABLE t ADD COLUMN more INT", *WRITES_AFTER)
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    (armed / point).write_text("raise")
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    with pytest.raises(FailpointError):
+        run_epochs(job)
+    run_epochs(job)
+    columns = ("id", "name", "more")
+    assert rows_of(target, "copy_t", *columns) == rows_of(database, "t", *columns)
+
+
+NOT_NULL_IN_OLD_ROWS = (
+    ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5",),
+    ("ALTER TABLE t ADD COLUMN more INT NOT NULL DEFAULT 5", "ALTER TABLE t ALTER COLUMN more DROP DEFAULT"),
+    ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", "ALTER TABLE t ALTER COLUMN more SET DEFAULT NULL"),
+    ("ALTER TABLE t ADD COLUMN more INT GENERATED ALWAYS AS (id + 1) STORED",),
+)
+OTHER_CHANGES = (
+    # The log has values of the first column, which is gone.
+    (
+        "ALTER TABLE t ADD COLUMN more INT",
+        "UPDATE t SET more = 1",
+        "ALTER TABLE t DROP COLUMN more",
+        "ALTER TABLE t ADD COLUMN more INT",
+    ),
+    ("ALTER TABLE t ADD COLUMN more INT", "ALTER TABLE t DROP COLUMN name"),
+    (
+        "ALTER TABLE t ADD COLUMN more INT",
+        "DROP TABLE t",
+        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20), more INT)",
+    ),
+    ("ALTER TABLE t RENAME COLUMN name TO more", "ALTER TABLE t ADD COLUMN name VARCHAR(20)"),
+)
+
+
+@pytest.mark.parametrize("statements", NOT_NULL_IN_OLD_ROWS + OTHER_CHANGES, ids=" / ".join)
+def test_after_more_than_that_the_table_is_read_again(
+    any_source_database: Database, tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    database, notes = any_source_database, Notes()
+    create(database)
+    job = job_of(database, tmp_path)
+    run_epochs(job)
+    database.execute(*statements, "DELETE FROM t WHERE id = 5", "INSERT INTO other VALUES (1)")
+    run_epochs(job, notes=notes)
+    if database.kind == "postgres" and "GENERATED" in statements[0]:
+        assert told(notes) == []  # PostgreSQL's log lacks generated columns: they are not copied
+        return
+    assert told(notes)[-2:] == ["left", "joined"]
+    columns = ["id", "name", "more"] if "DROP COLUMN name" not in statements[-1] else ["id", "more"]
+    if "RENAME" in statements[0]:
+        columns = ["id", "name", "more"]
+    assert folded(tmp_path, database, *columns) == rows_of(database, "t", *columns)
+
+
+def test_a_copy_that_has_values_in_such_a_column_is_written_again(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    target.execute("ALTER TABLE copy_t ADD COLUMN more INT DEFAULT 7")
+    database.execute("ALTER TABLE t ADD COLUMN more INT", "INSERT INTO t (id, more) VALUES (20, 1)")
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["left", "joined"]
+    assert rows_of(target, "copy_t", "id", "more") == rows_of(database, "t", "id", "more")
+    assert any("has values in column more" in facts.get("text", "") for _, facts in notes.found)
+
+
+def test_a_table_whose_splits_the_log_has_not_passed_is_read_again(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    """Some of its rows may have been read after the change, without the column."""
+    database, notes = any_source_database, Notes()
+    create(database)
+    database.execute(f"INSERT INTO t VALUES {', '.join(f'({i}, NULL)' for i in range(100, 400))}")
+    job = job_of(database, tmp_path, snapshot={"split_rows": 1, "parallelism": 1})
+    run_epochs(job, at_most=2)
+    database.execute("ALTER TABLE t ADD COLUMN more INT", "UPDATE t SET more = 1")
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["left", "joined"]
+    assert folded(tmp_path, database, "id", "name", "more") == rows_of(database, "t", "id", "name", "more")
+
+
+def test_excluded_and_masked_columns_stay_so(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database = any_source_database
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20), secret VARCHAR(20), email VARCHAR(20))",
+        "INSERT INTO t VALUES (1, 'a', 's', 'e')",
+    )
+    columns = {f"{database.schema}.t": {"exclude": ["secret"], "mask": {"email": "sha256"}}}
+    source = source_of(database, on_table_error="park", columns=columns, mask_key="0123456789abcdef")
+    job = job_of(database, tmp_path, target, source=source)
+    run_epochs(job)
+    database.execute("ALTER TABLE t ADD COLUMN more INT", "INSERT INTO t VALUES (2, 'b', 't', 'e', 5)")
+    run_epochs(job)
+    assert rows_of(target, "copy_t", "id", "name", "more") == [(1, "a", None), (2, "b", 5)]
+    ((masked,), again) = rows_of(target, "copy_t", "email")
+    assert again == (masked,)
+    assert masked != "e"
+    database.execute("UPDATE t SET more = 6")
+    run_epochs(job)
+    assert rows_of(target, "copy_t", "id", "more") == [(1, 6), (2, 6)]
+
+
+def test_a_copy_that_is_rightly_empty_gets_columns(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It is another file of the target then, and not one that somebody emptied."""
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute("DELETE FROM t")
+    run_epochs(job)
+    for number in range(2):
+        database.execute(f"ALTER TABLE t ADD COLUMN more{number} INT")
+        time.sleep(1.1)  # MySQL's time of creation has seconds
+        database.execute("INSERT INTO t (id) VALUES (1)", "DELETE FROM t")
+        run_epochs(job, notes=notes)
+    database.execute("INSERT INTO t (id, more1) VALUES (2, 2)")
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered", "altered"]
+    assert rows_of(target, "copy_t", "id", "more0", "more1") == [(2, None, 2)]

@@ -1,0 +1,64 @@
+"""Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.jobs.spark.sessions import SparkSessions
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def read(delta_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Reads columns of a copy. Jobs use the session of the tests."""
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+
+    def rows(database: Database, *columns: str) -> list[Any]:
+        copy = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{database.schema}.t"))
+        return [tuple(row) for row in copy.select(*columns).orderBy("id").collect()]
+
+    return rows
+
+
+def told(notes: Notes) -> list[str]:
+    return [event for event, _ in notes.found if event in {"altered", "parked", "left", "joined"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ("ALTER TABLE t ADD COLUMN more INT", ["altered"]),
+        ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", ["left", "joined"]),
+        ("ALTER TABLE t ADD COLUMN more INT, DROP COLUMN name", ["left", "joined"]),
+    ],
+)
+def test_a_mirror_gets_new_columns(
+    read: Callable[..., list[Any]], mysql_database: Database, tmp_path: Path, change: str, outcome: list[str]
+) -> None:
+    database, notes = mysql_database, Notes()
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')"
+    )
+    sink = {"type": "delta", "path": "./lake", "style": "mirror", "on_schema_change": "evolve"}
+    job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink)
+    run_epochs(job)
+    database.execute(
+        "DELETE FROM t WHERE id = 3",
+        change,
+        "UPDATE t SET more = 7 WHERE id = 2",
+        "INSERT INTO t (id, more) VALUES (4, 9)",
+    )
+    run_epochs(job, notes=notes)
+    assert told(notes)[-len(outcome) :] == outcome
+    columns = ("id", "more") if "DROP" in change else ("id", "name", "more")
+    assert read(database, *columns) == database.query(f"SELECT {', '.join(columns)} FROM t ORDER BY id")
+    database.execute("UPDATE t SET more = more + 1")
+    run_epochs(job)
+    assert read(database, *columns) == database.query(f"SELECT {', '.join(columns)} FROM t ORDER BY id")

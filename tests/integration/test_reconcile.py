@@ -1,0 +1,414 @@
+"""`tidemark reconcile` finds every wrong row of a mirror, and takes no correct one for wrong, while source and copy move."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import running, source_of, write_job
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.reconcile import reconcile
+from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.reconcile.reconcile import reconcile_tables
+from tidemark.jobs.reconcile.suspects import Verdict
+from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import DifferencesError
+
+pytestmark = pytest.mark.integration
+
+PAIRS = [
+    pytest.param("mysql_database", "postgres_database", id="mysql-gtid-to-postgres"),
+    pytest.param("mysql_nogtid_database", "mysql_database", id="mysql-nogtid-to-mysql"),
+    pytest.param("postgres18_database", "mysql_database", id="postgres18-to-mysql"),
+    pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
+    pytest.param("mariadb_database", "mariadb_target", id="mariadb-to-mariadb"),
+]
+
+
+class Silent:
+    def ranges(self, done: int, rows: int) -> None:
+        pass
+
+    def looking(self, suspects: int, look: int) -> None:
+        pass
+
+
+@pytest.fixture
+def mariadb_target(mariadb_server: Any) -> Iterator[Database]:
+    with fresh_database(mariadb_server) as database:
+        yield database
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Database:
+    found: Database = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Database:
+    found: Database = request.getfixturevalue(request.param)
+    return found
+
+
+on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
+
+
+def job_of(origin: Database, target: Database, folder: Path, **changes: Any) -> Path:
+    job = {
+        "source": source_of(origin),
+        "checkpoint": str(folder / "checkpoint"),
+        "snapshot": {"split_rows": 40, "parallelism": 2},
+        "sink": {"type": "mirror", "url": target.url, "table": "copy_{table}"},
+    }
+    return write_job(folder, **(job | changes))
+
+
+def compared(
+    path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
+) -> dict[str, TableResult]:
+    found = reconcile_tables(
+        load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
+    )
+    return {result.schema.table.name: result for result in found}
+
+
+def assert_equal(path: Path, rows: dict[str, int], *, patience_seconds: float = 0.0) -> None:
+    for name, result in compared(path, patience_seconds=patience_seconds).items():
+        assert (name, result.rows, result.differences, result.behind, result.moving, result.skipped) == (
+            name, rows[name], 0, 0, 0, None,
+        )  # fmt: skip
+
+
+def row_counts(source: Database) -> dict[str, int]:
+    return {table: source.query(f"SELECT count(*) FROM {table}")[0][0] for table in KEYS}
+
+
+def found_keys(result: TableResult) -> dict[str, set[tuple[str, ...]]]:
+    kinds: dict[str, set[tuple[str, ...]]] = {}
+    for example in result.examples:
+        kinds.setdefault(example.kind, set()).add(example.key)
+    return kinds
+
+
+def damage(target: Database) -> None:
+    """A changed cell, a missing row, a surplus row and a stale row in each table."""
+    target.execute(
+        "UPDATE copy_orders SET note = NULL WHERE id = 5",
+        "UPDATE copy_orders SET amount = amount + 0.01 WHERE id = 95",
+        "DELETE FROM copy_orders WHERE id IN (7, 100)",
+        "INSERT INTO copy_orders (id, uid, version) VALUES (-9, 1, 1), (100000, 1, 1)",
+        "UPDATE copy_order_lines SET note = '' WHERE order_id = 3 AND line_no = 2",
+        "DELETE FROM copy_order_lines WHERE order_id = 20",
+        "INSERT INTO copy_order_lines (order_id, line_no, uid, version) VALUES (3, 9, 1, 1)",
+    )
+    first, second, third = (row[0] for row in target.query("SELECT code FROM copy_customers ORDER BY uid LIMIT 3"))
+    with contextlib.closing(target.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE copy_customers SET version = 0 WHERE code = %s", (first,))
+        cursor.execute("DELETE FROM copy_customers WHERE code = %s", (second,))
+        cursor.execute("INSERT INTO copy_customers (code, uid, version) VALUES (%s, 1, 1)", (f"{third} Ω no such",))
+
+
+DAMAGED = {
+    "orders": {"different": {("5",), ("95",)}, "missing": {("7",), ("100",)}, "surplus": {("-9",), ("100000",)}},
+    "order_lines": {
+        "different": {("3", "2")},
+        "missing": {("20", "0"), ("20", "1"), ("20", "2"), ("20", "3")},
+        "surplus": {("3", "9")},
+    },
+}
+
+
+@on_all_pairs
+def test_every_wrong_row_is_found_and_no_other(source: Database, target: Database, tmp_path: Path) -> None:
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    assert_equal(job, row_counts(source))
+    codes = [row[0] for row in source.query("SELECT code FROM customers ORDER BY uid LIMIT 3")]
+    damage(target)
+    results = compared(job)
+    assert {name: found_keys(results[name]) for name in DAMAGED} == DAMAGED
+    assert found_keys(results["customers"]) == {
+        "different": {(codes[0],)},
+        "missing": {(codes[1],)},
+        "surplus": {(f"{codes[2]} Ω no such",)},
+    }
+
+
+@on_all_pairs
+def test_no_false_alarm_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
+    """The damaged rows are those that no writer changes back: a marked row whose key no writer finds, and a surplus one."""
+    uids = Uids()
+    create_tables(source, rows=120, uids=uids)
+    source.execute("INSERT INTO order_lines (order_id, line_no, uid, version) VALUES (-1000000, 1, 0, 1)")
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 1000, "parallelism": 2})
+    run_epochs(job)
+    with following(job), Writers(source, uids, count=2, seed=4, pause_seconds=0.02) as writers:
+        results = compared(job, patience_seconds=30)
+        assert {name: result.differences for name, result in results.items()} == dict.fromkeys(KEYS, 0)
+        assert {name: result.behind for name, result in results.items()} == dict.fromkeys(KEYS, 0)
+        target.execute(
+            "UPDATE copy_order_lines SET version = 7 WHERE order_id = -1000000",
+            "INSERT INTO copy_order_lines (order_id, line_no, uid, version) VALUES (-1000001, 9, 1, 1)",
+            "INSERT INTO copy_customers (code, uid, version) VALUES ('no such', 1, 1)",
+        )
+        results = compared(job, patience_seconds=30)
+    assert writers.transactions > 100
+    assert found_keys(results["order_lines"]) == {"different": {("-1000000", "1")}, "surplus": {("-1000001", "9")}}
+    assert found_keys(results["customers"]) == {"surplus": {("no such",)}}
+    assert found_keys(results["orders"]) == {}
+
+
+@contextlib.contextmanager
+def following(job: Path) -> Iterator[None]:
+    """Runs the job's epochs inside the block, one run after the other, and once more at its end."""
+    stop, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                run_epochs(job, notes=Notes())
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.pitfall(53, 108)
+@pytest.mark.parametrize(("source", "target"), PAIRS[:2] + PAIRS[-1:], indirect=True)
+def test_a_change_that_is_in_no_log_is_found(source: Database, target: Database, tmp_path: Path) -> None:
+    create_tables(source, rows=60, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    source.execute(
+        "SET SESSION sql_log_bin = 0",
+        "UPDATE orders SET note = 'not logged' WHERE id = 5",
+        "DELETE FROM orders WHERE id = 6",
+        "INSERT INTO orders (id, uid, version) VALUES (9999, 1, 1)",
+    )
+    source.execute("UPDATE customers SET version = version + 1")
+    run_epochs(job)
+    results = compared(job)
+    assert found_keys(results["orders"]) == {"different": {("5",)}, "surplus": {("6",)}, "missing": {("9999",)}}
+    assert results["customers"].differences == 0
+
+
+@on_all_pairs
+def test_a_stopped_job_is_judged_as_far_as_it_has_come(source: Database, target: Database, tmp_path: Path) -> None:
+    """Another table's changes, and the copy's own on the same server, don't hide a difference. The table's own do."""
+    create_tables(source, rows=60, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    damage(target)
+    source.execute("UPDATE customers SET version = version + 1 WHERE uid > 5")
+    results = compared(job)
+    assert {name: found_keys(results[name]) for name in ("orders", "order_lines")} == {
+        "orders": {"different": {("5",)}, "missing": {("7",)}, "surplus": {("-9",), ("100000",)}},
+        "order_lines": {"different": {("3", "2")}, "surplus": {("3", "9")}},
+    }
+    assert results["customers"].differences == 0
+    assert results["customers"].behind > 50
+    with pytest.raises(DifferencesError, match="differs from the source in 2 tables") as caught:
+        reconcile(load_job_file(job), [], as_json=False, repair=False)
+    assert caught.value.exit_code == 8
+    with pytest.raises(DifferencesError, match="the job has not come that far"):
+        reconcile(load_job_file(job), [TableName(source.schema, "customers")], as_json=False, repair=False)
+    run_epochs(job)
+    assert found_keys(compared(job)["customers"]).keys() == {"surplus"}, "the other rows were written again"
+
+
+def test_the_command(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    tidemark: CommandLine,  # noqa: F811
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=60, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    assert tidemark("reconcile", job).last_line.startswith("tidemark: Job test-job has no checkpoint")
+    run_epochs(job)
+    ended = tidemark("reconcile", job)
+    assert ended.code == 0
+    assert ended.out.count("equal") == 3
+    target.execute(
+        "UPDATE copy_orders SET note = 'nobody may see this' WHERE id = 5", "DELETE FROM copy_orders WHERE id = 9"
+    )
+    ended = tidemark("reconcile", job, "--table", f"{source.schema}.customers")
+    assert ended.code == 0
+    ended = tidemark("reconcile", job)
+    assert ended.code == 8
+    assert f"differs from the source in 1 table: {source.schema}.orders." in ended.last_line
+    assert f"{source.schema}.orders: different: id=5\n" in ended.out
+    assert f"{source.schema}.orders: missing: id=9\n" in ended.out
+    assert "nobody" not in ended.out + ended.err
+    ended = tidemark("reconcile", job, "--json", "--repair", "--examples", "1")
+    assert ended.code == 8
+    told = json.loads(ended.out)
+    assert not told["equal"]
+    (orders,) = [table for table in told["tables"] if table["table"].endswith("orders")]
+    assert (orders["rows"], orders["missing"], orders["different"], orders["surplus"]) == (60, 1, 1, 0)
+    assert (orders["repair"], len(orders["examples"])) == ("resnapshot", 1)
+    assert [signal.table.name for signal, _ in Checkpoint.at(str(tmp_path / "checkpoint")).signals().values()] == [
+        "orders"
+    ]
+    run_epochs(job)
+    assert json.loads(tidemark("reconcile", job, "--json").out)["equal"]
+    ended = tidemark("reconcile", job, "--table", "no.such")
+    assert (ended.code, "does not copy no.such" in ended.last_line) == (2, True)
+    files = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+    assert "compares copies of sink mirror only" in tidemark("reconcile", files).last_line
+
+
+def test_columns_that_the_job_file_changes_are_compared_as_the_copy_has_them(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    """A masked key is in no order that the source knows; a condition leaves rows out that the copy may have."""
+    source, target = postgres18_database, mysql_database
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(
+        source,
+        target,
+        tmp_path,
+        source=source_of(
+            source,
+            mask_key="a key of many characters",
+            columns={"public.customers": {"mask": {"note": "sha256"}}, "public.order_lines": {"exclude": ["note"]}},
+        ),
+        snapshot={"split_rows": 40, "where": {"public.order_lines": "line_no < 3"}},
+        transforms={"public.orders": "SELECT * EXCLUDE (note), version * 2 + 1 AS doubled FROM input"},
+    )
+    run_epochs(job)
+    source.execute("UPDATE order_lines SET version = 2 WHERE line_no = 3 AND order_id < 5")
+    run_epochs(job)
+    assert_equal(job, row_counts(source) | {"order_lines": 90})
+    target.execute(
+        "UPDATE copy_orders SET doubled = 0 WHERE id = 50",
+        "INSERT INTO copy_orders (id, uid, version) VALUES (1000, 1, 1)",
+        "UPDATE copy_customers SET note = 'x' WHERE uid = 130",
+        "DELETE FROM copy_order_lines WHERE line_no = 1 AND order_id = 9",
+    )
+    results = compared(job)
+    assert found_keys(results["orders"]) == {"different": {("50",)}, "surplus": {("1000",)}}
+    assert found_keys(results["order_lines"]) == {"missing": {("9", "1")}}
+    assert results["customers"].counts == {Verdict.DIFFERENT: 1}
+
+
+def test_a_table_that_is_read_again_is_not_compared(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job, at_most=1)
+    assert {result.skipped for result in compared(job).values()} == {
+        "its copy is not complete yet: rows are still being read"
+    }
+    with pytest.raises(DifferencesError, match="was not compared: its copy is not complete yet"):
+        reconcile(load_job_file(job), [], as_json=True, repair=False)
+    run_epochs(job)
+    source.execute("ALTER TABLE customers ADD COLUMN more INT")
+    results = compared(job)
+    assert results["customers"].skipped == "its columns were changed, and the job has not taken the change in yet"
+    assert results["orders"].skipped is None
+
+
+def test_many_surplus_rows_end_the_comparison_of_a_table(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    monkeypatch.setattr(table_comparison, "MAX_SUSPECTS", 10)
+    monkeypatch.setattr(table_comparison, "MAX_DIFFERENCES", 20)
+    monkeypatch.setattr(table_comparison, "MAX_SURPLUS", 50)
+    target.execute(
+        "DELETE FROM copy_order_lines WHERE order_id > 15",
+        "INSERT INTO copy_orders (id, uid, version) SELECT id + 1000, uid, 1 FROM copy_orders",
+    )
+    results = compared(job)
+    assert results["order_lines"].cut
+    assert results["order_lines"].counts.keys() == {Verdict.MISSING}
+    assert results["orders"].cut
+    assert results["orders"].counts.keys() == {Verdict.SURPLUS}
+    assert results["customers"].differences == 0
+
+
+class Toggler:
+    """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys."""
+
+    ROWS = 400
+
+    def __init__(self, source: Database) -> None:
+        self.changes = 0
+        self._source, self._stop = source, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        source.execute("CREATE TABLE flags (id INT PRIMARY KEY, flag SMALLINT NOT NULL, counted INT NOT NULL)")
+        source.execute(f"INSERT INTO flags VALUES {', '.join(f'({i}, 0, 0)' for i in range(2 * self.ROWS))}")
+
+    def _run(self) -> None:
+        with contextlib.closing(self._source.connect()) as connection, connection.cursor() as cursor:
+            while not self._stop.wait(0.05):
+                cursor.execute(f"UPDATE flags SET flag = 1 - flag WHERE id < {self.ROWS}")
+                self.changes += cursor.rowcount
+                cursor.execute("UPDATE flags SET counted = counted + 1 WHERE id = 700")
+                cursor.execute("DELETE FROM flags WHERE id BETWEEN 600 AND 620")
+                time.sleep(0.01)
+                cursor.execute(f"INSERT INTO flags VALUES {', '.join(f'({i}, 0, 0)' for i in range(600, 621))}")
+
+    def __enter__(self) -> "Toggler":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+RUNS = int(os.environ.get("TIDEMARK_RECONCILE_RUNS", "2"))
+"""How often a moving copy is compared."""
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3], PAIRS[4]], indirect=True)
+def test_no_false_alarm_under_thousands_of_changes(source: Database, target: Database, tmp_path: Path) -> None:
+    """The job runs in a process of its own, and the command finds out by itself that it does."""
+    uids = Uids()
+    create_tables(source, rows=500, uids=uids)
+    toggler = Toggler(source)
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 2000, "parallelism": 16}, trigger="100ms")
+    with running(job) as process:
+        process.wait_until(lambda: any(event["event"] == "epoch" for event in process.events()))
+        process.wait_until(lambda: all(result.skipped is None for result in compared(job).values()))
+        began = time.monotonic()
+        with toggler, Writers(source, uids, count=1, seed=5, pause_seconds=0.01):
+            for _ in range(RUNS):
+                for name, result in compared(job, patience_seconds=None).items():
+                    assert (name, result.differences, result.behind, result.skipped) == (name, 0, 0, None)
+            target.execute("UPDATE copy_flags SET flag = 7 WHERE id = 799", "DELETE FROM copy_flags WHERE id = 650")
+            results = compared(job, TableName(source.schema, "flags"), patience_seconds=None)
+        rate = toggler.changes / (time.monotonic() - began)
+        assert process.popen.poll() is None, process.error_text()
+    assert found_keys(results["flags"]) == {"different": {("799",)}, "missing": {("650",)}}
+    assert rate > 1000

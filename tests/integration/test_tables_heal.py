@@ -1,0 +1,408 @@
+"""A table whose schema was changed comes back by itself (docs/adr/0027)."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import assert_copied, assert_history, read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, Uids, Writers, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.discovery import Discovery
+from tidemark.jobs.parking import MAX_HEALS, known_tables, require_none_parked
+from tidemark.readers.mysql.source import FoundMySql
+from tidemark.readers.postgres.source import FoundPostgres
+from tidemark.readers.snapshot.split_reader import RetryingSplitReader
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, TablesParkedError
+from tidemark.state.job_state import JobState
+from tidemark.state.table import TableId
+
+pytestmark = pytest.mark.integration
+
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+def job_of(source: Database, folder: Path, target: Database | None = None, **settings: Any) -> Path:
+    """A job into files, or into a mirror with copies named `copy_…`."""
+    sink = {"type": "files", "path": str(folder / "out")}
+    if target is not None:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    return write_job(
+        folder,
+        source=source_of(source, **({"on_table_error": "park"} | settings)),
+        checkpoint=str(folder / "checkpoint"),
+        snapshot={"split_rows": 20, "parallelism": 2},
+        sink=sink | {"on_schema_change": "evolve"},
+    )
+
+
+def state_of(folder: Path) -> JobState:
+    state = Checkpoint.at(str(folder / "checkpoint")).job_state()
+    assert state is not None
+    return state
+
+
+def told(notes: Notes) -> list[tuple[str, str]]:
+    """The events of tables: what happened, and the table's name."""
+    kinds = {"left", "joined", "parked"}
+    return [(event, facts["table"].rpartition(".")[2]) for event, facts in notes.found if event in kinds]
+
+
+def assert_equal(folder: Path, database: Database, *tables: str) -> None:
+    for table in tables:
+        key = KEYS[table]
+        rows = database.query(f"SELECT uid, version, {', '.join(key)} FROM {table}")
+        history = read_history(folder / "out", database.schema, table)
+        assert_history(history, {row[2:]: row[:2] for row in rows}, name=table, key=key)
+
+
+def assert_mirrored(source: Database, target: Database, *more: str) -> None:
+    """Compares all rows; `more`: the columns that `customers` has got."""
+    for table, key in KEYS.items():
+        columns = ", ".join((*key, "uid", "version", "note", *(more if table == "customers" else ())))
+        query = f"SELECT {columns} FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+
+
+def swapped(database: Database, table: str) -> list[str]:
+    """What gh-ost and pt-online-schema-change do at their end, with another column."""
+    like = f"(LIKE {table} INCLUDING ALL)" if database.kind == "postgres" else f"LIKE {table}"
+    names = ", ".join(name for name in ("code", "uid", "version", "note"))
+    made = [
+        f"CREATE TABLE _{table}_gho {like}",
+        f"ALTER TABLE _{table}_gho ADD COLUMN more INT DEFAULT 5",
+        f"INSERT INTO _{table}_gho ({names}) SELECT {names} FROM {table}",
+    ]
+    if database.kind == "postgres":
+        renames = [f"ALTER TABLE {table} RENAME TO _{table}_del", f"ALTER TABLE _{table}_gho RENAME TO {table}"]
+    else:
+        renames = [f"RENAME TABLE {table} TO _{table}_del, _{table}_gho TO {table}"]
+    return [*made, *renames, f"DROP TABLE _{table}_del"]
+
+
+def recreated(database: Database) -> list[str]:
+    columns = (POSTGRES_TABLES if database.kind == "postgres" else TABLES)["customers"]
+    return [
+        "DROP TABLE customers",
+        f"CREATE TABLE customers (more INT, {columns})",
+        "INSERT INTO customers VALUES (1, 'a', 7001, 1, 'x'), (NULL, 'b', 7002, 1, NULL)",
+    ]
+
+
+def altered(database: Database) -> list[str]:
+    return ["ALTER TABLE customers ADD COLUMN more INT NOT NULL DEFAULT 5"]
+
+
+@pytest.mark.pitfall(110)
+@pytest.mark.parametrize("change", [altered, swapped, recreated])
+@pytest.mark.parametrize("sink", ["files", "mirror"])
+def test_a_changed_table_is_read_again_in_the_same_run(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str, change: Any
+) -> None:
+    source = any_source_database
+    target: Database | None = request.getfixturevalue(f"{source.kind}_database") if sink == "mirror" else None
+    create_tables(source, rows=40, uids=Uids())
+    job = job_of(source, tmp_path, target)
+    run_epochs(job)
+    changes = change(source, "customers") if change is swapped else change(source)
+    source.execute(*UPDATE_ALL, *changes, *UPDATE_ALL)
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes) == [("left", "customers"), ("joined", "customers")]
+    (text,) = [facts["text"] for event, facts in notes.found if event == "left"]
+    assert "its rows are read again" in text
+    for _ in range(2):
+        if target is None:
+            assert_copied(tmp_path / "out", source)
+        else:
+            assert_mirrored(source, target, "more")
+        require_none_parked(load_job_file(job), state_of(tmp_path))
+        source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 3 = 0")
+        run_epochs(job, notes=(notes := Notes()))
+        assert told(notes) == []
+
+
+@pytest.mark.parametrize("policy", ["park", "stop"])
+@pytest.mark.parametrize("change", [altered, recreated])
+def test_the_only_table_of_a_job_heals(any_source_database: Database, tmp_path: Path, change: Any, policy: str) -> None:
+    """In the middle of a run, and found by the checks of a start (PostgreSQL)."""
+    source = any_source_database
+    create_tables(source, rows=40, uids=Uids())
+    customers = f"{source.schema}.customers"
+    job = job_of(source, tmp_path, tables=[customers], on_table_error=policy)
+    run_epochs(job)
+    source.execute("UPDATE customers SET version = version + 1", *change(source))
+    source.execute("UPDATE customers SET version = version + 1")
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes) == [("left", "customers"), ("joined", "customers")]
+    for _ in range(2):
+        assert_equal(tmp_path, source, "customers")
+        require_none_parked(load_job_file(job), state_of(tmp_path))
+        source.execute("UPDATE customers SET version = version + 1", "DELETE FROM customers WHERE code = 'a'")
+        run_epochs(job)
+
+
+@pytest.mark.parametrize("tables", ["all", "named", "only"])
+def test_a_table_that_is_gone_heals_once_it_is_there_again(
+    any_source_database: Database, tmp_path: Path, tables: str
+) -> None:
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    chosen = {"all": ["*"], "named": list(KEYS), "only": ["customers"]}[tables]
+    others = [] if tables == "only" else ["orders", "order_lines"]
+    job = job_of(source, tmp_path, tables=[f"{source.schema}.{name}" for name in chosen])
+    run_epochs(job)
+    drop, *create = recreated(source)
+    source.execute(*UPDATE_ALL, drop)
+    for _ in range(2):
+        if others:
+            run_epochs(job, notes=(notes := Notes()))
+            assert ("parked", "customers") in told(notes)
+            with pytest.raises(TablesParkedError, match=r"no such table|matches no table"):
+                require_none_parked(load_job_file(job), state_of(tmp_path))
+        else:
+            with pytest.raises((TablesParkedError, SourceNotUsableError), match="customers") as caught:
+                run_epochs(job)
+            # MySQL: an account that sees no table at all may have lost its rights, so that no table is parked
+            assert source.kind != "postgres" or "tidemark signal" in caught.value.remedy
+        assert_equal(tmp_path, source, *others)
+        source.execute("UPDATE orders SET version = version + 1")
+    source.execute(*create)
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_equal(tmp_path, source, "customers", *others)
+
+
+def test_a_table_that_can_t_come_back_is_parked_and_tries_it_again_at_each_start(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    """The files can't have a column `_seq`."""
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute("ALTER TABLE customers ADD COLUMN _seq INT", *UPDATE_ALL)
+    for _ in range(2):
+        run_epochs(job, notes=(notes := Notes()))
+        assert told(notes)[-1] == ("parked", "customers")
+        with pytest.raises(TablesParkedError, match="_seq"):
+            require_none_parked(load_job_file(job), state_of(tmp_path))
+        assert_equal(tmp_path, source, "orders", "order_lines")
+        source.execute("UPDATE orders SET version = version + 1")
+    source.execute("ALTER TABLE customers DROP COLUMN _seq")
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_condition_that_the_server_refuses_keeps_the_table_parked(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    """Before its copy is emptied, and the signal's answer says so."""
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    settings = yaml.safe_load(job.read_text())
+    where = {"snapshot": settings["snapshot"] | {"where": {f"{source.schema}.customers": "no_such_column > 0"}}}
+    resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
+    job.write_text(yaml.safe_dump(settings | where))
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes) == [("parked", "customers")]
+    ((_, answer),) = Checkpoint.at(str(tmp_path / "checkpoint")).signals().values()
+    assert answer is not None
+    assert not answer.accepted
+    assert "no_such_column" in answer.text
+    assert_equal(tmp_path, source, *KEYS)
+    job.write_text(yaml.safe_dump(settings))
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_view_of_a_mirror_keeps_a_column_from_being_replaced(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, target = postgres18_database, postgres_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path, target)
+    run_epochs(job)
+    target.execute("CREATE VIEW readers_view AS SELECT code, version FROM copy_customers")
+    source.execute("ALTER TABLE customers ALTER COLUMN version TYPE VARCHAR(20)", "DELETE FROM orders WHERE id = 1")
+    for _ in range(2):
+        run_epochs(job, notes=(notes := Notes()))
+        assert told(notes)[-1] == ("parked", "customers")
+        (text,) = [facts["text"] for event, facts in notes.found if event == "parked"]
+        assert "view readers_view depends on column version" in text
+        assert target.query("SELECT count(*) FROM readers_view") == [(20,)]
+    target.execute("DROP VIEW readers_view")
+    run_epochs(job)
+    assert_mirrored(source, target)
+
+
+def test_a_table_that_gets_no_further_stays_parked(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks do not see why, but each read of its rows fails alike."""
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    original = RetryingSplitReader.read
+
+    def read(self: Any, split: Any, schema: Any, anchor: Any) -> Any:
+        if schema.table.name == "customers":
+            raise SchemaChangedError("its rows can't be read.", "", schema.table)
+        return original(self, split, schema, anchor)
+
+    monkeypatch.setattr(RetryingSplitReader, "read", read)
+    resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
+    for _ in range(2):
+        run_epochs(job, notes=(notes := Notes()))
+        assert len(told(notes)) <= 2 * MAX_HEALS + 3
+        assert told(notes)[-1] == ("parked", "customers")
+        assert len(Checkpoint.at(str(tmp_path / "checkpoint")).left_before()) == MAX_HEALS + 2
+        assert_equal(tmp_path, source, "orders", "order_lines")
+        source.execute("UPDATE orders SET version = version + 1")
+    monkeypatch.setattr(RetryingSplitReader, "read", original)
+    resnapshot(load_job_file(job), [TableName(source.schema, "customers")])
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def test_with_stop_a_changed_table_stops_the_job(any_source_database: Database, tmp_path: Path) -> None:
+    source = any_source_database
+    create_tables(source, rows=10, uids=Uids())
+    job = job_of(source, tmp_path, on_table_error="stop")
+    run_epochs(job)
+    source.execute(*UPDATE_ALL, *altered(source), *UPDATE_ALL)
+    for _ in range(2):
+        with pytest.raises(SchemaChangedError):
+            run_epochs(job, "sink.on_schema_change=stop")
+    assert not state_of(tmp_path).left
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+    source.execute("DROP TABLE customers")
+    for _ in range(2):
+        with pytest.raises(SourceNotUsableError, match="customers"):
+            run_epochs(job)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_table_is_altered_while_it_comes_back(
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    times: int,
+) -> None:
+    """After the catalog was read, and before the log's position is taken: the log that is read later does not say so."""
+    source = any_source_database
+    target: Database = request.getfixturevalue(f"{source.kind}_database")
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path, target)
+    run_epochs(job)
+    source.execute(*altered(source), "UPDATE customers SET version = version + 1")
+    kind = FoundPostgres if source.kind == "postgres" else FoundMySql
+    original, numbers = kind.joining_start, iter(range(times))
+
+    def joining_start(self: Any, tables: Any) -> Any:
+        for number in numbers:
+            source.execute(f"ALTER TABLE customers ADD COLUMN later{number} INT DEFAULT 7")
+            break
+        return original(self, tables)
+
+    monkeypatch.setattr(kind, "joining_start", joining_start)
+    run_epochs(job)
+    assert_mirrored(source, target, "more", *(f"later{number}" for number in range(times)))
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tables_are_altered_under_writers(any_source_database: Database, tmp_path: Path, seed: int) -> None:
+    """Also while their rows are being read again."""
+    source, uids, generator = any_source_database, Uids(), random.Random(seed)
+    create_tables(source, rows=150, uids=uids)
+    job = job_of(source, tmp_path)
+    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.005):
+        run_epochs(job, at_most=generator.randrange(1, 4))
+        for number in range(6):
+            table = generator.choice(list(KEYS))
+            source.execute(f"ALTER TABLE {table} ADD COLUMN more{number} INT DEFAULT {number}")
+            run_epochs(job, at_most=generator.choice([1, 2, 3, None]))
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("change", ["attached", "detached"])
+def test_a_partition_with_rows_is_read_and_one_that_is_gone_parks_its_table(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path, change: str
+) -> None:
+    """The copy may be the only place that has the rows of a removed partition."""
+    source, target = postgres18_database, postgres_database
+    source.execute(
+        "CREATE TABLE visits (id INT NOT NULL, day INT NOT NULL, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
+        "CREATE TABLE visits_1 PARTITION OF visits FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE visits_2 PARTITION OF visits FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO visits VALUES (1, 1), (2, 11)",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        "CREATE TABLE visits_3 (id INT NOT NULL, day INT NOT NULL, PRIMARY KEY (id, day))",
+        "INSERT INTO visits_3 VALUES (3, 21)",
+    )
+    job = job_of(source, tmp_path, target, tables=["public.visits", "public.other"])
+    run_epochs(job)
+    if change == "attached":
+        source.execute("ALTER TABLE visits ATTACH PARTITION visits_3 FOR VALUES FROM (20) TO (30)")
+    else:
+        source.execute("ALTER TABLE visits DETACH PARTITION visits_1")
+    source.execute("INSERT INTO visits VALUES (4, 12)", "INSERT INTO other VALUES (1)")
+    run_epochs(job, notes=(notes := Notes()))
+    copied = target.query("SELECT id FROM copy_visits ORDER BY id")
+    assert target.query("SELECT id FROM copy_other") == [(1,)]
+    if change == "attached":
+        assert told(notes) == [("left", "visits"), ("joined", "visits")]
+        assert copied == source.query("SELECT id FROM visits ORDER BY id") == [(1,), (2,), (3,), (4,)]
+    else:
+        assert told(notes) == [("parked", "visits")]
+        assert (1,) in copied
+        resnapshot(load_job_file(job), [TableName("public", "visits")])
+        run_epochs(job)
+        assert target.query("SELECT id FROM copy_visits ORDER BY id") == [(2,), (4,)]
+
+
+def test_discovery_sees_a_named_table_that_is_there_again(any_source_database: Database, tmp_path: Path) -> None:
+    source = any_source_database
+    create_tables(source, rows=10, uids=Uids())
+    job = job_of(source, tmp_path, tables=[f"{source.schema}.{name}" for name in KEYS], discover_seconds=0.01)
+    run_epochs(job)
+    drop, *create = recreated(source)
+    source.execute(drop)
+    run_epochs(job)
+    opened, known = load_job_file(job), known_tables(load_job_file(job), state_of(tmp_path))
+    assert TableId(source.schema, "customers") not in known
+    discovery = Discovery(opened)
+
+    def sees_it() -> bool:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            if discovery.look(known):
+                return True
+            time.sleep(0.01)
+        return False
+
+    assert not sees_it()
+    for _ in range(2):
+        source.execute(*create)
+        assert sees_it()
+        assert not sees_it(), "it is told once"
+        source.execute(drop)
+        assert not sees_it()

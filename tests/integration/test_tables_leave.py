@@ -1,0 +1,111 @@
+"""A table leaves a job by source.exclude_tables. Its copy stays, and the other tables go on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import assert_history, read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import TidemarkError
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+def job_of(database: Database, folder: Path, *excluded: str, **snapshot: Any) -> Path:
+    source = source_of(database)
+    return write_job(
+        folder,
+        source=source | {"exclude_tables": [f"{database.schema}.{table}" for table in excluded]},
+        checkpoint=str(folder / "checkpoint"),
+        snapshot=snapshot,
+        sink={"type": "files", "path": str(folder / "out")},
+    )
+
+
+def assert_equal(folder: Path, database: Database, *tables: str) -> None:
+    for table in tables:
+        key = KEYS[table]
+        rows = database.query(f"SELECT uid, version, {', '.join(key)} FROM {table}")
+        history = read_history(folder / "out", database.schema, table)
+        assert_history(history, {row[2:]: row[:2] for row in rows}, name=table, key=key)
+
+
+@pytest.mark.parametrize("change", ["ALTER TABLE customers ADD COLUMN more INT", "DROP TABLE customers"])
+def test_a_table_that_stops_the_job_is_left_out_and_the_others_go_on(
+    any_source_database: Database, tmp_path: Path, change: str
+) -> None:
+    database = any_source_database
+    create_tables(database, rows=40, uids=Uids())
+    run_epochs(job_of(database, tmp_path))
+    count = read_history(tmp_path / "out", database.schema, "customers").num_rows
+    database.execute(*UPDATE_ALL, change)
+    if not change.startswith("DROP"):
+        database.execute("UPDATE customers SET version = version + 1")
+    with pytest.raises(TidemarkError) as caught:
+        run_epochs(job_of(database, tmp_path))
+    assert caught.value.exit_code in {3, 4}
+    if not change.startswith("DROP"):
+        assert "name it in source.exclude_tables" in caught.value.remedy
+    job = job_of(database, tmp_path, "customers")
+    run_epochs(job, notes=(notes := Notes()))
+    assert [facts["table"] for event, facts in notes.found if event == "left"] == [f"{database.schema}.customers"]
+    assert_equal(tmp_path, database, "orders", "order_lines")
+    database.execute("UPDATE orders SET version = version + 1", "DELETE FROM order_lines WHERE line_no = 1")
+    run_epochs(job, notes=(again := Notes()))
+    assert "left" not in [event for event, _ in again.found]
+    assert_equal(tmp_path, database, "orders", "order_lines")
+    assert read_history(tmp_path / "out", database.schema, "customers").num_rows == count, "its copy stays as it is"
+
+
+def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp_path: Path) -> None:
+    """With its splits half read, with changes beside it, and each time with another driver."""
+    database, uids = any_source_database, Uids()
+    create_tables(database, rows=200, uids=uids)
+    sizes = {"split_rows": 20, "parallelism": 2}
+    with Writers(database, uids, count=1, seed=7, pause_seconds=0.01):
+        run_epochs(job_of(database, tmp_path, **sizes), at_most=3)
+        for at_most in (2, 1, None):
+            run_epochs(job_of(database, tmp_path, "customers", **sizes), at_most=at_most)
+    run_epochs(job_of(database, tmp_path, "customers", **sizes))
+    assert_equal(tmp_path, database, "orders", "order_lines")
+
+
+@pytest.mark.parametrize(
+    "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
+)
+def test_an_epoch_that_was_read_keeps_its_content(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The run dies in an epoch of the log; then the table is excluded. An epoch with a report has the table's changes."""
+    database = any_source_database
+    create_tables(database, rows=20, uids=Uids())
+    run_epochs(job_of(database, tmp_path))
+    database.execute(*UPDATE_ALL)
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    (armed / point).write_text("raise")
+    with pytest.raises(FailpointError):
+        run_epochs(job_of(database, tmp_path))
+    checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
+    was_read = checkpoint.has_log_report(max(checkpoint.plan_epochs()))
+    assert was_read == (point != "log.before_report")
+    job = job_of(database, tmp_path, "customers")
+    run_epochs(job, notes=(notes := Notes()))
+    assert [event for event, _ in notes.found if event in {"left", "resumed"}][-2:] == ["left", "resumed"]
+    assert_equal(tmp_path, database, "orders", "order_lines")
+    if was_read:
+        assert_equal(tmp_path, database, "customers")
+    run_epochs(job)
+    database.execute(*UPDATE_ALL)
+    run_epochs(job)
+    assert_equal(tmp_path, database, "orders", "order_lines")
