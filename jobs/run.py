@@ -151,6 +151,7 @@ class _Run:
         self._shown: JobProgress | None = None
         self._published: dict[str, int] = {}
         self._signals = 0
+        self._is_stop_announced = False
         self._looked_at = time.monotonic()
         self._looks_for_tables = interval_seconds is not None
         self.must_open_again = False
@@ -179,19 +180,17 @@ class _Run:
 
     def follow(self) -> None:
         threading.Thread(target=self._run_epochs, name="tidemark epochs", daemon=True).start()
-        announced = False
         try:
             while not self._ended.wait(POLL_SECONDS):
                 if self._signals > 1:
                     raise KeyboardInterrupt
-                if self._signals and not announced:
-                    announced = True
-                    self._events.note("stopping", after_epoch=self._loop.committed)
+                self._announce_stop()
                 self._held.require_lease()
                 self._look_for_work()
                 self._show()
         finally:
             self._engine.give_up()
+        self._announce_stop()  # the running epoch may have ended before the next look
         self._show()
         if self._failure is not None:
             self._held.require_lease()  # without it, another driver may be the cause
@@ -201,6 +200,11 @@ class _Run:
         if progress is not None:
             self._summary.phase, self._summary.position = progress.phase, progress.position
             self._summary.tables = [asdict(table) for table in progress.tables]
+
+    def _announce_stop(self) -> None:
+        if self._signals and not self._is_stop_announced:
+            self._is_stop_announced = True
+            self._events.note("stopping", after_epoch=self._loop.committed)
 
     def _look_for_work(self) -> None:
         """Ends the run after the running epoch if there is something that needs the job to be opened again."""

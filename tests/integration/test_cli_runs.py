@@ -82,8 +82,8 @@ def test_signals_during_the_snapshot_and_the_summary_of_its_end(
         os.killpg(process.popen.pid, signal.SIGINT)  # as a terminal does
         assert_interrupted(process)
         events = [event["event"] for event in process.events()]
-        assert events[-2:] == ["epoch", "finished"]
-        assert "stopping" in events
+        assert events[-1] == "finished"
+        assert "stopping" in events  # also if the signal came between two epochs
     interrupted = json.loads(tidemark("status", job, "--json").out)
     assert (interrupted["phase"], interrupted["run"]["state"], interrupted["run"]["exit_code"]) == (
         "snapshot",
