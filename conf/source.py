@@ -249,6 +249,14 @@ class Source(Section):
         "JOB.yaml resnapshot --table NAME` reads it again. A run that ends with parked tables has exit code 9. "
         "`stop`: the job stops. No table of mode `full` is parked.",
     )
+    on_log_lost: Literal["resnapshot", "stop"] | None = Field(
+        None,
+        description="What happens if the source no longer has the log that the job needs: purged, reset, or its replication "
+        "slot is gone or invalid. `resnapshot`: the copies of all tables are emptied, and their rows are read again. "
+        "The job stops nevertheless if another server answers, if the log ends before what the job has read, or if the log "
+        "is lost again before all rows were read. `stop`: the job stops. In modes other than full+incremental always `stop`. "
+        "Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is still the same server.",
+    )
     discover_seconds: SecondsOrZero = Field(
         60.0,
         description="How often a job that runs on looks for new tables that `tables` selects, in seconds. They join while it "
@@ -270,6 +278,11 @@ class Source(Section):
         description="MySQL, MariaDB: what happens to invalid dates like 0000-00-00. `null`: NULL in the copy. `error`: the "
         "table is parked (`on_table_error`).",
     )
+
+    @property
+    def reads_again_after_lost_log(self) -> bool:
+        """Tells whether `on_log_lost` is `resnapshot`."""
+        return (self.on_log_lost or ("stop" if self.url.kind == "mariadb" else "resnapshot")) == "resnapshot"
 
     def selects(self, database: str, table: str) -> bool:
         """Tells whether `tables` matches the table and `exclude_tables` does not."""

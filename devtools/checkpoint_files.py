@@ -137,6 +137,7 @@ JOINED = Joined(
     left_files=2,
     after_epoch=41,
     at_us=1_700_000_000_000_000,
+    restarts=True,
 )
 EPOCH = EpochStretch(1, 2, "stream", 10, 20, 0.5, 1, 2, 3, 4, 5, 6, 7, 0.25, 8)
 

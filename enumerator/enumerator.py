@@ -205,7 +205,8 @@ def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, splits_may_be
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
     """Takes in the tables whose start position the log has reached. They are snapshotted now, and the log's position does
-    not move meanwhile.
+    not move meanwhile. Where the log is lost, the position moves to the start of the tables that came back because of that;
+    no other table is left in the job then.
 
     No range of the log goes beyond such a start position before the tables are taken in, so the tables of each epoch follow
     from its plan. Raises CheckpointError if `joined` has fewer entries than before.
@@ -218,7 +219,10 @@ def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
         state.awaited is None
         and state.phase is not Phase.DONE
         and state.joined < len(joined)
-        and state.position.order >= joined[state.joined].start.order
+        and (
+            state.position.order >= joined[state.joined].start.order
+            or any(later.restarts for later in joined[state.joined :])
+        )
     ):
         state = _with_tables(state, joined[state.joined])
     return state
@@ -228,6 +232,8 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
     untouched = _untouched(joined.schemas, joined.split_keys)
     tables = tuple(replace(table, first_split=state.next_split_id) for table in untouched)
     state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.back))
+    if joined.restarts:
+        state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None)
     if not tables:
         return state
     if state.phase is Phase.STREAM:

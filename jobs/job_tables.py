@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
+from tidemark.jobs.lost_log import is_lost, require_later
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import still_parked
 from tidemark.readers.projection.settings import projections_of
@@ -124,8 +125,10 @@ def _joined(
     tables = [schema.table for schema in later]
     back = tuple(table for table in tables if table in state.left_tables)
     checkpoint = Checkpoint.at(job.checkpoint)
+    lost = is_lost(job, found, state) if back and not state.schemas else None
+    take_start = (lambda: found.joining_start(tables)) if lost is None else found.first_start
     try:
-        partitions, start = _partitions_and_start(job, found, later, lambda: found.joining_start(tables))
+        partitions, start = _partitions_and_start(job, found, later, take_start)
     except TablesAlteredError:
         raise
     except SourceNotUsableError as error:
@@ -134,6 +137,8 @@ def _joined(
         for table in tables:
             _warn(events, table, f"does not join the job now. {error}")
         return state
+    if lost is not None:
+        require_later(job, state, start, lost)
     joined = Joined(
         start=start,
         schemas=later,
@@ -146,6 +151,7 @@ def _joined(
         left_files=checkpoint.left_count(),
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
+        restarts=lost is not None,
     )
     failpoint("tables.before_joined")
     state = checkpoint.create_joined(state, joined)

@@ -74,6 +74,13 @@ def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], even
     return state
 
 
+def take_out_all(job: JobFile, state: JobState) -> None:
+    """Takes all tables out of the job, durable, so that they come back at once. The epoch that is not committed yet does not
+    matter: all copies are emptied after it."""
+    _leave(Checkpoint.at(job.checkpoint), state, state.schemas, "")
+    failpoint("log.lost")
+
+
 def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
     """Takes the table that the error is about out of the job, durable; the job must be opened again. If reading the table
     again cures the error, it comes back then (`sink.on_schema_change`), else it is parked. Returns False if the error must
@@ -114,7 +121,7 @@ def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableS
     as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between."""
     before = [left for left in checkpoint.left_before() if left.table == schema.table and left.heals]
     last = [left for left in before if left.version == schema.version - 1]
-    if not last or _was_complete(checkpoint, job, state, schema):
+    if not last or was_complete(checkpoint, job, state, schema):
         return 1
     is_same = not isinstance(error, SchemaChangedError) and any(left.why == _why(error) for left in last)
     if is_same or last[-1].heals >= MAX_HEALS:
@@ -122,7 +129,7 @@ def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableS
     return last[-1].heals + 1
 
 
-def _was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
+def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
     """True if the copy had all rows since the table joined."""
     now = recover_state(checkpoint, job, state)
     return any(

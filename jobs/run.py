@@ -17,6 +17,7 @@ from tidemark.jobs.discovery import Discovery
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.lost_log import reads_all_again
 from tidemark.jobs.monitoring.events import Events, Notes, told_outages
 from tidemark.jobs.monitoring.history import KeptEvents
 from tidemark.jobs.monitoring.metrics import serve_metrics
@@ -95,7 +96,12 @@ def _ran_to_end(
     except TidemarkError as error:
         notes.pass_on(events)
         sink = opened.writing.sink
-        if not (adds_columns(error, job, context.state, sink, events) or parks(error, job, context.state, events)):
+        goes_on = (
+            adds_columns(error, job, context.state, sink, events)
+            or parks(error, job, context.state, events)
+            or reads_all_again(error, job, context.state, events)
+        )
+        if not goes_on:
             raise_with_way_back(error, job, context.state)
         summary.interrupted = run.is_interrupted
         return summary.interrupted

@@ -15,6 +15,7 @@ from tidemark.jobs.job_tables import (
     require_tables,
     with_later_tables,
 )
+from tidemark.jobs.lost_log import needed_log, reads_all_again
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.parking import (
@@ -147,8 +148,10 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     stop the job."""
     checkpoint = Checkpoint.at(job.checkpoint)
     state = checkpoint.job_state()
-    if state is None or error.table is None:
+    if state is None:
         return False
+    if error.table is None:
+        return reads_all_again(error, job, state, events)
     if adds_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
@@ -335,14 +338,11 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     require_same_conditions(job, state)
     require_same_projections(job, state.schemas, state.projections)
     now = recover_state(Checkpoint.at(job.checkpoint), job, state)
-    if now.phase is Phase.DONE:
-        read = []  # the job reads nothing any more
-    else:
+    is_done = now.phase is Phase.DONE
+    if not is_done:
         require_tables(job, found, state, events)
-        read = [now.position]
-        if now.last_high is not None and now.last_high.order > now.position.order:
-            read.append(now.last_high)
-    found.require_same_log(state, read)
+    # Without tables nothing is read either. If they come back, the log is asked for then.
+    found.require_same_log(state, [] if is_done or not state.schemas else needed_log(now))
 
 
 def _check_mode(job: JobFile, now: EnumeratorState) -> None:

@@ -45,7 +45,8 @@ class Joined:
     read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
     `back`: those of the tables that had left the job. Their copies are emptied before their rows are read. `left_files`: how
     many times tables had left the job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since
-    1970.
+    1970. `restarts`: the job had no other tables, and the source had lost the log up to `start`: the job goes on from `start`
+    without it.
     """
 
     start: Position
@@ -59,6 +60,7 @@ class Joined:
     left_files: int = 0
     after_epoch: int = 0
     at_us: int = 0
+    restarts: bool = False
 
     def without(self, tables: Collection[TableId]) -> "Joined":
         """Returns the entry without these tables."""
@@ -199,6 +201,10 @@ class JobState:
             schemas=tuple(new if schema.table == new.table else schema for schema in self.schemas),
             projections=(*projections, *([] if altered.projection is None else [altered.projection])),
         )
+
+    def restarts_after(self, count: int) -> bool:
+        """True if the log that was read before the first `count` entries of `joined` were taken in is lost."""
+        return any(joined.restarts for joined in self.joined[count:])
 
     def schemas_after(self, count: int) -> tuple[TableSchema, ...]:
         """The schemas of the first tables and of the first `count` entries of `joined`."""

@@ -1,5 +1,7 @@
-"""Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again."""
+"""Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again. So are all
+tables after the source has lost its log."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
 from tidemark.jobs.spark.sessions import SparkSessions
 
@@ -62,3 +65,29 @@ def test_a_mirror_gets_new_columns(
     database.execute("UPDATE t SET more = more + 1")
     run_epochs(job)
     assert read(database, *columns) == database.query(f"SELECT {', '.join(columns)} FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("style", ["mirror", "changelog"])
+def test_all_rows_are_read_again_after_the_log_was_lost(
+    read: Callable[..., list[Any]], postgres18_database: Database, tmp_path: Path, style: str
+) -> None:
+    database = postgres18_database
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, name text)", "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')"
+    )
+    sink = {"type": "delta", "path": "./lake", "style": style}
+    job = write_job(tmp_path, source=source_of(database, on_log_lost="resnapshot"), sink=sink)
+    run_epochs(job)
+    database.execute("DELETE FROM t WHERE id = 3", "UPDATE t SET name = 'd' WHERE id = 2")
+    lose_log(database)
+    database.execute("INSERT INTO t VALUES (4, 'e')")
+    run_epochs(job)
+    changes = {"insert": 6, "truncate": 1}
+    for _ in range(2):
+        if style == "mirror":
+            assert read(database, "id", "name") == database.query("SELECT id, name FROM t ORDER BY id")
+        else:
+            assert Counter(kind for _, kind in read(database, "id", "_change_type")) == changes
+        database.execute("UPDATE t SET name = 'f'")
+        run_epochs(job)
+        changes = {"insert": 6, "truncate": 1, "update_postimage": 3}

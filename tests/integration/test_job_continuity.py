@@ -3,7 +3,6 @@ replaced."""
 
 import contextlib
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from devtools.servers import start_server
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import write_job
+from tests.support.lost_logs import end_of_log, grow_log, purge_log, reset_log
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.startup import hold_job
@@ -30,7 +30,6 @@ from tidemark.state.position import binlog_position
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(45)]
 
-PURGE_SECONDS = 20
 SERVERS = {
     "mysql-gtid": ("mysql", {}),
     "mysql-nogtid": ("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
@@ -59,18 +58,10 @@ class Copy:
         return run_epochs(self.path, *overrides, at_most=at_most)
 
     def reset_log(self) -> None:
-        """Resets the log, at least a second after it began; the new log grows beyond the end of the old one."""
-        end = log_end(self.database)
-        mysql = self.database.kind == "mysql"
-        self.database.execute("DO SLEEP(1.1)", "RESET BINARY LOGS AND GTIDS" if mysql else "RESET MASTER")
+        """The new log grows beyond the end of the old one."""
+        end = end_of_log(self.database)
+        reset_log(self.database)
         grow_log(self.database, end)
-
-    def purge_log(self) -> None:
-        """Purges all files but the newest. MariaDB keeps older ones until it has noted that no crash can need them."""
-        deadline = time.monotonic() + PURGE_SECONDS
-        while len(files := self.database.query("SHOW BINARY LOGS")) > 1:
-            assert time.monotonic() < deadline, files
-            self.database.execute(f"PURGE BINARY LOGS TO '{files[-1][0]}'")
 
     def refused_as_different_log(self, *overrides: str) -> None:
         message = self.refused(*overrides)
@@ -82,17 +73,6 @@ class Copy:
         assert caught.value.exit_code == 4
         assert "empty target" in caught.value.remedy
         return caught.value.message
-
-
-def log_end(database: Database) -> tuple[str, int]:
-    file, size, *_ = database.query("SHOW BINARY LOGS")[-1]
-    return file, size
-
-
-def grow_log(database: Database, end: tuple[str, int]) -> None:
-    while log_end(database) <= end:
-        rotates = log_end(database)[0] < end[0]
-        database.execute("FLUSH BINARY LOGS" if rotates else "INSERT INTO t (note) VALUES (REPEAT('x', 5000))")
 
 
 @pytest.fixture
@@ -119,7 +99,7 @@ def test_rotation_purge_and_restart_of_the_server_change_nothing(copy: Copy) -> 
     copy.database.server.restart()
     copy.write(2)
     assert copy.run() == ["stream"]
-    copy.purge_log()
+    purge_log(copy.database)
     copy.write(2)
     assert copy.run() == ["stream"]
     assert copy.run() == []
@@ -143,7 +123,7 @@ def test_a_log_that_was_purged_is_refused(copy: Copy) -> None:
     copy.run()
     copy.write(1)
     copy.database.execute("FLUSH BINARY LOGS")
-    copy.purge_log()
+    purge_log(copy.database)
     assert "no longer has" in copy.refused()
 
 
@@ -167,7 +147,7 @@ def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path:
     server.start()
     copy.write(3)
     copy.run()
-    end = log_end(copy.database)
+    end = end_of_log(copy.database)
     copy.database.execute("DO SLEEP(1.1)")  # files that were begun in one second look alike
     server.stop()
     shutil.rmtree(server.data_folder)
@@ -184,7 +164,7 @@ def test_another_server_behind_the_same_name_is_refused(copy: Copy) -> None:
         connection.cursor().execute(f"CREATE DATABASE {copy.database.name}")
         other = Database(server, copy.database.name)
         other.execute("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)")
-        grow_log(other, log_end(copy.database))
+        grow_log(other, end_of_log(copy.database))
         message = copy.refused(f"source.url={server.url}")
     assert ("the job's positions belong to" if kind == "mysql" else "log is a different one") in message
 
@@ -213,7 +193,7 @@ def test_a_first_load_needs_no_log_before_the_jobs_position(
     copy.run(at_most=1)
     checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
     assert [checkpoint.plan(epoch).plan.work.kind for epoch in checkpoint.plan_epochs()] == ["snapshot", "log"]
-    copy.purge_log()
+    purge_log(copy.database)
     monkeypatch.setattr(anchors, "_newest", {})  # as in another process
     copy.run()
     history = read_history(tmp_path / "out", copy.database.schema, "t")

@@ -6,6 +6,7 @@ from typing import Any
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.lost_log import reads_all_again
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.parking import parks, raise_with_way_back
@@ -58,7 +59,12 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
             except TidemarkError as error:
                 told.pass_on(kept)
                 sink = opened.writing.sink
-                if not (adds_columns(error, job, context.state, sink, kept) or parks(error, job, context.state, kept)):
+                goes_on = (
+                    adds_columns(error, job, context.state, sink, kept)
+                    or parks(error, job, context.state, kept)
+                    or reads_all_again(error, job, context.state, kept)
+                )
+                if not goes_on:
                     raise_with_way_back(error, job, context.state)
             else:
                 told.pass_on(kept)

@@ -50,7 +50,7 @@ def source_of(database: Database, **settings: Any) -> dict[str, Any]:
 
 def write_job(folder: Path, **changes: Any) -> Path:
     """A job file in `folder`, with the checkpoint beside it; sections in `changes` are merged over the defaults. A
-    table that is altered stops the job: most tests want to see the error."""
+    table that is altered, and a log that is lost, stop the job: most tests want to see the error."""
     job: dict[str, Any] = {
         "job": "test-job",
         "mode": "full+incremental",
@@ -62,6 +62,8 @@ def write_job(folder: Path, **changes: Any) -> Path:
     job.update(changes)
     if "sink" in job:
         job["sink"] = {"on_schema_change": "stop"} | job["sink"]
+    if "source" in job:
+        job["source"] = {"on_log_lost": "stop"} | job["source"]
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False))
     return path

@@ -51,13 +51,17 @@ class SlotSource:
 
 
 def create_slot(connection: Connection, slot: str) -> WalPosition:
-    """Creates the slot unless it exists. Returns the position from which it has the log. Every transaction that commits
-    before that position is visible to every snapshot taken after the call.
+    """Creates the slot unless it exists. Replaces one that the server has invalidated, because nobody can read it any more.
+    Returns the position from which it has the log. Every transaction that commits before that position is visible to every
+    snapshot taken after the call.
 
     The publication must exist already: it must be older than the log that is read through it. The connection must be in
     autocommit mode. Raises SourceNotUsableError.
     """
     found = _find(connection, slot)
+    if found is not None and _is_lost(found):
+        drop_slot(connection, slot)
+        found = None
     if found is None:
         _create(connection, slot)
         found = _find(connection, slot)
@@ -65,7 +69,6 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
             raise SourceNotUsableError(f"The slot {slot} disappeared while it was created.", "Run the job again.")
     else:
         _check_kind(found, slot)
-        _check_kept(found, slot)
     waits.wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
 
@@ -233,13 +236,17 @@ def _check_kind(found: dict[str, Any], slot: str) -> None:
 
 def _check_kept(found: dict[str, Any], slot: str) -> None:
     """Raises LogPositionLostError for a slot that the server invalidated."""
-    reason = found.get("invalidation_reason")
-    if found["wal_status"] == "lost" or found.get("conflicting") or reason:
+    if _is_lost(found):
+        reason = found.get("invalidation_reason")
         raise LogPositionLostError(
             f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): its log is gone.",
             f"Drop it (tidemark drop). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
             "idle_replication_slot_timeout.",
         )
+
+
+def _is_lost(found: dict[str, Any]) -> bool:
+    return found["wal_status"] == "lost" or bool(found.get("conflicting") or found.get("invalidation_reason"))
 
 
 def _check_position(found: dict[str, Any], slot: str, position: WalPosition) -> None:

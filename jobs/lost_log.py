@@ -1,0 +1,79 @@
+"""What a job does if the source no longer has the log that it needs (`source.on_log_lost`).
+
+All tables leave the job. They come back with the log's present end as their start, from which the job then goes on: their
+copies are emptied, and their rows are read again. What was planned of the lost log is committed without reading it.
+"""
+
+from collections.abc import Iterable
+
+from tidemark.conf.model import JobFile
+from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
+from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.sources import find_source
+from tidemark.readers.source import FoundSource
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError, TidemarkError
+from tidemark.state.job_state import JobState
+from tidemark.state.plan import AwaitedLog, EnumeratorState
+from tidemark.state.position import Position
+
+
+def needed_log(now: EnumeratorState) -> list[Position]:
+    """Returns the positions up to which the job has read. It needs the log from the first of them on."""
+    if now.last_high is not None and now.last_high.order > now.position.order:
+        return [now.position, now.last_high]
+    return [now.position]
+
+
+def is_lost(job: JobFile, found: FoundSource, state: JobState) -> LogPositionLostError | None:
+    """Returns the error if the source no longer has the log that the job needs, also if that is another server."""
+    try:
+        found.require_same_log(state, needed_log(recover_state(Checkpoint.at(job.checkpoint), job, state)))
+    except LogPositionLostError as error:
+        return error
+    return None
+
+
+def require_later(job: JobFile, state: JobState, start: Position, error: LogPositionLostError) -> None:
+    """Raises the error unless `start` is after all that the job has read: versions of changes must not become smaller."""
+    if not all(
+        start.order > position.order for position in _reached(recover_state(Checkpoint.at(job.checkpoint), job, state))
+    ):
+        raise error
+
+
+def _reached(now: EnumeratorState) -> Iterable[Position]:
+    yield from needed_log(now)
+    if isinstance(now.awaited, AwaitedLog):
+        yield now.awaited.range.stop
+
+
+def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
+    """Takes all tables out of the job, durable, because the log is lost; the job must be opened again, and they come back.
+    Returns False if the error must stop the job. Raises it with another remedy if only `source.on_log_lost` is in the way."""
+    if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode != "full+incremental":
+        return False
+    checkpoint = Checkpoint.at(job.checkpoint)
+    if not state.schemas or not checkpoint.plan_epochs() or _is_being_read_again(checkpoint, job, state):
+        return False
+    with find_source(to_be_found(job, state)) as found:
+        found.require_same_log(state, [])  # reading again does not help if this is another server
+        require_later(job, state, found.joining_start(()), error)
+    if not job.source.reads_again_after_lost_log:
+        remedy = (
+            "If this is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
+        )
+        raise LogPositionLostError(error.message, f"{remedy} {error.remedy}") from error
+    text = (
+        f"{error.message} So the copies of all tables are emptied, and their rows are read again (source.on_log_lost)."
+    )
+    events.note("warning", text=text)
+    take_out_all(job, state)
+    return True
+
+
+def _is_being_read_again(checkpoint: Checkpoint, job: JobFile, state: JobState) -> bool:
+    """True if the log was lost before, and a copy has not been complete since."""
+    restarted = [joined for joined in state.joined if joined.restarts]
+    return bool(restarted) and not all(was_complete(checkpoint, job, state, schema) for schema in restarted[-1].schemas)

@@ -1,0 +1,236 @@
+"""The source has lost the log that a job needs: all tables are read again (docs/adr/0030)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devtools.server import Server
+from devtools.servers import start_server
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import assert_copied
+from tests.support.jobs import source_of, write_job
+from tests.support.lost_logs import end_of_log, grow_log, lose_log, reset_log
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+
+SERVERS: dict[str, tuple[str, dict[str, str]]] = {
+    "mysql-gtid": ("mysql", {}),
+    "mysql-nogtid": ("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
+    "mariadb": ("mariadb", {}),
+    "postgres": ("postgres", {}),
+}
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+@pytest.fixture(scope="module", params=list(SERVERS))
+def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Its log is purged: other jobs must not need it."""
+    kind, options = SERVERS[request.param]
+    with start_server(kind, options) as server:
+        yield server
+
+
+@pytest.fixture
+def source(own_server: Server) -> Iterator[Database]:
+    with fresh_database(own_server) as database:
+        create_tables(database, rows=60, uids=Uids())
+        yield database
+
+
+def job_of(database: Database, folder: Path, target: Database | None = None, **source: Any) -> Path:
+    sink = {"type": "files", "path": str(folder / "out")}
+    if target is not None:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    return write_job(
+        folder,
+        source=source_of(database, **({"on_log_lost": "resnapshot"} | source)),
+        snapshot={"split_rows": 20, "parallelism": 2},
+        sink=sink,
+    )
+
+
+def assert_mirrored(source: Database, target: Database) -> None:
+    for table, key in KEYS.items():
+        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+
+
+def warnings(notes: Notes) -> list[str]:
+    return [facts["text"] for event, facts in notes.found if event == "warning"]
+
+
+@pytest.mark.parametrize("sink", ["files", "mirror"])
+def test_all_rows_are_read_again_each_time(
+    source: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str
+) -> None:
+    target: Database | None = request.getfixturevalue("postgres_database") if sink == "mirror" else None
+    job = job_of(source, tmp_path, target)
+
+    def assert_equal() -> None:
+        if target is None:
+            assert_copied(tmp_path / "out", source)
+        else:
+            assert_mirrored(source, target)
+
+    run_epochs(job)
+    for _ in range(2):
+        source.execute(*UPDATE_ALL, "DELETE FROM customers WHERE code LIKE '%3'", "DELETE FROM orders WHERE id % 7 = 0")
+        lose_log(source)
+        source.execute(*UPDATE_ALL)
+        notes = Notes()
+        run_epochs(job, notes=notes)
+        assert sum("the copies of all tables are emptied" in text for text in warnings(notes)) == 1
+        assert_equal()
+        source.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        assert_equal()
+
+
+@pytest.mark.parametrize(
+    "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
+)
+def test_it_is_lost_while_an_epoch_is_not_committed(
+    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    die_at(job, tmp_path, monkeypatch, point)
+    source.execute(*UPDATE_ALL)
+    lose_log(source)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "log.lost",
+        "tables.before_joined",
+        "tables.after_joined",
+        "planner.before_plan",
+        "planner.after_plan",
+        "sink.before_commit",
+        "sink.after_commit",
+        "driver.epoch_written",
+        "snapshot.after_low",
+    ],
+)
+def test_the_job_dies_while_it_reads_again(
+    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    if source.kind == "postgres" and point == "snapshot.after_low":
+        point = "publish.before"
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    lose_log(source)
+    die_at(job, tmp_path, monkeypatch, point)
+    source.execute(*UPDATE_ALL, "DELETE FROM order_lines WHERE line_no = 1")
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    armed = folder / "armed"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    (armed / point).write_text("raise")
+    with pytest.raises(FailpointError):
+        run_epochs(job)
+    (armed / point).unlink(missing_ok=True)
+
+
+def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source: Database, tmp_path: Path) -> None:
+    """A job whose log is lost whenever it reads its rows would read them again and again. So it stops the second time."""
+    uids = Uids()
+    uids.take(10_000)  # those of `create_tables`
+    job = job_of(source, tmp_path)
+    with Writers(source, uids, count=2, seed=3, pause_seconds=0.005):
+        run_epochs(job, at_most=2)
+        lose_log(source)
+        run_epochs(job, at_most=2)
+    lose_log(source)
+    with pytest.raises(LogPositionLostError) as caught:
+        run_epochs(job)
+    assert caught.value.exit_code == 4
+    assert "empty target" in caught.value.remedy
+
+
+def test_it_is_lost_once_during_the_first_load_under_writers(source: Database, tmp_path: Path) -> None:
+    uids = Uids()
+    uids.take(10_000)  # those of `create_tables`
+    job = job_of(source, tmp_path)
+    with Writers(source, uids, count=2, seed=4, pause_seconds=0.005):
+        run_epochs(job, at_most=2)
+        lose_log(source)
+        run_epochs(job)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def test_the_policy_stop_names_the_other_one(source: Database, tmp_path: Path) -> None:
+    """It is MariaDB's default: there nothing proves that it is the same server."""
+    policy = None if source.kind == "mariadb" else "stop"
+    job = job_of(source, tmp_path, on_log_lost=policy)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    lose_log(source)
+    for _ in range(2):
+        with pytest.raises(LogPositionLostError) as caught:
+            run_epochs(job)
+        assert "set source.on_log_lost: resnapshot, and run the job again" in caught.value.remedy
+    state = Checkpoint.at(str(tmp_path / "checkpoint")).job_state()
+    assert state is not None
+    assert not state.left
+    run_epochs(job, "source.on_log_lost=resnapshot")
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_log_that_was_reset(source: Database, tmp_path: Path) -> None:
+    """It is read again only if the new log ends after what the job has read: versions of changes never become smaller."""
+    if source.kind == "postgres":
+        pytest.skip("PostgreSQL's log is never reset while the server has its identity")
+    source.execute("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, note TEXT)")
+    source.execute("FLUSH BINARY LOGS")
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    end = end_of_log(source)
+    reset_log(source)
+    source.execute(*UPDATE_ALL)
+    assert end_of_log(source) < end
+    with pytest.raises(LogPositionLostError) as caught:
+        run_epochs(job)
+    assert "on_log_lost" not in caught.value.remedy
+    state = Checkpoint.at(str(tmp_path / "checkpoint")).job_state()
+    assert state is not None
+    assert not state.left
+    grow_log(source, end)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_slot_that_the_server_invalidated_is_replaced(tmp_path: Path) -> None:
+    options = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+    with start_server("postgres", options) as server, fresh_database(server) as database:
+        create_tables(database, rows=60, uids=Uids())
+        job = job_of(database, tmp_path)
+        run_epochs(job)
+        for _ in range(6):
+            database.execute(*UPDATE_ALL, "SELECT pg_switch_wal()", "CHECKPOINT")
+        lost = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s"
+        assert database.query(lost, (database.name,)) == [("lost",)]
+        run_epochs(job)
+        assert_copied(tmp_path / "out", database)
+        assert database.query(lost, (database.name,)) != [("lost",)]
