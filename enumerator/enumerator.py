@@ -205,8 +205,7 @@ def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, splits_may_be
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
     """Takes in the tables whose start position the log has reached. They are snapshotted now, and the log's position does
-    not move meanwhile. Where the log is lost, the position moves to the start of the tables that came back because of that;
-    no other table is left in the job then.
+    not move meanwhile. If the job had no other tables, the position moves to their start.
 
     No range of the log goes beyond such a start position before the tables are taken in, so the tables of each epoch follow
     from its plan. Raises CheckpointError if `joined` has fewer entries than before.

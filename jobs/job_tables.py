@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
-from tidemark.jobs.lost_log import is_lost, require_later
+from tidemark.jobs.lost_log import require_later
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import still_parked
 from tidemark.readers.projection.settings import projections_of
@@ -56,6 +56,12 @@ def first_job_state(job: JobFile, found: FoundSource) -> JobState:
     )
 
 
+def accepted(found: FoundSource) -> tuple[TableSchema, ...]:
+    """Returns the found tables that no check refuses."""
+    refused = {finding.table for finding in found.findings if finding.severity == "refuse"}
+    return tuple(schema for schema in found.schemas if schema.table not in refused)
+
+
 def with_later_tables(
     job: JobFile, found: FoundSource, state: JobState, events: Events, admit: Admit | None
 ) -> JobState:
@@ -66,7 +72,7 @@ def with_later_tables(
         _warn_of_tables_without_rows(state, events)
     known = {schema.table for schema in state.schemas}
     left = {left.table: left for left in state.left}
-    new = [schema for schema in found.schemas if schema.table not in known]
+    new = [schema for schema in accepted(found) if schema.table not in known]
     later = tuple(schema for schema in new if schema.table in left or not is_of_a_tool(job, schema.table))
     if not later:
         return state
@@ -125,8 +131,8 @@ def _joined(
     tables = [schema.table for schema in later]
     back = tuple(table for table in tables if table in state.left_tables)
     checkpoint = Checkpoint.at(job.checkpoint)
-    lost = is_lost(job, found, state) if back and not state.schemas else None
-    take_start = (lambda: found.joining_start(tables)) if lost is None else found.first_start
+    restarts = job.has_snapshot and not state.schemas  # nothing needs the log before their start, which may be lost
+    take_start = found.first_start if restarts else lambda: found.joining_start(tables)
     try:
         partitions, start = _partitions_and_start(job, found, later, take_start)
     except TablesAlteredError:
@@ -137,8 +143,8 @@ def _joined(
         for table in tables:
             _warn(events, table, f"does not join the job now. {error}")
         return state
-    if lost is not None:
-        require_later(job, state, start, lost)
+    if restarts:
+        require_later(job, state, start)
     joined = Joined(
         start=start,
         schemas=later,
@@ -151,7 +157,7 @@ def _joined(
         left_files=checkpoint.left_count(),
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
-        restarts=lost is not None,
+        restarts=restarts,
     )
     failpoint("tables.before_joined")
     state = checkpoint.create_joined(state, joined)

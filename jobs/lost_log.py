@@ -1,22 +1,21 @@
 """What a job does if the source no longer has the log that it needs (`source.on_log_lost`).
 
 All tables leave the job. They come back with the log's present end as their start, from which the job then goes on: their
-copies are emptied, and their rows are read again. What was planned of the lost log is committed without reading it.
+copies are emptied, and their rows are read again. What was planned of the lost log is committed without reading it. So is
+what a job without tables would read until they come back: `Joined.restarts`.
 """
-
-from collections.abc import Iterable
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
-from tidemark.readers.source import FoundSource
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import AwaitedLog, EnumeratorState
 from tidemark.state.position import Position
+from tidemark.state.remedies import START_OVER_NOW
 
 
 def needed_log(now: EnumeratorState) -> list[Position]:
@@ -26,27 +25,18 @@ def needed_log(now: EnumeratorState) -> list[Position]:
     return [now.position]
 
 
-def is_lost(job: JobFile, found: FoundSource, state: JobState) -> LogPositionLostError | None:
-    """Returns the error if the source no longer has the log that the job needs, also if that is another server."""
-    try:
-        found.require_same_log(state, needed_log(recover_state(Checkpoint.at(job.checkpoint), job, state)))
-    except LogPositionLostError as error:
-        return error
-    return None
-
-
-def require_later(job: JobFile, state: JobState, start: Position, error: LogPositionLostError) -> None:
-    """Raises the error unless `start` is after all that the job has read: versions of changes must not become smaller."""
-    if not all(
-        start.order > position.order for position in _reached(recover_state(Checkpoint.at(job.checkpoint), job, state))
-    ):
-        raise error
-
-
-def _reached(now: EnumeratorState) -> Iterable[Position]:
-    yield from needed_log(now)
-    if isinstance(now.awaited, AwaitedLog):
-        yield now.awaited.range.stop
+def require_later(job: JobFile, state: JobState, start: Position) -> None:
+    """Raises LogPositionLostError if `start` is before something that the job has read: versions of changes must not become
+    smaller."""
+    now = recover_state(Checkpoint.at(job.checkpoint), job, state)
+    reached = [*needed_log(now), *([now.awaited.range.stop] if isinstance(now.awaited, AwaitedLog) else [])]
+    greatest = max(reached, key=lambda position: position.order)
+    if start.order < greatest.order:
+        raise LogPositionLostError(
+            f"The source's log ends at {start}, before {greatest}, which the job has read: the log was reset, or the server "
+            "was restored from an older copy.",
+            START_OVER_NOW,
+        )
 
 
 def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
@@ -59,7 +49,10 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
         return False
     with find_source(to_be_found(job, state)) as found:
         found.require_same_log(state, [])  # reading again does not help if this is another server
-        require_later(job, state, found.joining_start(()), error)
+        try:
+            require_later(job, state, found.joining_start(()))
+        except LogPositionLostError:
+            return False
     if not job.source.reads_again_after_lost_log:
         remedy = (
             "If this is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."

@@ -66,8 +66,8 @@ class SplitsTask:
 class LogTask:
     """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs.
     `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
-    `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_lost`: the log is lost, and
-    the tables have left the job: nothing is read."""
+    `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
+    tables have left the job, and it goes on behind the range."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
@@ -75,7 +75,7 @@ class LogTask:
     first_splits: dict[TableId, int]
     empties: tuple[TableId, ...] | None = None
     after: Reached | None = None
-    is_lost: bool = False
+    is_passed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             unfinished = {t.table: t.done_splits for t in filtered if not isinstance(t.cursor, Exhausted)}
             first_splits = {table.table: table.first_split for table in filtered if table.first_split}
             emptied = tuple(schema.table for schema in schemas if schema.table in empties) if empties else None
-            is_lost = context.state.restarts_after(record.state.joined)
-            work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_lost)
+            is_passed_over = context.state.restarts_after(record.state.joined)
+            work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_passed_over)
             return [_task(context, epoch, schemas, work)]
 
 
@@ -148,7 +148,7 @@ def read_part(task: PartTask) -> Iterator[PartItem]:
         match task.work:
             case SplitsTask():
                 yield from _read_splits(task, task.work)
-            case LogTask(is_lost=True):
+            case LogTask(is_passed_over=True):
                 yield from _pass_over(task, task.work)
             case LogTask(empties=tables) if tables is not None:
                 yield from _empty_copies(task, task.work, tables)
@@ -276,7 +276,7 @@ def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> I
 
 
 def _pass_over(task: PartTask, work: LogTask) -> Iterator[PartItem]:
-    """Ends an epoch whose log is lost without reading it. The sink may have it already: its tables are read again."""
+    """Ends an epoch without reading its log, which may be lost. The sink may have it already: its tables are read again."""
     checkpoint = Checkpoint.at(task.job.checkpoint)
     if not checkpoint.has_log_report(task.epoch):  # else it was read while the log was still there
         checkpoint.create_log_report(task.epoch, LogReport(work.range.stop, work.range.prepared, 0, 0, 0, None))

@@ -10,6 +10,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.job_tables import (
     Admit,
     TablesAlteredError,
+    accepted,
     first_job_state,
     require_same_conditions,
     require_tables,
@@ -304,7 +305,7 @@ def _checked_state(
     if admit is None:
         return state
     failpoint("signals.joined")
-    tables = {schema.table for schema in found.schemas}
+    tables = {schema.table for schema in accepted(found)}
     reasons = {f.table: f.message for f in found.findings if f.severity == "refuse" and f.table is not None}
     answer_signals(job, state, reasons, tables, before)
     state = park_absent(job, state, reasons, tables)

@@ -31,10 +31,16 @@ class TableSettings:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The result of all checks. `schemas` has every table without a problem: all tables, unless a finding refuses the job."""
+    """The result of all checks. `schemas` has the tables whose columns can be copied, also if a finding refuses them."""
 
     schemas: dict[TableId, TableSchema]
     findings: tuple[Finding, ...]
+
+    @property
+    def accepted(self) -> dict[TableId, TableSchema]:
+        """The tables that no finding refuses."""
+        refused = {finding.table for finding in self.findings if finding.severity == "refuse"}
+        return {table: schema for table, schema in self.schemas.items() if table not in refused}
 
 
 def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) -> list[TableId]:

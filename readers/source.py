@@ -98,7 +98,7 @@ class FoundSource(Protocol):
 
     @property
     def schemas(self) -> tuple[TableSchema, ...]:
-        """The tables that are not refused."""
+        """The tables whose columns can be copied. `findings` may refuse some of them for another reason."""
 
     @property
     def split_columns(self) -> Mapping[TableId, tuple[str, ...]]: ...

@@ -45,8 +45,8 @@ class Joined:
     read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
     `back`: those of the tables that had left the job. Their copies are emptied before their rows are read. `left_files`: how
     many times tables had left the job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since
-    1970. `restarts`: the job had no other tables, and the source had lost the log up to `start`: the job goes on from `start`
-    without it.
+    1970. `restarts`: the job had no other tables. It goes on from `start` without reading the log up to there, which the
+    source may have lost.
     """
 
     start: Position
@@ -203,7 +203,7 @@ class JobState:
         )
 
     def restarts_after(self, count: int) -> bool:
-        """True if the log that was read before the first `count` entries of `joined` were taken in is lost."""
+        """True if the job goes on from the start of a later entry of `joined` than the first `count`."""
         return any(joined.restarts for joined in self.joined[count:])
 
     def schemas_after(self, count: int) -> tuple[TableSchema, ...]:

@@ -177,7 +177,7 @@ class FoundMySql(FoundTables):
         """Waits for each ALTER TABLE that is being committed: it is in the log shortly before it is in the catalog."""
         for table in tables:
             wait_for_alter(self.connection, table)
-        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).schemas
+        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
     def extended(self, known: TableSchema) -> TableSchema | None:
         now = self.schemas_now([known.table]).get(known.table)

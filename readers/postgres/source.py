@@ -329,7 +329,7 @@ class FoundPostgres(FoundTables):
         return start
 
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
-        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).schemas
+        return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
     def extended(self, known: TableSchema) -> TableSchema | None:
         """The table's newest columns, added one after the other: with a column that was dropped in between, the log may have

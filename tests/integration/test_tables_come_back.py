@@ -663,3 +663,26 @@ def test_a_signal_mends_a_copy_that_does_not_fit(
     read_again(job, source, "customers")
     run_epochs(job)
     assert_mirrored(source, target, "note")
+
+
+def test_a_table_that_a_check_refuses_stays_parked_until_it_is_corrected(
+    postgres18_database: Database, tmp_path: Path
+) -> None:
+    """It is not read again at each start meanwhile."""
+    database = postgres18_database
+    create_tables(database, rows=20, uids=Uids())
+    job = job_of(
+        database, tmp_path, sink={"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    )
+    run_epochs(job)
+    database.execute("ALTER TABLE orders REPLICA IDENTITY NOTHING")
+    for _ in range(2):
+        notes = Notes()
+        run_epochs(job, notes=notes)
+        assert "joined" not in [event for event, _ in notes.found]
+        parked = [facts["text"] for event, facts in notes.found if event == "parked"]
+        assert len(parked) == 1
+        assert "replica identity of public.orders is NOTHING" in parked[0]
+    database.execute("ALTER TABLE orders REPLICA IDENTITY DEFAULT", *UPDATE_ALL)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", database)

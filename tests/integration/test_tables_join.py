@@ -169,3 +169,37 @@ def test_a_table_that_is_gone_stops_the_job_and_one_not_selected_is_warned_of(
     database.execute(f"DROP TABLE {LATE}")
     with pytest.raises(SourceNotUsableError, match=rf"no longer has {database.schema}\.{LATE}, which"):
         run_epochs(job)
+
+
+REFUSED = {
+    "postgres": ("CREATE UNLOGGED TABLE late (id INT PRIMARY KEY)", "ALTER TABLE late SET LOGGED"),
+    "mysql": ("CREATE TABLE late (id INT PRIMARY KEY) ENGINE=MyISAM", "ALTER TABLE late ENGINE=InnoDB"),
+}
+
+
+@pytest.mark.parametrize("policy", ["park", "stop"])
+def test_a_later_table_that_a_check_refuses_does_not_join_until_it_is_corrected(
+    any_source_database: Database, tmp_path: Path, policy: str
+) -> None:
+    """Its copy would be wrong: the log does not have all its changes."""
+    database = any_source_database
+    create, correct = REFUSED["postgres" if database.kind == "postgres" else "mysql"]
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    job = write_job(
+        tmp_path,
+        source=source_of(database, on_table_error=policy),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_epochs(job)
+    database.execute(create, "INSERT INTO late VALUES (7), (8)")
+    if policy == "stop":
+        with pytest.raises(SourceNotUsableError, match="late"):
+            run_epochs(job)
+    else:
+        notes = Notes()
+        run_epochs(job, notes=notes)
+        assert any("It does not join the job" in facts.get("text", "") for _, facts in notes.found)
+    assert [schema.table.name for schema in state_of(job).schemas] == ["t"]
+    database.execute(correct)
+    run_epochs(job)
+    assert sorted(read_history(tmp_path / "out", database.schema, "late")["id"].to_pylist()) == [7, 8]
