@@ -25,7 +25,7 @@ from tidemark.state.errors import (
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.plan import Exhausted, LogWork
-from tidemark.state.remedies import read_again
+from tidemark.state.remedies import START_OVER, read_again
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.table import TableId, TableSchema
 
@@ -142,6 +142,12 @@ def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: 
 
 def _why(error: TidemarkError) -> str:
     """The reason for which a table is parked. A row that was corrected since is read as it is then."""
+    if (
+        isinstance(error, SinkError)
+        and START_OVER not in error.remedy
+        and not isinstance(error, BadValueError | RefusedRowsError)
+    ):
+        return f"{error.message} {error.remedy}"
     if not isinstance(error, BadValueError | RefusedRowsError):
         return error.message
     return (

@@ -152,7 +152,7 @@ def emptied(table: TableId, target: TargetName) -> Finding:
         table,
         f"{target} was emptied or created again by somebody else: it has no rows, and is another table than the job wrote "
         "last.",
-        f"Put its rows back, or {START_OVER}.",
+        f"{_reading_again(table)} In other modes than full+incremental, put its rows back, or {START_OVER}.",
     )
 
 
