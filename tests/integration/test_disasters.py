@@ -227,6 +227,27 @@ def test_mysql_into_postgresql(
     check(Place(mysql_database, postgres_database, tmp_path), EVERYWHERE[name])
 
 
+PORTABLE = (
+    "the ledger is dropped",
+    "the list of copies is dropped",
+    "the fence is dropped",
+    "one copy is dropped",
+    "one copy is renamed",
+    "all copies are dropped",
+    "a column of a copy is dropped",
+    "a copy gets a column that must have a value",
+    "a copy gets another unique index",
+    "the checkpoint is gone",
+)
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_postgresql_into_mysql(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path, name: str
+) -> None:
+    check(Place(postgres18_database, mysql_database, tmp_path), EVERYWHERE[name])
+
+
 @pytest.mark.parametrize("name", OF_POSTGRES)
 def test_postgresql(postgres18_database: Database, postgres_database: Database, tmp_path: Path, name: str) -> None:
     check(Place(postgres18_database, postgres_database, tmp_path), OF_POSTGRES[name])
