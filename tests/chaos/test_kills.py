@@ -18,7 +18,7 @@ from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, running, source_of,
 from tests.support.keyless import CREATE, KeylessWriter, assert_keyless_copied
 from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database, fresh_database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tests.support.workload import KEYS, Uids, Writers, XaWriters, create_tables
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -104,6 +104,51 @@ def test_kill_at_random_times(chaos_source: Database, tmp_path: Path, chaos_roun
                 _die_within(process, generator.uniform(0, 12))
     run_until_done(job, {})
     assert_copied(tmp_path / "out", chaos_source)
+
+
+@pytest.mark.pitfall(107)
+@pytest.mark.parametrize("origin", ["mysql_database", "mysql_nogtid_database", "mariadb_database"])
+def test_kill_at_random_times_with_xa_transactions_and_ddl_beside(
+    origin: str,
+    postgres_database: Database,
+    tmp_path: Path,
+    chaos_rounds: int,
+    is_long: bool,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Columns are added that are followed, and some for which a table is read again. XA transactions stay prepared across
+    kills. The short version has two rounds without GTIDs."""
+    if not is_long and origin != "mysql_nogtid_database":
+        pytest.skip("make chaos runs it")
+    source: Database = request.getfixturevalue(origin)
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    generator, uids = random.Random(seed), Uids()
+    create_tables(source, rows=1500, uids=uids)
+    job = write_job(
+        tmp_path,
+        source=source_of(source, on_table_error="park"),
+        sink={"type": "mirror", "url": postgres_database.url, "table": "{table}", "on_schema_change": "evolve"},
+    )
+    added: dict[str, list[str]] = {table: [] for table in KEYS}
+    with (
+        Writers(source, uids, count=1, seed=seed, pause_seconds=0.005),
+        XaWriters(source, uids, count=2, seed=seed, longest_seconds=1.0) as xa,
+    ):
+        for number in range(chaos_rounds if is_long else 2):
+            with running(job, "--set", "trigger=100ms", *BY_DRIVER) as process:
+                process.wait_until(lambda process=process: any(e["event"] == "epoch" for e in process.events()))
+                table = generator.choice(list(KEYS))
+                default = generator.choice(["", f" DEFAULT {number}"])
+                source.execute(f"ALTER TABLE {table} ADD COLUMN more{number} INT{default}")
+                added[table].append(f"more{number}")
+                source.execute(f"UPDATE {table} SET more{number} = {number}, version = version + 1 WHERE uid % 3 = 0")
+                _die_within(process, generator.uniform(0, 6))
+    assert xa.committed
+    run_until_done(job, {}, *BY_DRIVER)
+    for table, columns in added.items():
+        rows = f"SELECT {', '.join(('uid', 'version', 'note', *columns))} FROM {table}"
+        assert sorted(map(repr, _plain(postgres_database.query(rows)))) == sorted(map(repr, _plain(source.query(rows))))
 
 
 def _die_within(process: Process, seconds: float) -> None:

@@ -256,3 +256,65 @@ class Writers:
                     "INSERT INTO orders (id, uid, version, note) VALUES (%s, %s, 1, 'again')",
                     (*key, *self._uids.take(1)),
                 )
+
+
+class XaWriters:
+    """MySQL, MariaDB: sessions that prepare XA transactions, wait, and end them: COMMIT mostly, else ROLLBACK. `stop` raises
+    errors other than deadlocks. `committed` counts transactions."""
+
+    def __init__(self, database: Database, uids: Uids, *, count: int, seed: int, longest_seconds: float) -> None:
+        self._database = database
+        self._uids = uids
+        self._longest_seconds = longest_seconds
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        self.committed = 0
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, random.Random(f"xa {seed}/{number}")), daemon=True)
+            for number in range(count)
+        ]
+
+    def __enter__(self) -> "XaWriters":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _run(self, number: int, generator: random.Random) -> None:
+        try:
+            with contextlib.closing(self._database.connect()) as connection, connection.cursor() as cursor:
+                for turn in itertools.count():
+                    if self._stop.is_set():
+                        return
+                    self._transaction(cursor, generator, f"'{self._database.name}-{number}-{turn}'")
+        except Exception as error:  # noqa: BLE001 -- raised again by `stop`
+            self._errors.append(error)
+
+    def _transaction(self, cursor: Any, generator: random.Random, xid: str) -> None:
+        cursor.execute(f"XA START {xid}")
+        try:
+            for uid in self._uids.take(generator.randrange(1, 4)):
+                cursor.execute("INSERT INTO orders (uid, version, note) VALUES (%s, 1, 'xa')", (uid,))
+            first = generator.randrange(1, 2000)
+            cursor.execute("UPDATE orders SET version = version + 1 WHERE id BETWEEN %s AND %s", (first, first + 3))
+        except pymysql.err.OperationalError as error:
+            if error.args[0] not in _TRANSIENT:
+                raise
+            with contextlib.suppress(pymysql.err.MySQLError):  # a deadlock has ended it already
+                cursor.execute(f"XA END {xid}")
+            cursor.execute(f"XA ROLLBACK {xid}")
+            return
+        cursor.execute(f"XA END {xid}")
+        cursor.execute(f"XA PREPARE {xid}")
+        self._stop.wait(generator.uniform(0, self._longest_seconds))
+        if generator.random() < 0.2:
+            cursor.execute(f"XA ROLLBACK {xid}")
+        else:
+            cursor.execute(f"XA COMMIT {xid}")
+            self.committed += 1
