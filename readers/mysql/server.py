@@ -21,7 +21,7 @@ from tidemark.state.remedies import START_OVER
 WatermarkMethod = Literal["gtid", "log_status", "consistent_snapshot"]
 
 OLDEST: dict[Flavour, tuple[int, int, int]] = {"mysql": (8, 0, 1), "mariadb": (10, 5, 0)}
-"""The first versions whose log can name its columns (binlog_row_metadata)."""
+"""The first versions with binlog_row_metadata, for messages."""
 
 NAMES: dict[Flavour, str] = {"mysql": "MySQL", "mariadb": "MariaDB"}
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
@@ -129,12 +129,12 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
             f"source.url says {expected}://, but the server is {NAMES[flavour]} {server_text(connection)}.",
             f"Write {flavour}:// in source.url.",
         )
-    if version < OLDEST[flavour]:
+    values = _variables(connection)
+    if "binlog_row_metadata" not in values:
         raise SourceNotUsableError(
-            f"{NAMES[flavour]} {server_text(connection)} can't name columns in its log.",
+            f"{NAMES[flavour]} {server_text(connection)} can't name columns in its log: it has no binlog_row_metadata.",
             f"Use {NAMES[flavour]} {'.'.join(map(str, OLDEST[flavour]))} or newer.",
         )
-    values = _variables(connection)
     return ServerInfo(
         flavour=flavour,
         version=version,

@@ -13,6 +13,7 @@ from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.tables import parse_table_glob
 from tidemark.readers.findings import Finding, raise_refusals
+from tidemark.readers.mysql import server as mysql_server
 from tidemark.readers.mysql.connect import Connection, connect
 from tidemark.readers.mysql.schema.catalog import find_tables
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
@@ -319,6 +320,21 @@ def prepared(server: Server, database: str, xid: str) -> Iterator[None]:
             yield
         finally:
             cursor.execute(f"XA ROLLBACK {xid}")
+
+
+def test_a_server_is_checked_by_what_it_offers_and_not_by_its_version(
+    source_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old versions lack the setting."""
+    endpoint, variables = root_endpoint(source_database.server), mysql_server._variables
+    with contextlib.closing(connect(endpoint, None)) as connection:
+        monkeypatch.setattr(
+            mysql_server,
+            "_variables",
+            lambda *of: {name: value for name, value in variables(*of).items() if name != "binlog_row_metadata"},
+        )
+        with pytest.raises(SourceNotUsableError, match="has no binlog_row_metadata"):
+            read_server(connection, endpoint.kind)
 
 
 def test_looking_leaves_no_transaction_open(source_database: Database) -> None:
