@@ -187,6 +187,12 @@ class Snapshot(Section):
         "copied so far are visible within seconds, and the source must keep its log for seconds only. `false`: the log is read "
         "once all splits are.",
     )
+    max_rows_per_second: Count | None = Field(
+        None,
+        description="How many rows are read per second on average, to spare the source. Epochs of splits become smaller, and "
+        "the next one waits; the log is followed meanwhile. A table without a key is one split: it is read at once.",
+        examples=[20_000],
+    )
     where: Annotated[Mapping[NameOfTable, _Condition], Written("a mapping from tables to SQL conditions")] = Field(
         {},
         description="For each table: which rows the snapshot reads, as an SQL condition of the source. Changes from the log "

@@ -63,11 +63,19 @@ class Settings:
     max_batch_bytes: int
     max_batch_seconds: float
     interleave: bool = True
+    max_rows_per_second: int | None = None
 
     @property
     def snapshot_epoch_seconds(self) -> float:
         """How long a snapshot epoch should take."""
         return INTERLEAVED_EPOCH_SECONDS if self.interleave else TARGET_EPOCH_SECONDS
+
+    @property
+    def max_splits(self) -> int | None:
+        """How many splits an epoch may read, None if the rows per second are not limited."""
+        if self.max_rows_per_second is None:
+            return None
+        return max(1, int(self.max_rows_per_second * self.snapshot_epoch_seconds) // self.split_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +107,14 @@ class Observation:
 
     `log`: the extent of the source's log. `goal`: the position at which the run ends (trigger `once`: the log's end when the
     run started), None for a run that continues. `outcome`: of the epoch that the state awaits, None if it awaits none.
-    `joined`: JobState.joined.
+    `joined`: JobState.joined. `splits_wait`: no splits are to be read now.
     """
 
     log: LogExtent
     goal: Position | None = None
     outcome: Outcome | None = None
     joined: tuple[Joined, ...] = ()
+    splits_wait: bool = False
 
 
 def first_state(job: JobState, settings: Settings, mode: Mode | None = None) -> EnumeratorState:
@@ -154,8 +163,8 @@ def plan_epoch(
 ) -> tuple[Plan | None, EnumeratorState]:
     """Returns the next epoch's plan and the state to store with it (as a PlanRecord), or None and the present state.
 
-    None: mode `full` is DONE, the goal is reached, or the log has nothing new. In phase SNAPSHOT it means that a transaction of
-    the log is not visible yet, and that the caller must ask again. Raises CheckpointError if the outcome is not
+    None: mode `full` is DONE, the goal is reached, or the log has nothing new. In phase SNAPSHOT it means that splits wait,
+    or a transaction of the log is not visible yet: the caller must ask again. Raises CheckpointError if the outcome is not
     the one that the state awaits, and LogPositionLostError if the source no longer has the log that the job needs.
     """
     if observation.outcome is not None:
@@ -172,14 +181,17 @@ def plan_epoch(
     for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
     behind = extent.bytes_between(state.position, extent.end)
-    splits_may_be_read = state.phase is Phase.SNAPSHOT and _are_visible(state, source)
-    if splits_may_be_read:
+    are_visible = state.phase is Phase.SNAPSHOT and _are_visible(state, source)
+    if are_visible:
         state = replace(state, unseen=())
+    splits_wait = observation.splits_wait
     plan: Plan | None = None
-    if state.phase is not Phase.SNAPSHOT or _is_turn_of_log(state, settings, splits_may_be_read=splits_may_be_read):
+    if state.phase is not Phase.SNAPSHOT or _is_turn_of_log(
+        state, settings, are_visible=are_visible, splits_wait=splits_wait
+    ):
         awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
         plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
-    if plan is None and splits_may_be_read:
+    if plan is None and are_visible and not splits_wait:
         plan, state = _plan_splits(state, source, settings)
     return None if plan is None else replace(plan, bytes_behind=behind), state
 
@@ -190,17 +202,17 @@ def _are_visible(state: EnumeratorState, source: KeySource) -> bool:
     return source.sees(state.position, state.unseen)
 
 
-def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, splits_may_be_read: bool) -> bool:
-    """True if the log is read before more splits are: after each epoch of splits, once.
+def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, are_visible: bool, splits_wait: bool) -> bool:
+    """True if the log is read before more splits are: after each epoch of splits, once, and while splits wait.
 
     The log is not read while a table without a key is read in chunks: these see the source as it was before the first of
     them, and the log's position must not pass that.
     """
     if any(isinstance(table.cursor, (Staging, Releasing)) for table in state.tables):
         return False
-    if not splits_may_be_read:
+    if not are_visible:
         return True
-    return settings.interleave and state.reached is not None and state.reached.splits > 0
+    return settings.interleave and (splits_wait or (state.reached is not None and state.reached.splits > 0))
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
@@ -340,6 +352,8 @@ def _settled(state: EnumeratorState) -> EnumeratorState:
 
 def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) -> tuple[Plan, EnumeratorState]:
     wanted = settings.parallelism * state.splits_per_task
+    if settings.max_splits is not None:
+        wanted = min(wanted, settings.max_splits)
     tables = list(state.tables)
     splits: list[Split] = []
     for i, table in enumerate(tables):

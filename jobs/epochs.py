@@ -23,6 +23,8 @@ from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
 
 WAIT_SECONDS = 0.1
 """The time between two looks whether commits of the log have become visible."""
+MAX_PAUSE_SECONDS = 1.0
+"""The longest time between two looks at the log while splits wait (`snapshot.max_rows_per_second`)."""
 WARN_SECONDS = 10.0
 """How long a run waits for them before it says so."""
 FORGET_SECONDS = 10.0
@@ -55,6 +57,7 @@ class EpochLoop:
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
         self._forget_at = 0.0
+        self._splits_at = 0.0
         self._idle_after: int | None = None
         self._waits = 0
         self.committed = self._marked = context.checkpoint.committed_epoch()
@@ -77,7 +80,8 @@ class EpochLoop:
         try:
             while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
                 began = time.monotonic()
-                epoch = planner.next_epoch(self.committed)
+                waits_until = self._splits_at
+                epoch = planner.next_epoch(self.committed, splits_wait=began < waits_until)
                 if epoch > self.committed:
                     record = planner.record(epoch)
                     self._run(planner, record)
@@ -85,7 +89,10 @@ class EpochLoop:
                     if self._interval_seconds is None or not _reads_all(record):
                         continue
                 elif planner.waits(self.committed):
-                    self._wait_for_commits()
+                    if began < waits_until:
+                        self._stop.wait(min(MAX_PAUSE_SECONDS, waits_until - began))
+                    else:
+                        self._wait_for_commits()
                     continue
                 else:
                     if self._idle_after != self.committed:
@@ -124,6 +131,10 @@ class EpochLoop:
         self.running, self.committed = None, epoch
         self._epoch_seconds += time.monotonic() - began
         self._count(written)
+        max_rows = self._context.job.snapshot.max_rows_per_second
+        if max_rows is not None:
+            rows = sum(part.row_count for part in written if part.is_snapshot)
+            self._splits_at = max(self._splits_at, began + rows / max_rows)
         self._show(planner)
         if time.monotonic() >= self._forget_at:
             writing.sink.committed_before(writing.job, epoch)

@@ -89,11 +89,13 @@ class Planner:
         return state
 
     def waits(self, committed: int) -> bool:
-        """True if `next_epoch` has found nothing to run although splits are left: a commit of the log is not visible yet."""
+        """True if `next_epoch` has found nothing to run although splits are left: they wait, or a commit of the log is not
+        visible yet."""
         return self.state_after(committed).phase is Phase.SNAPSHOT
 
-    def next_epoch(self, committed: int) -> int:
+    def next_epoch(self, committed: int, *, splits_wait: bool = False) -> int:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
+        `splits_wait`: no splits are planned now.
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
@@ -107,7 +109,7 @@ class Planner:
                 RESTORE_CHECKPOINT,
             )
         state = self.state_after(committed)
-        observation = Observation(self._access.log_extent(), self._goal, None, self._job_state.joined)
+        observation = Observation(self._access.log_extent(), self._goal, None, self._job_state.joined, splits_wait)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
             self._partitions.look(committed)

@@ -37,6 +37,7 @@ def settings_of(job: JobFile) -> Settings:
         max_batch_bytes=job.log.max_batch_bytes,
         max_batch_seconds=job.log.max_batch_seconds,
         interleave=job.snapshot.interleave,
+        max_rows_per_second=job.snapshot.max_rows_per_second,
     )
 
 

@@ -71,6 +71,23 @@ def test_the_copy_is_right_with_writers_beside_it(
         assert target.query(rows % f"copy_{table}") == source.query(rows % table), table
 
 
+@pytest.mark.parametrize("interleave", [True, False])
+def test_rows_are_read_no_faster_than_allowed_and_the_log_is_followed_meanwhile(
+    any_source_database: Database, tmp_path: Path, interleave: bool
+) -> None:
+    """600 rows at 300 a second take at least as long as the epochs before the last one: 300 rows and more."""
+    source, uids = any_source_database, Uids()
+    create_tables(source, rows=200, uids=uids)
+    job = job_of(source, tmp_path, max_rows_per_second=300, interleave=interleave)
+    began = time.monotonic()
+    with Writers(source, uids, count=1, seed=12, pause_seconds=0.005):
+        run_epochs(job)
+    assert time.monotonic() - began >= 1
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+    assert bool(followed(tmp_path)) == interleave
+
+
 def test_changes_of_finished_splits_are_visible_before_the_last_split_is_read(
     any_source_database: Database, tmp_path: Path
 ) -> None:
