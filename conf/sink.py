@@ -193,6 +193,11 @@ class FilesSink(_WithoutMarks):
         description="Folder of the files. The driver and the executors share it.", examples=["./out"]
     )
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
+    merge_small_files: bool = Field(
+        False,
+        description="Merges the files of log changes, of which each epoch adds one for each changed table, so that few remain. "
+        "For a moment readers see rows twice, and files disappear. May be changed at any time.",
+    )
 
 
 class DeltaSink(_WithoutMarks):

@@ -73,10 +73,11 @@ def make_sink(job: JobFile) -> PartSink | EpochSink:
     match job.sink:
         case MirrorSettings():
             return comparable_sink(job)
-        case FilesSettings(path=path, format=file_format):
+        case FilesSettings() as settings:
             from tidemark.sinks.files.sink import FilesSink
 
-            return FilesSink.of(path, file_format, Checkpoint.at(job.checkpoint).store)
+            store, merges = Checkpoint.at(job.checkpoint).store, settings.merge_small_files
+            return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
         case DeltaSettings() as settings:
             from tidemark.jobs.spark.session import open_session
             from tidemark.sinks.delta.sink import DeltaSink

@@ -132,11 +132,12 @@ class FilesLedger:
                 splits[epoch] = splits.get(epoch, 0) + 1
         return Written(log_epoch, splits)
 
-    def forget_before(self, epoch: int) -> None:
-        """Takes the entries of earlier epochs, which are committed, together in `done.json`."""
+    def forget_before(self, epoch: int) -> int:
+        """Takes the entries of earlier epochs, which are committed, together in `done.json`. Then no writer publishes files of
+        them any more. Returns the epoch before which that was so already."""
         done = self._done()
         if epoch <= done.before:
-            return
+            return done.before
         old = [(of, part) for of, part in self._entries() if done.before <= of < epoch]
         log_epoch = max((of for of, part in old if part == LOG_PART), default=done.log_epoch)
         splits = sum(part != LOG_PART and of > log_epoch for of, part in old)
@@ -150,6 +151,7 @@ class FilesLedger:
         for of, part in list(self._entries()):
             if of < epoch:
                 self._entry(of, part).unlink(missing_ok=True)
+        return done.before
 
     def _entry(self, epoch: int, part: str) -> Path:
         return self.folder / part_file_name(epoch, part, "json")

@@ -2,7 +2,8 @@
 
 A part's rows of one table are one file, named after epoch and part: `e0000000042-s17.parquet`. It is written in the driver's
 staging folder, fsynced and renamed. So a reader sees a whole file or none, and a replay replaces a file by an equal one. When
-all files of a part exist, an entry in `<path>/_tidemark/<job uuid>/` records the part (sinks/files/ledger.py).
+all files of a part exist, an entry in `<path>/_tidemark/<job uuid>/` records the part (sinks/files/ledger.py). Files of log
+changes may be merged later (sinks/files/merging.py).
 Spark, Hive and Arrow ignore names that start with a dot or an underscore.
 """
 
@@ -19,6 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from tidemark.sinks.fencing import Written
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
+from tidemark.sinks.files.merging import MERGED_FILES, merge_small_files, remove_merged
 from tidemark.sinks.files.part import FilesPart, Format
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import (
@@ -90,11 +92,19 @@ class FilesSink:
     format: Format = "parquet"
     published: CheckpointStore | None = None
     """The store of the splits' files that the writer may get, in the sink's format."""
+    merge_small_files: bool = False
 
     @classmethod
-    def of(cls, path: str, file_format: Format, published: CheckpointStore | None = None) -> "FilesSink":
+    def of(
+        cls,
+        path: str,
+        file_format: Format,
+        published: CheckpointStore | None = None,
+        *,
+        merge_small_files: bool = False,
+    ) -> "FilesSink":
         """`path` is the job file's, absolute. Raises JobFileError for a scheme that is not supported yet."""
-        return cls(local_folder(path), file_format, published)
+        return cls(local_folder(path), file_format, published, merge_small_files)
 
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
@@ -146,6 +156,7 @@ class FilesSink:
                 for name in os.listdir(folder):
                     if TEMPORARY.fullmatch(name):
                         (folder / name).unlink(missing_ok=True)
+                remove_merged(folder, ledger)
         except OSError as exc:
             ledger.require_owner()
             raise SinkError(f"{root} can't be prepared: {exc}.", "Give the job's user write permission there.") from exc
@@ -159,10 +170,21 @@ class FilesSink:
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         ledger = FilesLedger.of(self.root, job)
         try:
-            ledger.forget_before(epoch)
+            before = ledger.forget_before(epoch)
+            # A folder gets a file for an epoch at most: there is nothing to merge more often than that.
+            if self.merge_small_files and epoch // MERGED_FILES > before // MERGED_FILES:
+                for folder in self._folders(job):
+                    merge_small_files(folder, ledger, epoch)
         except OSError as exc:
             ledger.require_owner()
-            raise SinkError(f"{ledger.folder} can't be written to: {exc}.", "Check that filesystem.") from exc
+            raise SinkError(f"{self.root} can't be written to: {exc}.", "Check that filesystem.") from exc
+
+    def _folders(self, job: JobIdentity) -> list[Path]:
+        """The folders of the job's tables."""
+        with os.scandir(self.root) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] not in "._"]
+        owners = ((folder, _owner(folder)) for folder in sorted(folders))
+        return [folder for folder, owner in owners if owner is not None and owner.uuid == job.uuid]
 
 
 @dataclass(frozen=True, slots=True)

@@ -442,13 +442,14 @@ REFUSED = [
     ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, delta, console"),
     (
         "sink={typ: files}",
-        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, on_bad_value, "
+        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, merge_small_files, on_bad_value, "
         "on_bad_value_in, on_schema_change",
     ),
     ("sink.format=parket", "sink.format: must be parquet | jsonl; found: parket. Did you mean 'parquet'?"),
     (
         "sink.url=x",
-        "sink.url: unknown key. Allowed here: type, path, format, on_bad_value, on_bad_value_in, on_schema_change",
+        "sink.url: unknown key. Allowed here: type, path, format, merge_small_files, on_bad_value, on_bad_value_in, "
+        "on_schema_change",
     ),
     (
         "sink.on_schema_change=ignore",
