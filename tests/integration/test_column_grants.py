@@ -37,10 +37,15 @@ class Limited:
         password = login.password.get_secret_value()
         path = f"/{database.name}" if database.kind == "postgres" else "/"
         scheme = "postgresql" if database.kind == "postgres" else database.kind
-        url = f"{scheme}://{login.user}:{password}@{login.host}:{login.port}{path}"
-        source = source_of(database, url=url, tables=[f"{self.schema}.*"], on_table_error="park")
-        sink: dict[str, Any] = {"type": "files", "path": str(folder / "out")}
-        self.path = write_job(folder, source=source, sink=sink)
+        self.url = f"{scheme}://{login.user}:{password}@{login.host}:{login.port}{path}"
+        self.path = self.write()
+
+    def write(self, **settings: Any) -> Path:
+        """Writes the job file, with these settings of the source."""
+        tables = [f"{self.schema}.*"]
+        source = source_of(self.database, url=self.url, tables=tables, on_table_error="park", **settings)
+        sink: dict[str, Any] = {"type": "files", "path": str(self.folder / "out")}
+        return write_job(self.folder, source=source, sink=sink)
 
     @property
     def table(self) -> TableId:
@@ -111,6 +116,27 @@ def test_a_split_that_may_not_be_read_concerns_its_table(limited: Limited) -> No
         with reading as reader, pytest.raises(SourceNotUsableError, match=r"refuses to read \w+\.people") as caught:
             reader.read(split, schema, context.state.start)
     assert caught.value.table == limited.table
+
+
+@pytest.mark.parametrize("limited", ["mysql", "mariadb"], indirect=True)
+def test_columns_that_are_left_out_need_not_be_readable(limited: Limited) -> None:
+    """The catalog must show them, for the log has them: that is what REFERENCES on the table is for."""
+    limited.write(columns={str(limited.table): {"exclude": ["ssn"]}})
+    limited.insert(1)
+    limited.narrow()
+    with pytest.raises(SourceNotUsableError, match=r"only id, town.*GRANT SELECT \(`id`, `town`\), REFERENCES ON"):
+        run_epochs(limited.path)
+    limited.database.execute(f"GRANT REFERENCES ON {limited.schema}.people TO {limited.account}")
+    run_epochs(limited.path)
+    limited.insert(2)
+    limited.database.execute(f"UPDATE {limited.schema}.people SET ssn = 'other', town = NULL WHERE id = 1")
+    run_epochs(limited.path)
+    found = (
+        read_history(limited.folder / "out", limited.schema, "people")
+        .select(["id", "town", "_change_type"])
+        .to_pylist()
+    )
+    assert [tuple(row.values()) for row in found] == [(1, 1, "insert"), (2, 1, "insert"), (1, None, "update_postimage")]
 
 
 @pytest.mark.parametrize("limited", ["postgres"], indirect=True)

@@ -62,7 +62,8 @@ def preflight(
     ]
     schemas: dict[TableId, TableSchema] = {}
     for table, facts in tables.items():
-        unreadable = check_select(connection, facts)
+        excluded = demands.tables.exclude_columns.get(table, frozenset())
+        unreadable = check_select(connection, facts, exclude_columns=excluded)
         findings += unreadable
         findings += check_storage(facts, snapshots=demands.snapshots)
         findings += check_cascades(facts, server)
@@ -70,7 +71,6 @@ def preflight(
             findings += check_logged(facts, status)
         if unreadable:
             continue
-        excluded = demands.tables.exclude_columns.get(table, frozenset())
         findings += check_vectors(facts, server, exclude_columns=excluded)
         schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
         findings += problems

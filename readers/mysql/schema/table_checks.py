@@ -6,7 +6,7 @@ from collections.abc import Collection
 import pymysql
 
 from tidemark.readers.findings import Finding, refusal, warning
-from tidemark.readers.mysql.connect import Connection, error_code, error_text, quote_table
+from tidemark.readers.mysql.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, names_of, schema_of, type_problems
 from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFacts
 from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
@@ -118,30 +118,55 @@ def check_logged(facts: TableFacts, status: LogStatus) -> list[Finding]:
     ]
 
 
-def check_select(connection: Connection, facts: TableFacts) -> list[Finding]:
-    """Checks SELECT on the whole table. With a grant on some columns the catalog hides the others, but the log has them."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM {quote_table(facts.table)} LIMIT 0")
-    except pymysql.MySQLError as error:
-        if error_code(error) not in ACCESS_DENIED:
-            return [
-                refusal(
-                    f"{facts.table} can't be read: {error_text(error)}.",
-                    "Repair the table, or leave it out.",
-                    table=facts.table,
-                )
-            ]
+def check_select(
+    connection: Connection, facts: TableFacts, *, exclude_columns: Collection[str] = frozenset()
+) -> list[Finding]:
+    """Checks SELECT on the columns that are copied, and that the catalog shows the others, which the log has. It hides columns
+    on which the account has no privilege at all, unless it has one on the table. SHOW CREATE TABLE tells that."""
+    table = quote_table(facts.table)
+    error = _refused(connection, f"SELECT * FROM {table} LIMIT 0")
+    if error is None:
+        return []
+    if error_code(error) not in ACCESS_DENIED:
         return [
             refusal(
-                f"The account may not read every column of {facts.table}, only {', '.join(facts.column_names)}: "
-                f"{error_text(error)}.",
-                f"GRANT SELECT ON {quote_table(facts.table)} TO <account>; columns that must not be copied are named "
-                "in source.columns.",
+                f"{facts.table} can't be read: {error_text(error)}.",
+                "Repair the table, or leave it out.",
                 table=facts.table,
             )
         ]
-    return []
+    copied = [name for name in facts.column_names if name not in exclude_columns]
+    columns = ", ".join(map(quote_identifier, copied))
+    if exclude_columns and copied:
+        error = _refused(connection, f"SELECT {columns} FROM {table} LIMIT 0")
+        if error is None:
+            error = _refused(connection, f"SHOW CREATE TABLE {table}")
+        if error is None:
+            return []
+    instead = (
+        f"GRANT SELECT ({columns}), REFERENCES ON {table} TO <account>: with REFERENCES the catalog shows the names and types "
+        "of all columns, and no value."
+        if exclude_columns
+        else f"GRANT SELECT ON {table} TO <account>; columns that must not be copied are named in source.columns."
+    )
+    return [
+        refusal(
+            f"The account may not read every column of {facts.table}, only {', '.join(facts.column_names)}: "
+            f"{error_text(error)}.",
+            instead,
+            table=facts.table,
+        )
+    ]
+
+
+def _refused(connection: Connection, statement: str) -> pymysql.MySQLError | None:
+    """The error that the statement ends with."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+    except pymysql.MySQLError as error:
+        return error
+    return None
 
 
 def wait_for_alter(connection: Connection, table: TableId) -> None:
