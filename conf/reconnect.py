@@ -4,6 +4,8 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,10 +17,8 @@ from tidemark.conf.section import Seconds, Section
 
 FIRST_DELAY_SECONDS = 0.5
 
-LOGGER = "tidemark.reconnect"
+_log = logging.getLogger("tidemark.reconnect")
 """Its records have an attribute `outage`: a `Began` or an `Ended`."""
-
-_log = logging.getLogger(LOGGER)
 
 
 class Reconnect(Section):
@@ -83,6 +83,29 @@ class _Outages:
 
 
 _outages = _Outages()
+
+
+class _OutageHandler(logging.Handler):
+    """Calls `tell` when a server goes out of reach of this process, and when it is back."""
+
+    def __init__(self, tell: Callable[[Began | Ended], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        outage = getattr(record, "outage", None)
+        if outage is not None:
+            self._tell(outage)
+
+
+@contextmanager
+def outages_told_to(tell: Callable[[Began | Ended], None]) -> Iterator[None]:
+    handler = _OutageHandler(tell)
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
 
 
 class Reconnecting:

@@ -3,7 +3,9 @@
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -43,18 +45,25 @@ class Writing:
     schemas: Schemas
 
 
+class CollectsOutages(Protocol):
+    def collected(self) -> AbstractContextManager[None]:
+        """Collects the outages that this process sees, for the driver."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskWriting:
-    """Reads and writes tasks. Pickled with each Spark job."""
+    """Reads and writes tasks. Pickled with each Spark job, then with `outages`."""
 
     sink: PartSink
     job: JobIdentity
     schemas: Schemas
+    outages: CollectsOutages | None = None
 
     def __call__(self, tasks: Iterable[PartTask]) -> Iterator[Written]:
         """Yields each part once it is durable. Raises TidemarkError without secrets in its text."""
-        for task in tasks:
-            yield from self.write(task)
+        with nullcontext() if self.outages is None else self.outages.collected():
+            for task in tasks:
+                yield from self.write(task)
 
     def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
         """As above, for one task. Raises GivenUpError once `given_up` is set: no further part takes effect."""
@@ -74,12 +83,14 @@ class TaskReading:
     """The function for mapInArrow: takes the indices of tasks, yields their parts as batches of TRANSPORT."""
 
     tasks: Sequence[PartTask]
+    outages: CollectsOutages
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                for item in read_part(self.tasks[index]):
-                    yield to_transport(item)
+        with self.outages.collected():
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    for item in read_part(self.tasks[index]):
+                        yield to_transport(item)
 
 
 class _Ahead:

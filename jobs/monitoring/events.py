@@ -1,14 +1,14 @@
 """The output of a run: live progress bars on a terminal, one JSON line per event elsewhere."""
 
 import json
-import logging
 import queue
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tidemark.conf.reconnect import LOGGER, Began, Ended
+from tidemark.conf.reconnect import Began, Ended, outages_told_to
 from tidemark.conf.redaction import redact_values
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
 
@@ -48,28 +48,17 @@ class Notes:
             events.note(event, **facts)
 
 
-class _OutageHandler(logging.Handler):
-    def __init__(self, notes: Notes) -> None:
-        super().__init__()
-        self._notes = notes
-
-    def emit(self, record: logging.LogRecord) -> None:
-        match getattr(record, "outage", None):
-            case Began(server, cause, attempts):
-                self._notes.add("unreachable", server=server, cause=cause, attempts=attempts)
-            case Ended(server, seconds):
-                self._notes.add("reachable", server=server, seconds=seconds)
-
-
-@contextmanager
-def told_outages(notes: Notes) -> Iterator[None]:
+def told_outages(notes: Notes) -> AbstractContextManager[None]:
     """Adds events to `notes` when a server goes out of reach of this process, and when it comes back."""
-    handler, logger = _OutageHandler(notes), logging.getLogger(LOGGER)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
+    return outages_told_to(partial(tell_outage, notes))
+
+
+def tell_outage(notes: Notes, outage: Began | Ended) -> None:
+    match outage:
+        case Began(server, cause, attempts):
+            notes.add("unreachable", server=server, cause=cause, attempts=attempts)
+        case Ended(server, seconds):
+            notes.add("reachable", server=server, seconds=seconds)
 
 
 class JsonEvents:

@@ -4,10 +4,12 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.monitoring.events import Notes
+from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.read_parts import PartTask
 from tidemark.jobs.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink
@@ -16,7 +18,10 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from tidemark.jobs.spark.outages import TaskOutages, ToldByTasks
 
 # A run that needs no Spark does not import it: pyspark is imported where it is used.
 
@@ -35,6 +40,7 @@ class SparkSessions:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
         self._is_shared = False
+        self._task_outages: TaskOutages | None = None
 
     def start_early(self) -> None:
         """Starts Spark in the background. An error is raised again where the session is needed."""
@@ -77,7 +83,8 @@ class SparkSessions:
         """Runs each task on an executor. Only reports come back."""
         context = self.open(tasks[0].job_uuid).sparkContext
         context.setJobDescription(_description(tasks[0]))
-        with _causes():
+        with _causes(), self._outages(context) as outages:
+            writing = replace(writing, outages=outages)
             return list(context.parallelize(tasks, len(tasks)).mapPartitions(writing).collect())
 
     def write_epoch(self, tasks: Sequence[PartTask], sink: EpochSink, writing: Writing) -> list[Written]:
@@ -87,10 +94,22 @@ class SparkSessions:
         session = self.open(tasks[0].job_uuid)
         session.sparkContext.setJobDescription(_description(tasks[0]))
         indices = session.range(0, len(tasks), 1, len(tasks))
-        batch = indices.mapInArrow(TaskReading(tasks), from_arrow_schema(TRANSPORT))
-        with _causes():
+        with _causes(), self._outages(session.sparkContext) as outages:
+            batch = indices.mapInArrow(TaskReading(tasks, outages), from_arrow_schema(TRANSPORT))
             ends = sink.write_epoch(batch, writing.job, writing.schemas)
         return [Written(end.part, end.row_count) for end in ends]
+
+    @contextmanager
+    def _outages(self, context: "SparkContext") -> Iterator["ToldByTasks"]:
+        """Tells at the end which servers were out of reach of executors."""
+        from tidemark.jobs.spark.outages import TaskOutages
+
+        if self._task_outages is None:
+            self._task_outages = TaskOutages(context)
+        try:
+            yield self._task_outages.told_by_tasks
+        finally:
+            self._task_outages.tell(partial(tell_outage, self._notes))
 
     def _try_to_start(self) -> None:
         try:

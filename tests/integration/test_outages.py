@@ -6,13 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.change_parts import INSERT, ORDERS, SCHEMAS, log_part, snapshot_part
 from tests.support.epochs import Notes, run_epochs
-from tests.support.jobs import source_of, write_job
+from tests.support.jobs import BY_SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import TEMPLATE
 from tidemark.conf import reconnect as reconnecting
@@ -21,6 +23,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.jobs.job_tables import first_job_state
 from tidemark.jobs.monitoring import events
+from tidemark.jobs.spark.outages import Outage, TaskOutages
 from tidemark.jobs.startup import HeldJob, hold_job
 from tidemark.readers import lease as leasing
 from tidemark.readers.postgres.source import find_postgres
@@ -286,6 +289,50 @@ def test_a_fail_over_is_waited_for(failing_over: Database, during: Callable[[Act
         write(soon, job, log_part(3, (ORDERS, [(INSERT, (3, "Mary", None, 3, None))])))
     assert caught.value.exit_code == 7
     accept()
+
+
+def test_outages_that_tasks_meet_are_told_by_the_driver(postgres_database: Database, tmp_path: Path) -> None:
+    """Tasks that executors run. The target denies three writes of them."""
+    source = postgres_database
+    source.execute("CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY)", "INSERT INTO shop.t VALUES (1)")
+    with fresh_database(source.server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        path = write_job(tmp_path, source=source_of(source, tables=["shop.*"]), sink=sink)
+        run_epochs(path)
+        target.execute(
+            "CREATE SEQUENCE denied",
+            "CREATE FUNCTION deny() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('denied') <= 3 THEN "
+            "RAISE EXCEPTION 'cannot execute INSERT in a read-only transaction' USING ERRCODE = '25006'; END IF; "
+            "RETURN NEW; END $$",
+            "CREATE TRIGGER deny BEFORE INSERT ON tidemark_ledger FOR EACH ROW EXECUTE FUNCTION deny()",
+        )
+        source.execute("INSERT INTO shop.t VALUES (2)")
+        process = run_to_end(path, *BY_SPARK)
+        assert target.query("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
+        told = [event for event in process.events() if event["event"] in ("spark", "unreachable", "reachable")]
+        assert [event["event"] for event in told] == ["spark", "unreachable", "reachable"]
+        assert told[1]["server"] == f"a writable target at {told[2]['server'].partition(' at ')[2]}"
+        assert "read-only" in told[1]["cause"]
+
+
+def test_outages_that_tasks_of_an_epoch_sink_meet_are_told_once(delta_session: SparkSession) -> None:
+    """Four tasks meet the same outage."""
+    outages = TaskOutages(delta_session.sparkContext)
+    by_tasks = outages.told_by_tasks
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with by_tasks.collected():
+            retrying = reconnecting.Reconnecting(Reconnect(attempts=1, max_delay_seconds=0.001), "the source x:1")
+            assert retrying.failed("it is gone")
+            retrying.succeeded()
+            yield from batches
+
+    assert len(delta_session.range(0, 4, 1, 4).mapInArrow(read, "id long").collect()) == 4
+    found: list[Outage] = []
+    outages.tell(found.append)
+    outages.tell(found.append)
+    assert found[:1] == [reconnecting.Began("the source x:1", "it is gone", 1)]
+    assert [type(outage).__name__ for outage in found] == ["Began", "Ended"]
 
 
 def test_a_start_does_not_wait_for_a_replica() -> None:
