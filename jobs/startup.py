@@ -40,7 +40,7 @@ from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.write_parts import Writing
-from tidemark.readers.findings import Finding, raise_refusals
+from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import Written, require_same_time
@@ -290,6 +290,8 @@ def _checked_state(
             events.note("warning", table=str(finding.table or ""), text=str(finding))
     checkpoint = Checkpoint.at(job.checkpoint)
     state = checkpoint.job_state()
+    if state is not None:
+        raise_passing(found.findings)
     raise_refusals(found.findings if state is None else _of_its_tables(found.findings, job, state, events, trouble))
     if state is None:
         state = checkpoint.create_job_state(first_job_state(job, found))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemark.conf.tables import TableName
-from tidemark.state.errors import JobFileError, SourceNotUsableError, TidemarkError
+from tidemark.state.errors import JobFileError, SourceNotUsableError, SourceUnavailableError, TidemarkError
 from tidemark.state.table import TableId
 
 Severity = Literal["refuse", "warn"]
@@ -15,7 +15,7 @@ MAX_NAMED = 20
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One problem. `refuse`: the job must not start. `table`, `column` and `setting` (a path of keys in the job file) are
-    set where the problem is about one."""
+    set where the problem is about one. `passes`: it may be over soon, as a fail-over is; at a job's first start it refuses."""
 
     severity: Severity
     message: str
@@ -23,6 +23,7 @@ class Finding:
     table: TableId | None = None
     column: str | None = None
     setting: tuple[str, ...] = ()
+    passes: bool = False
 
     def __str__(self) -> str:
         return f"{self.message} Remedy: {self.remedy}"
@@ -67,6 +68,13 @@ def warning(message: str, remedy: str, *, table: TableId | None = None) -> Findi
 def of_error(error: TidemarkError, *, table: TableId | None = None, column: str | None = None) -> Finding:
     setting = error.setting if isinstance(error, SettingError) else ()
     return Finding("refuse", error.message, error.remedy, table, column, setting)
+
+
+def raise_passing(findings: Iterable[Finding]) -> None:
+    """Raises SourceUnavailableError for the first finding that may be over soon."""
+    for finding in findings:
+        if finding.passes:
+            raise SourceUnavailableError(finding.message, finding.remedy)
 
 
 def raise_refusals(findings: Iterable[Finding]) -> None:

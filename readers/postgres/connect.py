@@ -57,7 +57,12 @@ SESSION = {
 
 
 def connect(
-    endpoint: Endpoint, tls: Tls | None, *, autocommit: bool = True, reconnect: Reconnect = AT_START
+    endpoint: Endpoint,
+    tls: Tls | None,
+    *,
+    autocommit: bool = True,
+    reconnect: Reconnect = AT_START,
+    primary: bool = False,
 ) -> Connection:
     """Opens a connection with the settings of SESSION. Statements are read only, and each sees what is committed when it
     starts. For a snapshot, use `BEGIN ISOLATION LEVEL REPEATABLE READ`.
@@ -65,12 +70,19 @@ def connect(
     Transient errors are retried as `reconnect` says, then raise SourceUnavailableError. A refusal (login, TLS, unknown
     database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all. With `verify`
     the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system trusts. Without
-    `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that.
+    `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that. With `primary` a standby
+    that answers is waited for like a server that is away: a fail-over is under way.
     """
     retrying = Reconnecting(reconnect, f"the source {endpoint.host}:{endpoint.port}")
     while True:
         try:
-            connection = _open(endpoint, tls, autocommit=autocommit)
+            connection = _open(endpoint, tls, autocommit=autocommit, primary=primary)
+        except _StandbyError as error:
+            if not retrying.failed(str(error)):
+                raise SourceUnavailableError(
+                    f"{endpoint.host}:{endpoint.port} answered as a standby in {retrying.failures} attempts.",
+                    STANDBY_REMEDY,
+                ) from error
         except psycopg2.Error as error:
             if not is_transient(error):
                 raise _refusal(endpoint, error) from error
@@ -86,16 +98,32 @@ def connect(
             return connection
 
 
-def _open(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool) -> Connection:
+STANDBY_REMEDY = "Run the job again once the fail-over is over: it continues. Or name the primary in source.url."
+
+
+class _StandbyError(Exception):
+    """The server accepts reads only. A row that it lacks is not missing."""
+
+
+def _open(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool, primary: bool) -> Connection:
     connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, APPLICATION_NAME))
     try:
         connection.autocommit = True
         prepare_session(connection)
+        if primary:
+            _require_primary(connection)
         connection.autocommit = autocommit
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _require_primary(connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_catalog.pg_is_in_recovery()")
+        if cursor.fetchone() == (True,):
+            raise _StandbyError("it is a standby: a fail-over may be under way")
 
 
 def prepare_session(connection: Connection) -> None:

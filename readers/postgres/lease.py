@@ -38,7 +38,9 @@ class AdvisoryLock(Lock):
     def open(self, reconnect: Reconnect) -> None:
         if self._connection is not None:
             return
-        self._connection = connect(self._endpoint, self._tls, reconnect=reconnect)
+        # At a start, the checks refuse a standby. Later, a lock there would be none on the primary.
+        is_start = reconnect is AT_START
+        self._connection = connect(self._endpoint, self._tls, reconnect=reconnect, primary=not is_start)
         try:
             self._prepare(self._connection)
         except psycopg2.Error as error:

@@ -119,7 +119,7 @@ class PostgresServer:
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError if the server is not the one that the job's positions belong to."""
-        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect)
+        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect, primary=True)
         return checked(connection, lambda opened: require_identity(opened, self.slot_source.identity))
 
 

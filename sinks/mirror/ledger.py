@@ -147,6 +147,14 @@ class LedgerSession(ABC):
         if not self.has_column(registry, "incarnation"):
             self.execute(f"ALTER TABLE {self.full_name(registry)} ADD COLUMN incarnation varchar(64)")
 
+    def require_writable(self) -> None:
+        """Raises ReadOnlyError if the server accepts no writes. What a standby lacks it may only not have yet."""
+        if self.exists(TargetName(self.home, FENCE_TABLE)):
+            self.rollback()
+            self.start_transaction()
+            self.execute(f"DELETE FROM {self.full_name(TargetName(self.home, FENCE_TABLE))} WHERE 1 = 0")
+            self.rollback()
+
     def take_over(self, job: JobIdentity) -> None:
         self._fence.take_over(job)
 
@@ -156,7 +164,11 @@ class LedgerSession(ABC):
     def begin(self, job: JobIdentity, epoch: int, part: str) -> int | None:
         self.start_transaction()
         self._job, self._part = job, (job.uuid, epoch, part)
-        self._fence.enter(job)
+        try:
+            self._fence.enter(job)
+        except SinkError:
+            self.require_writable()
+            raise
         entered = self.execute(
             f"{self._INSERT} {self._ledger} (job_uuid, epoch, part) VALUES (%s, %s, %s) {self._SKIP_EXISTING}",
             self._part,

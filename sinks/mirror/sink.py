@@ -81,6 +81,8 @@ class MirrorSink:
         self, session: Session, schemas: Sequence[TableSchema], job: JobIdentity | None, written: Collection[TableId]
     ) -> Iterator[Finding]:
         targets = self._targets(session, schemas)
+        if written:  # a job that has written there: a fail-over may be under way
+            session.require_writable()
         needed = dict.fromkeys((session.home, *(target.schema for _, target in targets)))
         if (problem := session.server_problem(list(needed))) is not None:
             yield Finding(None, *problem)

@@ -187,6 +187,9 @@ class Session(Protocol):
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         """Returns why nothing can be written there (a standby, missing privileges) and the remedy, None if it can."""
 
+    def require_writable(self) -> None:
+        """Raises ReadOnlyError if the server accepts no writes."""
+
     def create_bookkeeping(self) -> None: ...
     def create_schema(self, schema: str) -> None: ...
     def claim(self, tables: Mapping[TargetName, str], job: JobIdentity) -> dict[TargetName, Owner]:

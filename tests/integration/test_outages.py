@@ -1,5 +1,7 @@
 """Servers that are away for longer than some attempts: every connection waits as the job file's `reconnect` says."""
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from devtools.server import Server
 from devtools.servers import start_server
+from tests.support.certificates import write_postgres_file
 from tests.support.change_parts import INSERT, ORDERS, SCHEMAS, log_part, snapshot_part
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import BY_SPARK, run_to_end, source_of, write_job
@@ -30,7 +33,7 @@ from tidemark.readers.postgres.source import find_postgres
 from tidemark.readers.source import SourceServer
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity, ReadOnlyError
-from tidemark.state.errors import JobHeldError, SinkUnavailableError, SourceUnavailableError
+from tidemark.state.errors import JobHeldError, SinkError, SinkUnavailableError, SourceUnavailableError
 from tidemark.state.job_state import JobState
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import WalPosition
@@ -144,6 +147,61 @@ def test_a_postgres_that_stays_away_ends_the_run_with_7(
     assert caught.value.exit_code == 7
     assert len(made) == 2
     source.server.start()
+
+
+# A fail-over of the source
+
+
+def become_standby(database: Database) -> Act:
+    """Makes the server a standby, as one that answers at the primary's address during a fail-over. Returns the end of that."""
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        write_postgres_file(cursor, "standby.signal", "")
+    database.server.restart()
+
+    def become_primary() -> None:
+        database.execute("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; rm standby.signal'")
+        database.server.restart()
+
+    return become_primary
+
+
+@pytest.mark.parametrize("work", [plans, reads_a_split, reads_the_log])
+def test_a_standby_that_answers_is_waited_for_and_told(
+    work: Callable[[SourceServer, JobState], Act],
+    source: Database,
+    during: Callable[[Act], list[float]],
+    tmp_path: Path,
+) -> None:
+    go_on = work(*opened(source, tmp_path))
+    made = during(become_standby(source))
+    told, notes = events.Notes(), Notes()
+    with events.told_outages(told):
+        go_on()
+    told.pass_on(notes)
+    assert len(made) >= AWAY
+    assert [event for event, _ in notes.found] == ["unreachable", "reachable"]
+    assert "it is a standby" in notes.found[0][1]["cause"]
+
+
+def test_a_source_that_stays_a_standby_ends_the_run_with_7(
+    source: Database, during: Callable[[Act], list[float]], tmp_path: Path
+) -> None:
+    server, state = opened(source, tmp_path, "reconnect.attempts=2")
+    works = [work(server, state) for work in (plans, reads_a_split, reads_the_log)]
+    job = load_job_file(tmp_path / "job.yaml")
+    with hold_job(job, Notes()):
+        pass
+    become_primary = become_standby(source)
+    made = during(lambda: None)
+    for number, go_on in enumerate(works, 1):
+        with pytest.raises(SourceUnavailableError, match=r"as a standby in 3 attempts.*Run the job again") as caught:
+            go_on()
+        assert (caught.value.exit_code, len(made)) == (7, 2 * number)
+    with pytest.raises(SourceUnavailableError, match="The server is a standby"), hold_job(job, Notes()):
+        pass
+    become_primary()
+    with hold_job(job, Notes()):
+        pass
 
 
 # The lease
@@ -289,6 +347,43 @@ def test_a_fail_over_is_waited_for(failing_over: Database, during: Callable[[Act
         write(soon, job, log_part(3, (ORDERS, [(INSERT, (3, "Mary", None, 3, None))])))
     assert caught.value.exit_code == 7
     accept()
+
+
+def test_a_replica_that_lags_behind_was_not_set_back(during: Callable[[Act], list[float]]) -> None:
+    """It accepts no writes, and has not seen the last take-over and the last epoch yet. It is the primary's address that comes
+    back with them."""
+    with start_server("mysql") as server, fresh_database(server) as target:
+        sink, job = mirror_in(target, Reconnect())
+        sink.prepare(dataclasses.replace(job, owner=1), [ORDERS])
+        job = dataclasses.replace(job, owner=2)
+        sink.prepare(job, [ORDERS])
+        write(sink, job, snapshot_part(1, 1, ORDERS, [ROW]))
+        target.execute("UPDATE tidemark_fence SET value = 1 WHERE name = 'owner'")
+        accept = deny_writes(target)
+
+        def catch_up() -> None:
+            accept()
+            target.execute("UPDATE tidemark_fence SET value = 2 WHERE name = 'owner'")
+
+        made = during(catch_up)
+        write(sink, job, log_part(2, (ORDERS, [(INSERT, (2, "Grace", None, 2, None))])))
+        assert len(made) == AWAY
+        target.execute("UPDATE tidemark_fence SET value = 1 WHERE name = 'owner'")
+        with pytest.raises(SinkError, match="set back"):  # it accepts writes, so it is no replica
+            write(sink, job, log_part(3, (ORDERS, [(INSERT, (3, "Mary", None, 3, None))])))
+
+
+def test_a_target_that_is_a_standby_at_a_later_start_ends_it_with_7() -> None:
+    with start_server("postgres") as server, fresh_database(server) as target:
+        sink, job = mirror_in(target, Reconnect())
+        become_primary = become_standby(target)
+        with pytest.raises(ReadOnlyError, match="not a standby") as caught:
+            sink.prepare(job, [ORDERS], [ORDERS.table])
+        assert caught.value.exit_code == 7
+        with pytest.raises(SinkError, match="The target's server is a standby"):
+            sink.prepare(job, [ORDERS])
+        become_primary()
+        sink.prepare(job, [ORDERS], [ORDERS.table])
 
 
 def test_outages_that_tasks_meet_are_told_by_the_driver(postgres_database: Database, tmp_path: Path) -> None:

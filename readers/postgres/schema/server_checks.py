@@ -22,10 +22,12 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
     found = []
     if server.in_recovery:
         found.append(
-            refusal(
+            Finding(
+                "refuse",
                 f"The server is a standby ({server.name}). A standby can't say which log position a snapshot belongs to, and "
                 "its slots wait for the primary.",
-                "Name the primary in source.url.",
+                "Name the primary in source.url. If a fail-over is under way, run the job again after it.",
+                passes=True,
             )
         )
     if server.wal_level != "logical":

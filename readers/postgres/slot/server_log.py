@@ -25,7 +25,7 @@ class ServerLog:
     reconnect: Reconnect = AT_START
 
     def open(self, start: WalPosition, stop: WalPosition) -> LogStream:
-        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)
         try:
             check_slot(connection, self.slot_source, start, until=stop)
         except psycopg2.Error as exc:
@@ -42,7 +42,7 @@ class ServerLog:
         """Also returns the types of all tables, so that one query is enough."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
         with (
-            closing(connect(self.endpoint, self.tls, reconnect=self.reconnect)) as connection,
+            closing(connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)) as connection,
             connection.cursor() as cursor,
         ):
             try:

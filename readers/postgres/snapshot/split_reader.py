@@ -76,7 +76,7 @@ class SnapshotSource:
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if the server is not the job's."""
-        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)
         try:
             require_identity(connection, self.identity)
         except BaseException:
