@@ -1,0 +1,79 @@
+"""What somebody else does to a copy and nobody notices: the claims of docs/guarantees.md that are about a target."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+
+pytestmark = pytest.mark.integration
+
+
+class Mirrored:
+    """A job that mirrors a table of three rows, once it has."""
+
+    def __init__(self, source: Database, target: Database, folder: Path) -> None:
+        self.source, self.target = source, target
+        source.execute(
+            "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9), w VARCHAR(9))",
+            "INSERT INTO t VALUES (1, 'a', 'a'), (2, 'b', 'b'), (3, 'c', 'c')",
+        )
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+        self.path = write_job(folder, source=source_of(source), sink=sink)
+        run_epochs(self.path)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(map(tuple, self.target.query("SELECT id, v, w FROM copy_t")))
+
+
+@pytest.fixture(params=["mysql", "mariadb", "postgres"])
+def mirrored(request: pytest.FixtureRequest, mysql_nogtid_database: Database, tmp_path: Path) -> Mirrored:
+    return Mirrored(mysql_nogtid_database, request.getfixturevalue(f"{request.param}_database"), tmp_path)
+
+
+def test_rows_that_somebody_changed_stay_until_they_change_in_the_source(mirrored: Mirrored) -> None:
+    """Then the whole row is written again."""
+    mirrored.target.execute(
+        "UPDATE copy_t SET v = 'x', w = 'x' WHERE id < 3",
+        "DELETE FROM copy_t WHERE id = 3",
+        "INSERT INTO copy_t VALUES (9, 'y', 'y')",
+    )
+    mirrored.source.execute("UPDATE t SET v = 'new' WHERE id = 1")
+    run_epochs(mirrored.path)
+    assert mirrored.rows() == [(1, "new", "a"), (2, "x", "x"), (9, "y", "y")]
+    mirrored.source.execute("UPDATE t SET v = 'new' WHERE id > 1", "INSERT INTO t VALUES (9, 'z', 'z')")
+    run_epochs(mirrored.path)
+    assert mirrored.rows() == [(1, "new", "a"), (2, "new", "b"), (3, "new", "c"), (9, "z", "z")]
+
+
+def test_a_copy_that_somebody_emptied_gets_what_changes_from_then_on(mirrored: Mirrored) -> None:
+    mirrored.target.execute("DELETE FROM copy_t")
+    mirrored.source.execute("UPDATE t SET v = 'new' WHERE id = 1")
+    run_epochs(mirrored.path)
+    assert mirrored.rows() == [(1, "new", "a")]
+    if mirrored.target.kind != "postgres":  # there it is noticed
+        mirrored.target.execute("TRUNCATE copy_t")
+        mirrored.source.execute("UPDATE t SET v = 'new' WHERE id = 2")
+        run_epochs(mirrored.path)
+        assert mirrored.rows() == [(2, "new", "b")]
+
+
+def test_a_file_that_somebody_deleted_or_changed_stays_so(mysql_database: Database, tmp_path: Path) -> None:
+    source = mysql_database
+    source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    path = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+    run_epochs(path)
+    for number in (2, 3):
+        source.execute(f"INSERT INTO t VALUES ({number})")
+        run_epochs(path)
+    folder = tmp_path / "out" / f"{source.name}.t"
+    split, second, third = sorted(folder.glob("e*"), key=lambda file: file.stat().st_mtime_ns)
+    second.unlink()
+    third.write_bytes(split.read_bytes())
+    source.execute("INSERT INTO t VALUES (4)")
+    run_epochs(path)
+    assert sorted(read_history(tmp_path / "out", source.name, "t")["id"].to_pylist()) == [1, 1, 4]
