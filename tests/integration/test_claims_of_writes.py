@@ -10,9 +10,11 @@ from typing import Any
 import pymysql
 import pytest
 
+from devtools.servers import start_server
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, FindServer, fresh_database
+from tidemark.state.errors import SourceNotUsableError
 
 pytestmark = pytest.mark.integration
 
@@ -236,6 +238,20 @@ def test_what_a_rollback_leaves_in_other_engines_is_followed(
         assert job.rows(source, "known") == [(1, 1), (3, 3)]
         assert job.rows(source, "undone") == [(1, 0)]
         job.assert_equal(*engines)
+
+
+def test_gtids_that_are_turned_on_during_the_snapshot_stop_the_job(tmp_path: Path) -> None:
+    options = {"gtid_mode": "OFF", "enforce_gtid_consistency": "ON"}
+    with start_server("mysql", options) as server, fresh_database(server) as source:
+        source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (2), (3)")
+        sink = {"type": "files", "path": str(tmp_path / "out")}
+        snapshot = {"split_rows": 1, "parallelism": 1, "interleave": False}
+        path = write_job(tmp_path, source=source_of(source), sink=sink, snapshot=snapshot)
+        assert run_epochs(path, at_most=1) == ["snapshot"]
+        for mode in ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON"):
+            source.execute(f"SET GLOBAL gtid_mode = {mode}")
+        with pytest.raises(SourceNotUsableError, match="gtid_mode is now ON"):
+            run_epochs(path)
 
 
 def test_rows_that_are_copied_keep_the_first_policy_of_zero_dates(

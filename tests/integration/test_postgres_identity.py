@@ -102,6 +102,12 @@ def test_a_load_while_unlogged_stops_the_job(publication: str, make_job: MakeJob
     job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
 
 
+def test_a_rewrite_that_leaves_no_old_row_is_taken_for_such_a_load(make_job: MakeJob) -> None:
+    job = make_job(ALL)
+    job.do("UPDATE shop.t SET v = 'new'", "VACUUM FULL shop.t")
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
 @pytest.mark.pitfall(97)
 def test_an_unlogged_table_stops_a_running_job(make_job: MakeJob) -> None:
     job = make_job(ALL)

@@ -228,3 +228,26 @@ def test_what_happens_while_rows_are_copied_and_to_tables_that_join(
         assert job.copied() == {1, 11, 12}
     finally:
         database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        (
+            "ALTER TABLE p0 SET UNLOGGED",
+            "INSERT INTO r VALUES (2)",
+            "UPDATE r SET v = 'X'",
+            "ALTER TABLE p0 SET LOGGED",
+        ),
+        ("INSERT INTO r VALUES (2)", "ALTER TABLE r ALTER COLUMN v TYPE text USING upper(v)"),
+    ],
+    ids=["loaded while unlogged", "another type by USING"],
+)
+def test_keep_takes_other_values_for_a_truncated_partition(job: Job, statements: tuple[str, ...]) -> None:
+    """What was written is in no log, so the copy lacks it."""
+    job.do(*statements)
+    job.run(KEEP)
+    assert any("p0" in warning for warning in job.warnings())
+    history = read_history(job.path.parent / "out", "public", "r").to_pylist()
+    assert "X" not in {row["v"] for row in history if row["id"] < 10}
+    assert job.database.query("SELECT v FROM r WHERE id = 2") == [("X",)]

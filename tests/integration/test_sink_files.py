@@ -159,6 +159,20 @@ def test_failure_at_each_step_leaves_whole_files_and_a_replay_completes_them(
     assert step > 5
 
 
+def test_tables_of_an_epoch_become_visible_one_after_the_other(
+    files: SinkCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, replace = [], os.replace
+
+    def look(source: Any, target: Any) -> None:
+        replace(source, target)
+        seen.append(len(visible(files)))
+
+    monkeypatch.setattr(os, "replace", look)
+    files.write(log_part(1, (ORDERS, [(INSERT, order(1))]), (ITEMS, [(INSERT, (1, "pen", 2))])))
+    assert seen[:2] == [1, 2]
+
+
 def test_killed_writer_leaves_no_visible_file_and_prepare_clears_its_traces(files: SinkCase) -> None:
     """A part is killed between its last row and the renames."""
     code = (

@@ -46,6 +46,15 @@ def test_each_change_is_a_line() -> None:
     ]
 
 
+def test_a_part_that_is_written_again_is_printed_again() -> None:
+    stream = io.StringIO()
+    sink = ConsoleSink(stream)
+    for owner in (1, 2):
+        sink.prepare(job := dataclasses.replace(JOB, owner=owner), [ITEMS])
+        list(sink.writer(job).write(snapshot_part(1, 1, ITEMS, [(1, "pen", 2)]), SCHEMAS))
+    assert stream.getvalue().splitlines() == ['shop.items insert {"order_id":1,"sku":"pen","quantity":2}'] * 2
+
+
 def test_a_column_with_a_name_that_changes_have_is_refused() -> None:
     schema = dataclasses.replace(ORDERS, columns=(*ORDERS.columns, column("_seq", "int", "int32")))
     with pytest.raises(SinkError, match="column _seq has the name of a column that Tidemark adds"):
