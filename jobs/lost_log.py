@@ -10,6 +10,7 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
+from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.job_state import JobState
@@ -48,6 +49,7 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
     if not state.schemas or not checkpoint.plan_epochs() or _is_being_read_again(checkpoint, job, state):
         return False
     with find_source(to_be_found(job, state)) as found:
+        raise_passing(found.findings)  # a standby has no slot
         found.require_same_log(state, [])  # reading again does not help if this is another server
         try:
             require_later(job, state, found.joining_start(()))

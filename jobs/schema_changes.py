@@ -8,6 +8,7 @@ from tidemark.jobs.parking import to_be_found, unfinished_epoch
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
 from tidemark.readers.added_columns import new_columns
+from tidemark.readers.findings import raise_passing
 from tidemark.readers.projection.settings import projections_of
 from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -37,6 +38,7 @@ def adds_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink
         return False
     try:
         with find_source(to_be_found(job, state)) as found:
+            raise_passing(found.findings)
             schema = found.extended(known)
     except (SourceNotUsableError, JobFileError):  # it is gone, or more is wrong: the next check says what
         return False

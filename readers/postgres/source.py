@@ -27,6 +27,7 @@ from tidemark.readers.postgres.pgoutput.reading import ReadOptions
 from tidemark.readers.postgres.schema.catalog import find_tables, has_missing_values, split_key
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
+from tidemark.readers.postgres.schema.server_checks import check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
@@ -55,7 +56,7 @@ from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.projection.settings import findings_with, masked_tables
-from tidemark.readers.schema_checks import TableSettings
+from tidemark.readers.schema_checks import Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions
 from tidemark.state.errors import JobFileError, LogPositionLostError
@@ -382,9 +383,12 @@ def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
-        facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
         demands = _demands(job, needs_key=needs_key)
-        result = preflight(connection, server, facts, demands)
+        if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
+            result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
+        else:
+            facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
+            result = preflight(connection, server, facts, demands)
         yield FoundPostgres(
             job=job,
             schemas=tuple(result.schemas.values()),

@@ -72,7 +72,15 @@ class MirrorSink:
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
         with contextlib.closing(self.connect()) as session:
-            return list(self._findings(session, schemas, job, written))
+            return self._checked(session, schemas, job, written)
+
+    def _checked(
+        self, session: Session, schemas: Sequence[TableSchema], job: JobIdentity | None, written: Collection[TableId]
+    ) -> list[Finding]:
+        findings = list(self._findings(session, schemas, job, written))
+        if written and any(finding.is_problem for finding in findings):
+            session.require_writable()  # what a job has written there, a standby may not have yet
+        return findings
 
     def _targets(self, session: Session, schemas: Sequence[TableSchema]) -> list[tuple[TableSchema, TargetName]]:
         return [(schema, target_of(schema.table, self.template, session.home)) for schema in schemas]
@@ -81,8 +89,6 @@ class MirrorSink:
         self, session: Session, schemas: Sequence[TableSchema], job: JobIdentity | None, written: Collection[TableId]
     ) -> Iterator[Finding]:
         targets = self._targets(session, schemas)
-        if written:  # a job that has written there: a fail-over may be under way
-            session.require_writable()
         needed = dict.fromkeys((session.home, *(target.schema for _, target in targets)))
         if (problem := session.server_problem(list(needed))) is not None:
             yield Finding(None, *problem)
@@ -112,7 +118,7 @@ class MirrorSink:
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         with contextlib.closing(self.connect()) as session:
-            raise_problems(list(self._findings(session, schemas, job, written)), [schema.table for schema in schemas])
+            raise_problems(self._checked(session, schemas, job, written), [schema.table for schema in schemas])
             targets = self._targets(session, schemas)
             for name in dict.fromkeys((session.home, *(target.schema for _, target in targets))):
                 if not session.schema_exists(name):

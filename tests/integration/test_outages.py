@@ -197,8 +197,10 @@ def test_a_source_that_stays_a_standby_ends_the_run_with_7(
         with pytest.raises(SourceUnavailableError, match=r"as a standby in 3 attempts.*Run the job again") as caught:
             go_on()
         assert (caught.value.exit_code, len(made)) == (7, 2 * number)
-    with pytest.raises(SourceUnavailableError, match="The server is a standby"), hold_job(job, Notes()):
-        pass
+    lags = load_job_file(tmp_path / "job.yaml", ["source.tables=[public.t, public.not_there_yet]"])
+    for now in (job, lags):
+        with pytest.raises(SourceUnavailableError, match="The server is a standby"), hold_job(now, Notes()):
+            pass
     become_primary()
     with hold_job(job, Notes()):
         pass
