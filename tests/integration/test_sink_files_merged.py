@@ -22,9 +22,14 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
+from tests.support.epochs import run_epochs
 from tests.support.every_type import EVERY_TYPE, every_value
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
 from tests.support.sink_state import FILE_SINKS, SinkCase
 from tidemark.sinks.files import merging
+from tidemark.sinks.files import sink as files_sink
 from tidemark.sinks.files.sink import FilesSink, table_folder_name
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.errors import JobHeldError, SinkError
@@ -230,3 +235,23 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     damaged.write_bytes(b"")
     with pytest.raises(SinkError, match=damaged.name):
         write(case, 64)
+
+
+def test_a_jobs_files_are_merged_while_it_runs(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run is another driver."""
+    for module in (merging, files_sink):
+        monkeypatch.setattr(module, "MERGED_FILES", 3)
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 0)")
+    sink = {"type": "files", "path": str(tmp_path / "out"), "merge_small_files": True}
+    path = write_job(tmp_path, source=source_of(mysql_database), sink=sink)
+    for number in range(1, 11):
+        run_epochs(path)
+        mysql_database.execute(f"UPDATE t SET v = {number} WHERE id = 1")
+    run_epochs(path)
+    history = read_history(tmp_path / "out", mysql_database.name, "t")
+    assert history["v"].to_pylist() == list(range(11))
+    files = list((tmp_path / "out" / f"{mysql_database.name}.t").glob("e*"))
+    assert len(files) < 8
+    assert any(len(file.name.split("-e")) == 2 for file in files)
