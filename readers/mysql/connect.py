@@ -6,7 +6,7 @@ timeouts and the visibility of generated columns. The session is read only.
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
@@ -89,6 +89,7 @@ def connect(
     database: str | None = None,
     read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
     reconnect: Reconnect = AT_START,
+    check: Callable[[Connection], str | None] | None = None,
 ) -> Connection:
     """Opens a connection with autocommit, UTC, utf8mb4, REPEATABLE READ, read only, and the settings of _SESSION.
 
@@ -96,7 +97,8 @@ def connect(
     A refusal (login, TLS, unknown database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or
     fails. With `tls.verify` the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the
     system trusts if `tls.ca` is None. Without `tls` nothing is encrypted, except the password of caching_sha2_password, which
-    is encrypted with the server's RSA key.
+    is encrypted with the server's RSA key. `check` returns why the server is to be waited for like one that is away, None for
+    one that is right, or raises.
     """
     context = None if tls is None else tls_context(tls)
     default = endpoint.database if database is None else database
@@ -106,6 +108,7 @@ def connect(
             connection = _open(endpoint, tls, context, purpose, default, read_timeout_seconds)
             try:
                 prepare_session(connection)
+                waits = None if check is None else check(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -120,8 +123,15 @@ def connect(
                     "the job again: it continues.",
                 ) from error
         else:
-            retrying.succeeded()
-            return connection
+            if waits is None:
+                retrying.succeeded()
+                return connection
+            connection.close()
+            if not retrying.failed(waits):
+                raise SourceUnavailableError(
+                    f"{endpoint.host}:{endpoint.port}, asked {retrying.failures} times: {waits}.",
+                    "Run the job again once the fail-over is over: it continues. Or name the job's server in source.url.",
+                )
 
 
 def server_text(connection: Connection) -> str:

@@ -6,9 +6,15 @@ from typing import Literal
 import pymysql
 from pymysql.constants import ER
 
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.reconnect import AT_START, Reconnect
+from tidemark.conf.source import Tls
 from tidemark.readers.mysql.connect import (
+    READ_TIMEOUT_SECONDS,
     Connection,
     Flavour,
+    Purpose,
+    connect,
     error_code,
     error_text,
     flavour_of,
@@ -150,7 +156,7 @@ def read_server(connection: Connection, expected: Flavour) -> ServerInfo:
         gtid_mode=values.get("gtid_mode", "").upper(),
         log_replica_updates=_is_on(values.get("log_replica_updates", values.get("log_slave_updates", "OFF"))),
         is_replica=_is_replica(connection, flavour, version, values),
-        read_only=values["read_only"].upper() not in {"OFF", "0"},  # MariaDB 12 has more values than ON and OFF
+        read_only=_is_read_only(values),
         galera=_is_on(values.get("wsrep_on", "OFF")),
         native_foreign_keys=(
             _is_on(values["innodb_native_foreign_keys"]) if "innodb_native_foreign_keys" in values else None
@@ -170,7 +176,36 @@ def require_identity(connection: Connection, expected: ServerIdentity) -> None:
 
     Rows of one server must never be combined with positions of another (failover, a proxy, a restored server).
     """
-    found = read_identity(connection)
+    _require_same(read_identity(connection), expected)
+
+
+def connect_to(
+    endpoint: Endpoint,
+    tls: Tls | None,
+    expected: ServerIdentity,
+    *,
+    accepted_writes: bool,
+    purpose: Purpose = "sql",
+    read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
+    reconnect: Reconnect = AT_START,
+) -> Connection:
+    """Connects to the job's server. Raises LogPositionLostError if another one answers. `accepted_writes`: that server did, at
+    the run's start. Then a fail-over is under way if a read-only one answers: it is waited for, as `reconnect` says."""
+
+    def check(connection: Connection) -> str | None:
+        values = _variables(connection, ("server_uuid", "server_id", "read_only"))
+        found = _identity(flavour_of(connection), values)
+        if found != expected and accepted_writes and _is_read_only(values):
+            return f"another server answers ({found.uuid}), and accepts no writes"
+        _require_same(found, expected)
+        return None
+
+    return connect(
+        endpoint, tls, purpose=purpose, read_timeout_seconds=read_timeout_seconds, reconnect=reconnect, check=check
+    )
+
+
+def _require_same(found: ServerIdentity, expected: ServerIdentity) -> None:
     if found != expected:
         raise LogPositionLostError(
             f"This is server {found.uuid} ({NAMES[found.flavour]}); the job's positions belong to {expected.uuid} "
@@ -283,6 +318,10 @@ def _variables(connection: Connection, names: tuple[str, ...] = _VARIABLES) -> d
 
 def _identity(flavour: Flavour, values: dict[str, str]) -> ServerIdentity:
     return ServerIdentity(flavour, values["server_uuid"] if flavour == "mysql" else f"server_id {values['server_id']}")
+
+
+def _is_read_only(values: dict[str, str]) -> bool:
+    return values["read_only"].upper() not in {"OFF", "0"}  # MariaDB 12 has more values than ON and OFF
 
 
 def _expire_seconds(values: dict[str, str]) -> int:

@@ -10,7 +10,7 @@ import pymysql
 from tidemark.conf.model import JobFile
 from tidemark.readers.added_columns import with_added_columns
 from tidemark.readers.bad_values import BadValueRule
-from tidemark.readers.found_source import FoundTables, checked
+from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, file_begun
@@ -30,6 +30,7 @@ from tidemark.readers.mysql.server import (
     ServerInfo,
     WatermarkMethod,
     binary_logs,
+    connect_to,
     read_server,
     require_identity,
     watermark_method,
@@ -98,8 +99,10 @@ class MySqlServer:
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if it is not the server that the job's positions belong to."""
-        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect)
-        return checked(connection, lambda opened: require_identity(opened, self.info.identity))
+        source, info = self.job.source, self.info
+        return connect_to(
+            source.url, source.tls, info.identity, accepted_writes=not info.read_only, reconnect=self.job.reconnect
+        )
 
 
 class MySqlAccess:

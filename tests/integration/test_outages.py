@@ -26,14 +26,22 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.jobs.job_tables import first_job_state
 from tidemark.jobs.monitoring import events
+from tidemark.jobs.sources import find_source
 from tidemark.jobs.spark.outages import Outage, TaskOutages
 from tidemark.jobs.startup import HeldJob, hold_job
 from tidemark.readers import lease as leasing
+from tidemark.readers.mysql.source import MySqlServer
 from tidemark.readers.postgres.source import find_postgres
 from tidemark.readers.source import SourceServer
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity, ReadOnlyError
-from tidemark.state.errors import JobHeldError, SinkError, SinkUnavailableError, SourceUnavailableError
+from tidemark.state.errors import (
+    JobHeldError,
+    LogPositionLostError,
+    SinkError,
+    SinkUnavailableError,
+    SourceUnavailableError,
+)
 from tidemark.state.job_state import JobState
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import WalPosition
@@ -204,6 +212,41 @@ def test_a_source_that_stays_a_standby_ends_the_run_with_7(
     become_primary()
     with hold_job(job, Notes()):
         pass
+
+
+def test_a_read_only_server_that_answers_instead_of_mariadb_is_waited_for_and_told(
+    during: Callable[[Act], list[float]], tmp_path: Path
+) -> None:
+    """MariaDB's server_id tells servers apart."""
+    with start_server("mariadb") as server, fresh_database(server) as source:
+        source.execute("CREATE TABLE t (id INT PRIMARY KEY, v TEXT)", "INSERT INTO t VALUES (1, 'a')")
+        path = write_job(tmp_path, source=source_of(source), sink={"type": "console"})
+        job = load_job_file(path)
+        with find_source(job) as found:
+            state = first_job_state(job, found)
+            job_server = found.server(state)
+        assert isinstance(job_server, MySqlServer)
+        (schema,) = state.schemas
+        ((own_id,),) = source.query("SELECT @@server_id")
+        split = Split(1, schema.table, schema.version, schema.key, KeyRange(None, None))
+        source.execute("SET GLOBAL server_id = 4711", "SET GLOBAL read_only = ON")
+        made = during(lambda: source.execute(f"SET GLOBAL server_id = {own_id}", "SET GLOBAL read_only = OFF"))
+        told, notes = events.Notes(), Notes()
+        with events.told_outages(told), job_server.split_reading([schema], "job") as reader:
+            assert reader.read(split, schema, state.start).rows["v"].to_pylist() == ["a"]
+        told.pass_on(notes)
+        assert len(made) == AWAY
+        assert [event for event, _ in notes.found] == ["unreachable", "reachable"]
+        assert "(server_id 4711), and accepts no writes" in notes.found[0][1]["cause"]
+        source.execute("SET GLOBAL server_id = 4711")  # the fail-over has ended there: it accepts writes
+        with pytest.raises(LogPositionLostError, match="the job's positions belong to"):
+            job_server.planner_access(state).log_end()
+        source.execute("SET GLOBAL read_only = ON")
+        made = during(lambda: None)
+        soon = load_job_file(path, ["reconnect.attempts=2"])
+        with pytest.raises(SourceUnavailableError, match=r"asked 3 times: another server answers \(server_id 4711\)"):
+            dataclasses.replace(job_server, job=soon).planner_access(state).log_end()
+        assert len(made) == 2
 
 
 # The lease

@@ -21,9 +21,9 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.redaction import redact
 from tidemark.conf.source import Tls
 from tidemark.readers.mysql.binlog.events import FILE_START, header
-from tidemark.readers.mysql.connect import Connection, Flavour, connect, error_code, error_text, is_transient
+from tidemark.readers.mysql.connect import Connection, Flavour, error_code, error_text, is_transient
 from tidemark.readers.mysql.schema import table_effects
-from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, require_identity
+from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, connect_to
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.state.errors import (
     DamagedLogError,
@@ -93,6 +93,7 @@ class ServerLog:
     server_ids: tuple[int, ...]
     logs_cascades: bool
     reconnect: Reconnect = AT_START
+    accepted_writes: bool = False
 
     @classmethod
     def of(
@@ -104,7 +105,17 @@ class ServerLog:
         reconnect: Reconnect = AT_START,
     ) -> "ServerLog":
         names = server.lower_case_table_names != 0
-        return cls(endpoint, tls, server.flavour, server.identity, names, server_ids, server.logs_cascades, reconnect)
+        return cls(
+            endpoint,
+            tls,
+            server.flavour,
+            server.identity,
+            names,
+            server_ids,
+            server.logs_cascades,
+            reconnect,
+            not server.read_only,
+        )
 
     def is_isolated(self, table: TableId) -> bool:
         return self._ask(lambda connection: table_effects.is_isolated(connection, table))
@@ -123,15 +134,15 @@ class ServerLog:
             session.close()
 
     def open(self) -> Connection:
-        connection = connect(
-            self.endpoint, self.tls, purpose="log", read_timeout_seconds=SILENCE_SECONDS, reconnect=self.reconnect
+        return connect_to(
+            self.endpoint,
+            self.tls,
+            self.identity,
+            accepted_writes=self.accepted_writes,
+            purpose="log",
+            read_timeout_seconds=SILENCE_SECONDS,
+            reconnect=self.reconnect,
         )
-        try:
-            require_identity(connection, self.identity)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
 
 def file_begun(source: LogSource, file: str) -> int:

@@ -30,13 +30,13 @@ from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, f
 from tidemark.readers.mysql.binlog.positions import LogPositions
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
-from tidemark.readers.mysql.connect import Connection, connect, error_code, quote_table
+from tidemark.readers.mysql.connect import Connection, error_code, quote_table
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.keys.key_columns import column_list, key_columns, null_key, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.schema.table_facts import read_tables
-from tidemark.readers.mysql.server import ServerInfo, WatermarkMethod, require_identity
+from tidemark.readers.mysql.server import ServerInfo, WatermarkMethod, connect_to
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.readers.mysql.snapshot.anchors import newest_anchor, remember_anchor
 from tidemark.readers.mysql.snapshot.result import stream_select
@@ -97,13 +97,13 @@ class SnapshotSource:
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError for another server than the job's."""
-        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect)
-        try:
-            require_identity(connection, self.server.identity)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return connect_to(
+            self.endpoint,
+            self.tls,
+            self.server.identity,
+            accepted_writes=not self.server.read_only,
+            reconnect=self.reconnect,
+        )
 
 
 class SplitReader(RetryingSplitReader[Connection]):
