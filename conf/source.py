@@ -257,6 +257,12 @@ class Source(Section):
         "is lost again before all rows were read. `stop`: the job stops. In modes other than full+incremental always `stop`. "
         "Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is still the same server.",
     )
+    cascades: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="MySQL, MariaDB: what happens to tables that foreign keys change by CASCADE or SET NULL where the server "
+        "does not log these changes. `refuse`: the table is refused. `warn`: it is copied, and its copy keeps rows and values "
+        "that such a key has deleted or changed. `tidemark reconcile` finds them.",
+    )
     discover_seconds: SecondsOrZero = Field(
         60.0,
         description="How often a job that runs on looks for new tables that `tables` selects, in seconds. They join while it "

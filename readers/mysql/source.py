@@ -74,6 +74,7 @@ class MySqlServer:
                 server_ids=tuple(job.server_ids),
                 job_uuid=job_uuid,
                 zero_dates_null=source.zero_dates == "null",
+                cascades_pass=source.cascades == "warn",
                 where=split_conditions(job, schemas),
                 masked=masked_tables(job),
                 bad_values=BadValueRule.of(job),
@@ -86,6 +87,7 @@ class MySqlServer:
         log = ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids), reconnect)
         options = ReadOptions(
             zero_dates_null=source.zero_dates == "null",
+            cascades_pass=source.cascades == "warn",
             bad_values=BadValueRule.of(self.job),
             reconnect_attempts=reconnect.attempts,
             max_delay_seconds=reconnect.max_delay_seconds,
@@ -264,6 +266,7 @@ def _demands(job: JobFile, *, needs_key: bool) -> Demands:
         needs_key=needs_key,
         parallelism=job.snapshot.parallelism,
         server_id_count=len(job.server_ids),
+        cascades=job.source.cascades,
         tables=TableSettings.of(job),
     )
 

@@ -369,11 +369,12 @@ class EventHandler:
                 changed[0],
             )
         cascading = [wanted for table in meaning.cascades for wanted in self._named(table)]
-        if cascading and not log.source.logs_cascades:
+        if cascading and not (log.source.logs_cascades or log.options.cascades_pass):
             raise SchemaChangedError(
                 f"{log.position}: {meaning.what} adds a foreign key with CASCADE or SET NULL to {cascading[0]}, and the server "
                 "does not log the rows that such a key changes.",
-                f"Make it RESTRICT or NO ACTION, then {START_OVER}; or leave the table out: source.exclude_tables.",
+                f"Make it RESTRICT or NO ACTION, then {START_OVER}; or leave the table out: source.exclude_tables; or go on "
+                "without these changes: source.cascades: warn.",
                 cascading[0],
             )
         for table in meaning.lost_index:

@@ -40,12 +40,14 @@ from tidemark.state.table import TableId, TableSchema
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """`skip`: transactions whose rows are not wanted. `replay`: the range completes a split, so a change that makes this
-    impossible raises SplitChangedError. `reconnect_attempts`: new connections in a row without progress. `bad_values`: what
+    impossible raises SplitChangedError. `cascades_pass`: foreign keys whose changes are not logged may be added.
+    `reconnect_attempts`: new connections in a row without progress. `bad_values`: what
     becomes of values that their Arrow type can't hold. The sizes bound the memory."""
 
     skip: GtidSet | None = None
     replay: bool = False
     zero_dates_null: bool = False
+    cascades_pass: bool = False
     bad_values: BadValueRule = STOP
     reconnect_attempts: int | None = None
     max_delay_seconds: float = 5.0

@@ -37,6 +37,7 @@ class Demands:
     needs_key: bool
     parallelism: int
     server_id_count: int
+    cascades: Literal["refuse", "warn"] = "refuse"
     tables: TableSettings = field(default_factory=TableSettings)
 
     @property
@@ -66,7 +67,7 @@ def preflight(
         unreadable = check_select(connection, facts, exclude_columns=excluded)
         findings += unreadable
         findings += check_storage(facts, snapshots=demands.snapshots)
-        findings += check_cascades(facts, server)
+        findings += check_cascades(facts, server, demands.cascades)
         if status is not None:
             findings += check_logged(facts, status)
         if unreadable:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection
+from typing import Literal
 
 import pymysql
 
@@ -81,9 +82,11 @@ def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
     return found
 
 
-def check_cascades(facts: TableFacts, server: ServerInfo) -> list[Finding]:
-    """Refuses foreign keys with CASCADE or SET NULL if InnoDB changes the child rows itself: such changes are not logged.
-    Seen on MariaDB 10.11 and 11.4. MySQL 9.7 logs them unless innodb_native_foreign_keys is ON; older MySQL never does.
+def check_cascades(
+    facts: TableFacts, server: ServerInfo, policy: Literal["refuse", "warn"] = "refuse"
+) -> list[Finding]:
+    """Refuses, or warns of, foreign keys with CASCADE or SET NULL if InnoDB changes the child rows itself: such changes are not
+    logged. Seen on MariaDB 10.11 and 11.4. MySQL 9.7 logs them unless innodb_native_foreign_keys is ON; older MySQL never does.
     """
     if server.logs_cascades:
         return []
@@ -91,14 +94,16 @@ def check_cascades(facts: TableFacts, server: ServerInfo) -> list[Finding]:
     if not names:
         return []
     newer = " MySQL since 9.6 logs such changes (innodb_native_foreign_keys=OFF)." if server.flavour == "mysql" else ""
-    return [
-        refusal(
-            f"{facts.table} is changed by foreign keys with CASCADE or SET NULL ({', '.join(names)}): {server.name} "
-            "does not log these changes.",
-            f"Make them RESTRICT or NO ACTION and let the application do the change, or leave the table out.{newer}",
-            table=facts.table,
-        )
-    ]
+    text = (
+        f"{facts.table} is changed by foreign keys with CASCADE or SET NULL ({', '.join(names)}): {server.name} "
+        "does not log these changes."
+    )
+    remedy = f"Make them RESTRICT or NO ACTION and let the application do the change, or leave the table out.{newer}"
+    if policy == "warn":
+        text = f"{text} Its copy keeps the rows and values that they delete or change (source.cascades: warn)."
+        return [warning(text, f"Compare at times: tidemark reconcile. {remedy}", table=facts.table)]
+    anyway = "To copy it without these changes: source.cascades: warn."
+    return [refusal(text, f"{remedy} {anyway}", table=facts.table)]
 
 
 def check_logged(facts: TableFacts, status: LogStatus) -> list[Finding]:

@@ -79,7 +79,8 @@ class ReadHooks:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `where`: snapshot.where. `masked`:
+    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `cascades_pass`: as in
+    ReadOptions. `where`: snapshot.where. `masked`:
     tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow type can't
     hold, and of rows with an invalid date in their key. The readers of a process with the same job and server share anchors."""
 
@@ -90,6 +91,7 @@ class SnapshotSource:
     server_ids: tuple[int, ...]
     job_uuid: str
     zero_dates_null: bool = True
+    cascades_pass: bool = False
     where: Mapping[TableId, str] = field(default_factory=dict)
     masked: frozenset[TableId] = frozenset()
     bad_values: BadValueRule = STOP
@@ -242,7 +244,9 @@ class SplitReader(RetryingSplitReader[Connection]):
         self.counters.replays += 1
         log_range = LogRange(low.start, end, low.prepared)
         source = self._source
-        options = ReadOptions(zero_dates_null=source.zero_dates_null, bad_values=source.bad_values)
+        options = ReadOptions(
+            zero_dates_null=source.zero_dates_null, cascades_pass=source.cascades_pass, bad_values=source.bad_values
+        )
         reader = LogReader(self._log(), {schema.table: schema}, options)
         for batch in reader.read(log_range, skip=low.contained, replay=True):
             self.counters.replayed_changes += batch.rows.num_rows
