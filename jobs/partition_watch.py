@@ -13,7 +13,6 @@ class PartitionWatch:
     def __init__(self, access: PlannerAccess, checkpoint: Checkpoint, job_state: JobState) -> None:
         self._access = access if isinstance(access, WatchesPartitions) else None
         self._checkpoint = checkpoint
-        self._first = job_state.partitions
         self._job_state = job_state
         self._known: Partitions | None = None
         self._kept: tuple[tuple[WatchedTable, ...], KeptPartitions] | None = None
@@ -23,10 +22,12 @@ class PartitionWatch:
     def look(self, committed: int) -> None:
         """Compares with the last look, the first time with the plan of epoch `committed`. Raises PartitionsChangedError,
         SchemaChangedError."""
-        if self._first is None or self._access is None:
+        if self._access is None:
             return
         if self._known is None:
-            self._known = self._of_plan(committed, self._first)
+            self._known = partitions_of_plan(self._checkpoint, self._job_state, committed)
+            if self._known is None:
+                return
         seen = self._access.look_at_partitions(self._known)
         self._known = seen.now
         self.warnings += seen.warnings
@@ -50,10 +51,12 @@ class PartitionWatch:
                 return  # this driver was frozen, and another one goes on
             self._checkpoint.forget_partitions(self._kept[1])
 
-    def _of_plan(self, committed: int, first: Partitions) -> Partitions:
-        """The partitions of a plan, with the tables that joined since and without those that left."""
-        kept = None if committed == 0 else self._checkpoint.plan(committed).partitions
-        if kept is None:
-            return first
-        back = {table for joined in self._job_state.joined if committed <= joined.after_epoch for table in joined.back}
-        return self._checkpoint.partitions(kept).without(self._job_state.left_tables | back).plus(first)
+
+def partitions_of_plan(checkpoint: Checkpoint, state: JobState, epoch: int) -> Partitions | None:
+    """The partitions of a plan, with the tables that joined since and without those that left. None for other sources than
+    PostgreSQL. `epoch`: 0 for those before the first plan."""
+    kept = None if state.partitions is None or epoch == 0 else checkpoint.plan(epoch).partitions
+    if kept is None or state.partitions is None:
+        return state.partitions
+    back = {table for joined in state.joined if epoch <= joined.after_epoch for table in joined.back}
+    return checkpoint.partitions(kept).without(state.left_tables | back).plus(state.partitions)

@@ -5,6 +5,7 @@ import time
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import to_be_found, unfinished_epoch
+from tidemark.jobs.partition_watch import partitions_of_plan
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
 from tidemark.readers.added_columns import new_columns
@@ -39,7 +40,7 @@ def adds_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink
     try:
         with find_source(to_be_found(job, state)) as found:
             raise_passing(found.findings)
-            schema = found.extended(known)
+            schema = found.extended(known, partitions_of_plan(checkpoint, state, max(checkpoint.plan_epochs())))
     except (SourceNotUsableError, JobFileError):  # it is gone, or more is wrong: the next check says what
         return False
     if schema is None:

@@ -124,9 +124,10 @@ class FoundSource(Protocol):
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         """Returns the schemas of these tables, read again. A table that is refused now is missing."""
 
-    def extended(self, known: TableSchema) -> TableSchema | None:
+    def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         """Returns `known` with the columns that the table got since, if nothing else of it changed and they may be NULL in all
-        rows that it had; else None. MySQL's log tells with each ALTER TABLE whether they are."""
+        rows that it had; else None. MySQL's log tells with each ALTER TABLE whether they are. `seen`: PostgreSQL's tables when
+        the table did not have the columns."""
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         """Raises LogPositionLostError unless this is the job's server, and its log still has `positions`, up to which the

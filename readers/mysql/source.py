@@ -47,6 +47,7 @@ from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState
 from tidemark.state.key_source import KeySource
 from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.partitions import Partitions
 from tidemark.state.position import BinlogPosition, Position, binlog_position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
@@ -184,7 +185,7 @@ class FoundMySql(FoundTables):
             wait_for_alter(self.connection, table)
         return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
-    def extended(self, known: TableSchema) -> TableSchema | None:
+    def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         now = self.schemas_now([known.table]).get(known.table)
         return None if now is None else with_added_columns(known, now)
 

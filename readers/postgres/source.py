@@ -20,11 +20,11 @@ from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.postgres.connect import Connection, connect, error_text, quote_table, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
-from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look
+from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look, may_have_values
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
-from tidemark.readers.postgres.schema.catalog import find_tables, has_missing_values, split_key
+from tidemark.readers.postgres.schema.catalog import find_tables, split_key
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.server_checks import check_settings
@@ -332,7 +332,7 @@ class FoundPostgres(FoundTables):
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
-    def extended(self, known: TableSchema) -> TableSchema | None:
+    def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         """The table's newest columns, added one after the other: with a column that was dropped in between, the log may have
         values of that under the same name."""
         now = self.schemas_now([known.table]).get(known.table)
@@ -344,7 +344,11 @@ class FoundPostgres(FoundTables):
         numbers = [column.number for column in new]
         if numbers != list(range(last + 1, last + 1 + len(new))):
             return None
-        return None if has_missing_values(self.connection, known, [column.name for column in new]) else schema
+        tables = () if seen is None else seen.tables
+        before = next((table for table in tables if table.oid == known.oid), None)
+        if before is None or may_have_values(self.connection, before, [column.name for column in new]):
+            return None
+        return schema
 
     def memberships(self) -> tuple[Membership, ...]:
         return tuple(Membership(table, text) for table, text in sorted(self.published.items()))

@@ -144,7 +144,8 @@ class Rejects:
         ((line,),) = self.session.query(sql, (*self._of(schema.table), _digest(key)))
         row = json.loads(line)
         kinds = schema.arrow_schema()
-        return {n: None if row[n] is None else _reader(kinds.field(n).type)(row[n]) for n in schema.toastable}
+        found = {name: row.get(name) for name in schema.toastable}  # the table may have got columns since
+        return {name: None if v is None else _reader(kinds.field(name).type)(v) for name, v in found.items()}
 
 
 _OF_TABLE = "job_uuid = %s AND source_database = %s AND source_table = %s"

@@ -140,6 +140,11 @@ NOT_NULL_IN_OLD_ROWS = (
     ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", "ALTER TABLE t ALTER COLUMN more SET DEFAULT NULL"),
     ("ALTER TABLE t ADD COLUMN more INT GENERATED ALWAYS AS (id + 1) STORED",),
 )
+REWRITTEN = (
+    ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", "VACUUM FULL t"),
+    ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", "ALTER TABLE t ALTER more DROP DEFAULT", "CLUSTER t USING t_pkey"),
+    ("ALTER TABLE t ADD COLUMN more INT DEFAULT random() * 0 + 5", "ALTER TABLE t ALTER more DROP DEFAULT"),
+)
 OTHER_CHANGES = (
     # The log has values of the first column, which is gone.
     (
@@ -176,6 +181,92 @@ def test_after_more_than_that_the_table_is_read_again(
     if "RENAME" in statements[0]:
         columns = ["id", "name", "more"]
     assert folded(tmp_path, database, *columns) == rows_of(database, "t", *columns)
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["plain", "partitioned"])
+@pytest.mark.parametrize("statements", REWRITTEN, ids=" / ".join)
+def test_a_rewrite_hides_from_the_catalog_that_older_rows_have_values(
+    postgres18_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    statements: tuple[str, ...],
+    is_partitioned: bool,
+) -> None:
+    """VACUUM FULL writes the column's values into the rows, which keep their transaction ids."""
+    database, notes = postgres18_database, Notes()
+    create(database)
+    if is_partitioned:
+        database.execute(
+            "ALTER TABLE t RENAME TO p",
+            "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20)) PARTITION BY RANGE (id)",
+            "ALTER TABLE t ATTACH PARTITION p FOR VALUES FROM (0) TO (100)",
+        )
+        statements = tuple(text.replace("CLUSTER t USING t_pkey", "CLUSTER p USING t_pkey") for text in statements)
+    source = source_of(database, on_table_error="park", tables=["public.t", "public.other"], partitions_removed="keep")
+    job = job_of(database, tmp_path, postgres_database, source=source)
+    run_epochs(job)
+    database.execute(*statements, "INSERT INTO t (id, more) VALUES (20, 1)")
+    run_epochs(job, notes=notes)
+    columns = ("id", "name", "more")
+    assert rows_of(postgres_database, "copy_t", *columns) == rows_of(database, "t", *columns)
+    assert told(notes) == ["left", "joined"]
+
+
+NAMES_IN_THE_LOG = (
+    (
+        "ALTER TABLE t ADD COLUMN more INT",
+        "INSERT INTO t (id, more) VALUES (20, 1)",
+        "ALTER TABLE t RENAME COLUMN more TO first",
+        "ALTER TABLE t ADD COLUMN more INT",
+    ),
+    (
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "ALTER TABLE t ADD COLUMN more mood",
+        "INSERT INTO t (id, more) VALUES (20, 'sad')",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+    ),
+    (
+        "CREATE TYPE pair AS (a int, b int)",
+        "ALTER TABLE t ADD COLUMN more pair[]",
+        "INSERT INTO t (id, more) VALUES (20, '{\"(1,2)\"}')",
+        "ALTER TYPE pair ADD ATTRIBUTE c int",
+    ),
+)
+
+
+@pytest.mark.parametrize("statements", NAMES_IN_THE_LOG, ids=" / ".join)
+def test_names_that_were_others_when_rows_were_logged(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    """PostgreSQL's log has neither ALTER TABLE nor the numbers of columns."""
+    database, notes = postgres18_database, Notes()
+    create(database)
+    job = job_of(database, tmp_path, postgres_database)
+    run_epochs(job)
+    database.execute(*statements)
+    run_epochs(job, notes=notes)
+    columns = ("id", "name", "more::text", "first") if "first" in statements[2] else ("id", "name", "more::text")
+    assert rows_of(postgres_database, "copy_t", *columns) == rows_of(database, "t", *columns)
+    assert told(notes)[-2:] == ["left", "joined"]
+
+
+def test_a_new_column_of_a_new_type_is_followed(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    database, notes = postgres18_database, Notes()
+    create(database)
+    job = job_of(database, tmp_path, postgres_database)
+    run_epochs(job)
+    database.execute(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TYPE pair AS (a mood, b int)",
+        "ALTER TABLE t ADD COLUMN more pair",
+        "INSERT INTO t (id, more) VALUES (20, '(ok,1)')",
+    )
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"]
+    columns = ("id", "name", "more::text")
+    assert rows_of(postgres_database, "copy_t", *columns) == rows_of(database, "t", *columns)
 
 
 def test_a_copy_that_has_values_in_such_a_column_is_written_again(

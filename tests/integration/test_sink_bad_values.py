@@ -213,6 +213,20 @@ def test_values_that_the_log_left_out_come_from_the_copy_and_from_the_rejects(re
     assert rejects(copy) == []
 
 
+def test_a_rejected_row_is_completed_although_its_table_got_a_column_since(request: pytest.FixtureRequest) -> None:
+    copy = prepared(make_case("mysql", request, source="postgresql"), "reject", LONG)
+    body = "it's\n\\" * 100
+    write(copy, snapshot_part(1, 1, LONG, [(1, INFINITY, body, None)]), LONG)
+    more = dataclasses.replace(
+        LONG, columns=(*LONG.columns, dataclasses.replace(LONG.column("body"), name="more", added=True))
+    )
+    assert isinstance(copy.sink, MirrorSink)
+    copy.sink.add_columns(copy.job, more, ["more"])
+    write(copy, log_part(2, (more, [(UPDATE, (1, 1.5, UNCHANGED, UNCHANGED, None))])), more)
+    assert copy.rows(more) == [(1, 1.5, body, None, None)]
+    assert rejects(copy) == []
+
+
 def test_rows_whose_key_is_not_known_are_kept_as_changes(mirror: SinkCase) -> None:  # noqa: F811
     """A zero date arrives as null: two keys may look alike, so nothing is replaced or removed."""
     copy = prepared(mirror, "stop", DATED)

@@ -26,16 +26,19 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relpersistence = 'p',
             WHERE i.indrelid = c.oid AND i.indisunique)))
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%s::oid[])"""
-# All types that the text of a column's values depends on: of domains, arrays, ranges, and attributes of composite types.
-_TYPE_PARTS = """
+# All types that the text of a type's values depends on: of domains, arrays, ranges, and attributes of composite types.
+_INNER_TYPES = """
+        SELECT p.typbasetype UNION ALL SELECT p.typelem
+        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid
+        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
+        WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped"""
+_TYPE_PARTS = f"""
 WITH RECURSIVE types(root, attnum, type) AS (
     SELECT a.attrelid, a.attnum, a.atttypid FROM pg_attribute AS a
     WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
     UNION
-    SELECT t.root, t.attnum, inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL (
-        SELECT p.typbasetype UNION ALL SELECT p.typelem
-        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid
-        UNION ALL SELECT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    SELECT t.root, t.attnum, inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type
+    CROSS JOIN LATERAL ({_INNER_TYPES}
     ) AS inner_type(oid) WHERE inner_type.oid <> 0
 )
 SELECT t.root::bigint, concat_ws(' ', t.attnum, 'label', e.oid), e.enumlabel
@@ -119,6 +122,51 @@ def look(connection: Connection, known: Partitions) -> Partitions:
         parts = tuple(type_parts[table.oid])
         tables.append(WatchedTable(table.table, table.oid, tuple(found[table.oid]), filenode, columns, parts))
     return Partitions(ended_xid, tuple(tables))
+
+
+def may_have_values(connection: Connection, before: WatchedTable, names: Sequence[str]) -> bool:
+    """Returns True if rows that the table had before one of the columns was added may have a value in it: the catalog says so
+    (pg_attribute.atthasmissing), or they were rewritten since. VACUUM FULL and CLUSTER write such values into the rows and keep
+    the rows' transaction ids, and the catalog no longer tells. `before`: the table without the columns."""
+    files = {before.oid: before.filenode} | {partition.oid: partition.filenode for partition in before.partitions}
+    with connection.cursor() as cursor:
+        cursor.execute(_VALUES, {"oid": before.oid, "names": list(names)})
+        return any(is_missing or file != files.get(oid, file and oid) for oid, file, is_missing in cursor.fetchall())
+
+
+def were_types_altered(connection: Connection, oid: int, numbers: Sequence[int], ended_xid: int) -> bool:
+    """Returns True if a label or attribute of the columns' types was written since `ended_xid`, and not together with its
+    type. `numbers`: of the table's columns."""
+    arguments = {"oid": oid, "numbers": list(numbers), "last_xid": (ended_xid - 1) % 2**32}
+    with connection.cursor() as cursor:
+        cursor.execute(_ALTERED_TYPES, arguments)
+        ((found,),) = cursor.fetchall()
+    return bool(found)
+
+
+# One query: it sees a rewrite and what the rewrite does to the columns, or neither.
+_VALUES = """
+WITH RECURSIVE tree(oid) AS (
+    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid)
+SELECT c.oid::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END, EXISTS (
+    SELECT FROM pg_attribute AS a
+    WHERE a.attrelid = c.oid AND a.attname = ANY (%(names)s::name[]) AND NOT a.attisdropped AND a.atthasmissing)
+FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid"""
+_ALTERED_TYPES = f"""
+WITH RECURSIVE types(type) AS (
+    SELECT a.atttypid FROM pg_attribute AS a
+    WHERE a.attrelid = %(oid)s::oid AND a.attnum = ANY (%(numbers)s::int2[])
+    UNION
+    SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type
+    CROSS JOIN LATERAL ({_INNER_TYPES}
+    ) AS inner_type(oid) WHERE inner_type.oid <> 0
+)
+SELECT EXISTS (
+    SELECT FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL (
+        SELECT e.xmin FROM pg_enum AS e WHERE e.enumtypid = p.oid
+        UNION ALL SELECT a.xmin FROM pg_attribute AS a WHERE a.attrelid = p.typrelid AND a.attnum > 0
+    ) AS part(xid)
+    WHERE part.xid <> p.xmin AND age(part.xid) >= 0 AND age(part.xid) < age(%(last_xid)s::text::xid))"""
 
 
 @dataclass(frozen=True, slots=True)

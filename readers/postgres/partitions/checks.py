@@ -21,9 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tidemark.readers.postgres.connect import Connection, quote_table
-from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look
+from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look, were_types_altered
 from tidemark.readers.postgres.pgoutput.stream import peek_query
-from tidemark.readers.postgres.schema.identity import require_same_shape, require_same_types, was_rewritten
+from tidemark.readers.postgres.schema.identity import (
+    require_same_shape,
+    require_same_types,
+    types_altered,
+    was_rewritten,
+)
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
@@ -122,6 +127,7 @@ def look_again(
             if changes != Differences():
                 checks.check(after, changes, known.ended_xid)
             require_same_types(schemas[after.table], before, after)
+            checks.check_new_types(schemas[after.table], before, after, known.ended_xid)
             if before.columns != after.columns:
                 facts = read_tables(connection, [after.table])[after.table]
                 listed = has_column_list(connection, slot_source.publication, schemas[after.table])
@@ -160,6 +166,14 @@ class _Checks:
         storage = self._storages(after, [whole])[after.oid]
         if not storage.has(earlier_than(ended_xid)) and storage.written_xid not in self._truncations(after.oid):
             raise was_rewritten(after.table)
+
+    def check_new_types(self, schema: TableSchema, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
+        """Raises SchemaChangedError if the log may have values of added columns with the names that labels or attributes had
+        before they were renamed."""
+        old, new = ({int(name.split()[0]) for name, _ in table.type_parts} for table in (before, after))
+        numbers = [c.number for c in schema.captured if c.added and c.number is not None and c.number in new - old]
+        if numbers and were_types_altered(self.connection, after.oid, numbers, ended_xid):
+            raise types_altered(schema, numbers)
 
     def _is_published_by_name(self, oid: int) -> bool:
         with self.connection.cursor() as cursor:

@@ -169,19 +169,3 @@ def _columns(index: UniqueIndex) -> tuple[str, ...]:
 
 def _listed(index: UniqueIndex) -> str:
     return ", ".join(_columns(index))
-
-
-def has_missing_values(connection: Connection, schema: TableSchema, names: Sequence[str]) -> bool:
-    """Returns True if rows that the table, or a partition of it, had before one of the columns was added have a value in it
-    (pg_attribute.atthasmissing)."""
-    with connection.cursor() as cursor:
-        cursor.execute(_HAS_MISSING, {"oid": schema.oid, "names": list(names)})
-        ((found,),) = cursor.fetchall()
-    return bool(found)
-
-
-_HAS_MISSING = """
-WITH RECURSIVE tree(oid) AS (
-    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid)
-SELECT EXISTS (SELECT FROM tree AS t JOIN pg_attribute AS a ON a.attrelid = t.oid
-               WHERE a.attname = ANY (%(names)s::name[]) AND NOT a.attisdropped AND a.atthasmissing)"""

@@ -3,7 +3,7 @@
 Names do not identify tables: another table may have the name now.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.state.errors import SchemaChangedError
@@ -73,16 +73,21 @@ def _require_same_columns(schema: TableSchema, numbers: Mapping[str, int | None]
 def require_same_types(schema: TableSchema, before: WatchedTable, now: WatchedTable) -> None:
     """Raises SchemaChangedError if the text of values that were copied is another one now. A new label of an enum is no such
     change."""
-    parts, names = dict(now.type_parts), {column.number: column.name for column in schema.captured}
+    parts, numbers = dict(now.type_parts), [column.number for column in schema.captured]
     changed = {int(name.split()[0]) for name, text in before.type_parts if parts.get(name, text) != text}
-    altered = [name for number, name in names.items() if number in changed]
+    altered = changed.intersection(numbers)
     if altered:
-        raise SchemaChangedError(
-            f"The type of {', '.join(altered)} of {now.table} was altered: a label of an enum was renamed, or an attribute of "
-            "a composite type was added, dropped or altered. Values that were copied before have another text now.",
-            f"If no row of the table was written since, undo the change and run the job again. {LEAVE_OUT}",
-            schema.table,
-        )
+        raise types_altered(schema, altered)
+
+
+def types_altered(schema: TableSchema, numbers: Collection[int]) -> SchemaChangedError:
+    names = [column.name for column in schema.captured if column.number in numbers]
+    return SchemaChangedError(
+        f"The type of {', '.join(names)} of {schema.table} was altered: a label of an enum was renamed, or an attribute of "
+        "a composite type was added, dropped or altered. Values that were copied before have another text now.",
+        f"If no row of the table was written since, undo the change and run the job again. {LEAVE_OUT}",
+        schema.table,
+    )
 
 
 def is_another_table(table: TableId) -> SchemaChangedError:
