@@ -42,6 +42,8 @@ class CopyProgress:
             raise NotComparableError("it is not in the job any more: it was parked or excluded")
         if all((known.table, known.version) != (schema.table, schema.version) for known in state.schemas):
             raise NotComparableError("its rows are read again since the comparison began")
+        if schema not in state.schemas:
+            raise NotComparableError("it got new columns since the comparison began")
         _, now = self.now()
         copied = next((table for table in now.tables if table.table == schema.table), None)
         passed = copied is not None and copied.passed

@@ -1,6 +1,6 @@
 """Compares a job's tables with their copies, without the job's lease: it may run meanwhile."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
@@ -65,12 +65,11 @@ def reconcile_tables(
     columns = {split_key.table: split_key.columns for split_key in state.split_keys}
     for schema in state.schemas:
         if schema.table in wanted:
-            comparison = TableComparison(
-                sides, schema, outputs[schema.table], columns[schema.table], watch(schema.table)
-            )
             try:
+                _require_rows(schema, columns)
                 _require_same_columns(schema, now.get(schema.table))
-                yield comparison.run()
+                of_table = outputs[schema.table], columns[schema.table], watch(schema.table)
+                yield TableComparison(sides, schema, *of_table).run()
             except NotComparableError as error:
                 yield TableResult(outputs[schema.table], skipped=str(error))
 
@@ -98,6 +97,11 @@ def _wanted(state: JobState, tables: Sequence[TableName]) -> set[TableId]:
             f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
         )
     return wanted
+
+
+def _require_rows(schema: TableSchema, columns: Collection[TableId]) -> None:
+    if schema.table not in columns:
+        raise NotComparableError("it joined the job in mode incremental, so its rows were not copied")
 
 
 def _require_same_columns(schema: TableSchema, now: TableSchema | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tidemark.jobs.reconcile.copy_progress import POLL_SECONDS, CopyProgress
 from tidemark.readers.source import PlannerAccess, SourceServer
-from tidemark.state.errors import LogPositionLostError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import Position
 from tidemark.state.table import TableId, TableSchema
@@ -42,5 +42,5 @@ def may_have_changed(
         reading = server.log_reading(schemas)
         log_range = LogRange(now.position, extent.end, now.prepared)
         return any(batch.table == table and batch.rows.num_rows for batch in reading.read(log_range))
-    except LogPositionLostError:  # nobody can tell any more what has changed
+    except (LogPositionLostError, SourceNotUsableError):  # nobody can tell now what has changed: the job will say why
         return True

@@ -334,6 +334,53 @@ def test_a_table_that_is_read_again_is_not_compared(
     assert results["orders"].skipped is None
 
 
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3], PAIRS[4]], indirect=True)
+def test_another_tables_ddl_in_the_unread_log_does_not_end_the_comparison(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    create_tables(source, rows=60, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_orders WHERE id = 5")
+    source.execute("ALTER TABLE customers ADD COLUMN more INT", "UPDATE customers SET version = version + 1")
+    results = compared(job)
+    assert results["customers"].skipped == "its columns were changed, and the job has not taken the change in yet"
+    assert (results["orders"].behind, results["orders"].differences) == (1, 0)
+    assert (results["order_lines"].behind, results["order_lines"].skipped) == (0, None)
+
+
+def test_a_table_that_gets_columns_meanwhile_is_not_called_equal(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=60, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+
+    class Altering(Silent):
+        def ranges(self, done: int, rows: int) -> None:
+            if done == 1:
+                source.execute("ALTER TABLE orders ADD COLUMN more INT")
+                run_epochs(job, "sink.on_schema_change=evolve")
+
+    (result,) = reconcile_tables(load_job_file(job), [TableName(source.schema, "orders")], watch=lambda _: Altering())
+    assert result.skipped == "it got new columns since the comparison began"
+
+
+def test_a_table_without_copied_rows_is_not_compared(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    source.execute("CREATE TABLE later (id INT PRIMARY KEY)", "INSERT INTO later VALUES (1)")
+    run_epochs(job, "mode=incremental")
+    results = compared(job)
+    assert results["later"].skipped == "it joined the job in mode incremental, so its rows were not copied"
+    assert results["orders"].skipped is None
+
+
 def test_many_surplus_rows_end_the_comparison_of_a_table(
     mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
