@@ -52,6 +52,7 @@ from tidemark.state.errors import (
     NothingSelectedError,
     SinkError,
     SinkUnavailableError,
+    TableGoneError,
     TidemarkError,
 )
 from tidemark.state.failpoints import failpoint
@@ -214,7 +215,7 @@ def _held(
         try:
             held = _looked_for(job, events, lease, admit, trouble)
             break
-        except TablesAlteredError:
+        except (TablesAlteredError, TableGoneError):
             if not attempts_left:
                 raise
     if recorder is not None:
@@ -223,7 +224,7 @@ def _held(
 
 
 START_ATTEMPTS = 5
-"""How often the tables are looked for if they are altered while their start position is taken."""
+"""How often the tables are looked for if they are altered while their start position is taken, or dropped."""
 
 
 def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:

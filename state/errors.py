@@ -60,6 +60,10 @@ class UnsupportedTypeError(SourceNotUsableError):
     """A column's type can't be carried without loss."""
 
 
+class TableGoneError(SourceNotUsableError):
+    """A table was dropped while the source's tables were looked at. The next look finds the others."""
+
+
 class SchemaChangedError(SourceNotUsableError):
     """A captured table no longer has the columns that the job knows."""
 

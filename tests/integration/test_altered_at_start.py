@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,11 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.jobs.job_tables import TablesAlteredError
+from tidemark.readers.mysql import source as mysql_source
 from tidemark.readers.mysql.source import FoundMySql
+from tidemark.readers.postgres import source as postgres_source
 from tidemark.readers.postgres.source import FoundPostgres
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -68,3 +72,30 @@ def test_a_table_that_is_altered_all_the_time_stops_the_start(
     altered_before("first_start", [f"ALTER TABLE t ADD COLUMN c{i} INT" for i in range(50)])
     with pytest.raises(TablesAlteredError, match="was altered while"):
         run_epochs(job_of(any_source_database, tmp_path))
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first start", "later start"])
+def test_a_table_that_is_dropped_while_tables_are_looked_at_does_not_stop_the_job(
+    is_first: bool, any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the names were read, and before the columns are. Applications create and drop tables all the time."""
+    database = any_source_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    job = job_of(database, tmp_path)
+    if not is_first:
+        run_epochs(job)
+        database.execute("INSERT INTO t VALUES (2)")
+    database.execute("CREATE TABLE passing (id INT PRIMARY KEY)")
+    module = postgres_source if database.kind == "postgres" else mysql_source
+    whole, statements = module.find_tables, ["DROP TABLE passing"]
+
+    def find_tables(*given: Any) -> list[TableId]:
+        found: list[TableId] = whole(*given)
+        while statements:
+            database.execute(statements.pop())
+        return found
+
+    monkeypatch.setattr(module, "find_tables", find_tables)
+    run_epochs(job)
+    copied = read_history(tmp_path / "out", database.schema, "t").column("id").to_pylist()
+    assert copied == ([1] if is_first else [1, 2])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemark.readers.mysql.connect import Connection, flavour_of, quote_table
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import SourceNotUsableError, TableGoneError
 from tidemark.state.table import TableId
 
 FEW_TABLES = 20
@@ -96,7 +96,7 @@ class TableFacts:
 
 
 def read_tables(connection: Connection, tables: Iterable[TableId]) -> dict[TableId, TableFacts]:
-    """Facts of all `tables`, in their order. Raises SourceNotUsableError for a table that does not exist, is not a base table,
+    """Facts of all `tables`, in their order. Raises TableGoneError for a table that does not exist, is not a base table,
     or is hidden from the account."""
     wanted = list(dict.fromkeys(tables))
     by_database: defaultdict[str, list[str]] = defaultdict(list)
@@ -111,7 +111,7 @@ def read_tables(connection: Connection, tables: Iterable[TableId]) -> dict[Table
             found.update(_read(connection, database, None))
     missing = [table for table in wanted if table not in found]
     if missing:
-        raise SourceNotUsableError(
+        raise TableGoneError(
             f"{_listed(missing)}: no such table, or the account may not read it.",
             "Check source.tables, and GRANT SELECT on the table to the account.",
         )

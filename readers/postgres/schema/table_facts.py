@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.types import BaseType
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import TableGoneError
 from tidemark.state.table import TableId
 
 Kind = Literal["table", "partitioned"]
@@ -149,7 +149,7 @@ class TableFacts:
 
 
 def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[TableId, TableFacts]:
-    """Returns the facts in the order of `tables`. Raises SourceNotUsableError for a table that does not exist."""
+    """Returns the facts in the order of `tables`. Raises TableGoneError for a table that does not exist."""
     schemas, names = [t.database for t in tables], [t.name for t in tables]
     with connection.cursor() as cursor:
         cursor.execute(_TABLES, (schemas, names))
@@ -160,7 +160,7 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
     found = {}
     for table in tables:
         if table not in heads:
-            raise SourceNotUsableError(f"{table} no longer exists.", "Take it out of source.tables.")
+            raise TableGoneError(f"{table} no longer exists.", "Take it out of source.tables.")
         oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable = heads[table]
         found[table] = TableFacts(
             table=table,
