@@ -367,6 +367,22 @@ def test_a_table_that_gets_columns_meanwhile_is_not_called_equal(
     assert result.skipped == "it got new columns since the comparison began"
 
 
+def test_a_key_that_may_be_nan_has_no_surplus_rows(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    """A range up to NaN has no such range of integers in the copy."""
+    source, target = postgres18_database, postgres_database
+    source.execute(
+        "CREATE TABLE odd_keys (id numeric(10,0) PRIMARY KEY)",
+        "INSERT INTO odd_keys SELECT i FROM generate_series(-50, 50) AS i UNION ALL SELECT 'NaN'::numeric",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    assert_equal(job, {"odd_keys": 102})
+    target.execute("INSERT INTO copy_odd_keys VALUES (60), (-60)", "DELETE FROM copy_odd_keys WHERE id = 'NaN'")
+    assert found_keys(compared(job)["odd_keys"]) == {"surplus": {("60",), ("-60",)}, "missing": {("NaN",)}}
+
+
 def test_a_table_without_copied_rows_is_not_compared(
     mysql_database: Database, postgres_database: Database, tmp_path: Path
 ) -> None:
