@@ -172,6 +172,14 @@ POSTGRES: Sequence[Kind] = (
 )  # fmt: skip
 
 
+_NOT_IN_MYSQL: Sequence[Kind] = (
+    kind(
+        "ADD COLUMN IF NOT EXISTS of a column that exists", "ALTER TABLE {t} ADD COLUMN IF NOT EXISTS v INT DEFAULT 5"
+    ),
+)
+
+
 def kinds_of(server: str) -> Sequence[Kind]:
     """`server`: mysql, mariadb or postgres."""
-    return POSTGRES if server == "postgres" else MYSQL
+    kinds = POSTGRES if server == "postgres" else MYSQL
+    return kinds if server == "mysql" else (*kinds, *_NOT_IN_MYSQL)

@@ -200,6 +200,7 @@ def test_columns_that_are_added(definition: str, added: dict[str, bool]) -> None
     meaning = classify(f"ALTER TABLE t ADD {definition}", "shop")
     assert (meaning.changed, meaning.extended) == (frozenset(), T)
     assert {column.name: column.is_null for column in meaning.added} == added
+    assert {column.if_absent for column in meaning.added} == {"IF NOT EXISTS" in definition}
 
 
 @pytest.mark.pitfall(42)

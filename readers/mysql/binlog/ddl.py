@@ -16,10 +16,11 @@ from tidemark.state.table import TableId
 @dataclass(frozen=True, slots=True)
 class AddedColumn:
     """A column of ADD COLUMN. `is_null`: it is NULL in all rows that the table had, unless the server makes it NOT NULL by
-    itself (TIMESTAMP)."""
+    itself (TIMESTAMP). `if_absent`: IF NOT EXISTS (MariaDB)."""
 
     name: str
     is_null: bool
+    if_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,17 +511,17 @@ class _AlterTable:
         """Takes [COLUMN] [IF NOT EXISTS] name definition, or such definitions in parentheses. False if it is anything else."""
         p = self.parser
         p.word("COLUMN")
-        p.words("IF", "NOT", "EXISTS")
+        if_absent = p.words("IF", "NOT", "EXISTS")
         if not p.symbol("("):
-            return self._column()
-        while self._column():
+            return self._column(if_absent=if_absent)
+        while self._column(if_absent=if_absent):
             if p.symbol(")"):
                 return True
             if not p.symbol(","):
                 return False
         return False
 
-    def _column(self) -> bool:
+    def _column(self, *, if_absent: bool) -> bool:
         """Takes a column's name and definition, up to the comma or parenthesis after it."""
         p = self.parser
         name, is_null, depth = p.peek(), True, 0
@@ -534,7 +535,7 @@ class _AlterTable:
                 return False
             if token.is_word(*_NOT_NULL) or (token.is_word("DEFAULT") and not p.peek().is_word("NULL")):
                 is_null = False
-        self.added.append(AddedColumn(name.text, is_null))
+        self.added.append(AddedColumn(name.text, is_null, if_absent))
         return True
 
     def _drop(self) -> bool:

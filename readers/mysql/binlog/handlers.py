@@ -44,7 +44,7 @@ from tidemark.state.errors import (
 )
 from tidemark.state.log_range import PreparedXa
 from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
-from tidemark.state.table import TableId
+from tidemark.state.table import Column, TableId
 
 
 class UnknownXaError(Exception):
@@ -389,8 +389,7 @@ class EventHandler:
 
     def _knows(self, table: TableId, added: Iterable[AddedColumn]) -> bool:
         columns = {column.name.lower(): column for column in self.log.wanted[table].columns}
-        found = [(columns.get(new.name.lower()), new.is_null) for new in added]
-        return all(c is not None and c.added and (is_null or not c.captured) for c, is_null in found)
+        return all(_is_followed(columns.get(new.name.lower()), new) for new in added)
 
     def _check_key(self, table: TableId) -> None:
         """Raises SchemaChangedError unless the job's key of a table that lost an index is its primary key. The key may not be
@@ -513,6 +512,14 @@ class EventHandler:
             log.reread = DeferredTransaction(
                 prepared.start, prepared.end, entry, self._xa_rolled_back.pop(xid, None), end
             )
+
+
+def _is_followed(known: Column | None, new: AddedColumn) -> bool:
+    """True if the job's column is right in all rows after the statement. A column that the table had before is not changed by
+    IF NOT EXISTS."""
+    if known is None or not known.added:
+        return known is not None and new.if_absent
+    return new.is_null or not known.captured
 
 
 _UNREADABLE = Statement("a statement that is not valid in its character set", unknown=True)
