@@ -184,7 +184,7 @@ class MirrorSink:
                 session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
                 session.mark_created([target])
             raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
-            for column in existing.columns:
+            for column in found.columns:  # the others are new: the copy is not searched for their values
                 if session.dialect.same_column(column.name) in map(session.dialect.same_column, names):
                     _require_no_values(session, target, column.name)
 
