@@ -169,6 +169,9 @@ POSTGRES: Sequence[Kind] = (
     kind("ADD COLUMN of a partitioned table", "ALTER TABLE {t} ADD COLUMN more INT", columns=_PARTITIONED, setup=_PARTITIONS),
     kind("ADD COLUMN with a DEFAULT of a partitioned table", "ALTER TABLE {t} ADD COLUMN more INT DEFAULT 5",
          columns=_PARTITIONED, setup=_PARTITIONS),
+    kind("ADD COLUMN with a DEFAULT, then VACUUM FULL", "ALTER TABLE {t} ADD COLUMN more INT DEFAULT 5", "VACUUM FULL {t}"),
+    kind("TYPE to a wider integer of a partitioned table", "ALTER TABLE {t} ALTER COLUMN v TYPE BIGINT",
+         columns=_PARTITIONED, setup=_PARTITIONS, parked=True),
 )  # fmt: skip
 
 
