@@ -2,8 +2,10 @@
 
     make demo SOURCE=mysql SINK=mirror-postgres ROWS=300000
 
-At the end source and copy are compared. SOURCE is mysql, mariadb or postgres. SINK is mirror-postgres, mirror-mysql,
-mirror-mariadb, files or delta. All servers and files are private, and are removed at the end.
+Into a mirror it also shows a table that gets a column, a table that is created while the job runs, and rows of the copy that
+somebody has changed: `tidemark reconcile --repair` finds them. At the end source and copy are compared. SOURCE is mysql,
+mariadb or postgres. SINK is mirror-postgres, mirror-mysql, mirror-mariadb, files or delta. All servers and files are private,
+and are removed at the end.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from devtools.servers import start_server
 from scripts.demo_compare import Comparison, Rows, compare, rows_in_database, rows_in_delta, rows_in_files
 from scripts.demo_job import JobFailedError, JobProcess
 from scripts.demo_shop import SHOPS, load_shop
-from scripts.demo_table import DATABASE
+from scripts.demo_table import DATABASE, ShopTable
 from scripts.demo_writers import WRITERS, Writers
 from tidemark.state.checkpoint.layout import Checkpoint, published_files
 from tidemark.state.log_range import LogReport
@@ -32,6 +34,7 @@ from tidemark.state.plan import LogWork
 
 SOURCES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 SINKS = ("mirror-postgres", "mirror-mysql", "mirror-mariadb", "files", "delta")
+COPY = "shop_copy"
 SPLITS_WANTED = 60
 KILL_AT_SHARE = 0.2
 """The share of all splits that must be copied before the kill. Epochs grow: the following one may have most of the others."""
@@ -39,6 +42,16 @@ KILL_WHEN_READ = 6
 """The number of splits that the running epoch must have published before the kill. The copy may or may not have them."""
 FOLLOW_SECONDS = 12
 RUN_TIMEOUT_SECONDS = 600
+ROWS_DIFFER = 8
+"""The exit code of `tidemark reconcile` if rows differ."""
+COUPONS = ShopTable(
+    "coupons",
+    ("code",),
+    0,
+    "code VARCHAR(40) NOT NULL PRIMARY KEY, discount INT NOT NULL",
+    "CONCAT('coupon ', i), i % 50",
+)
+"""A table that is created while the job runs."""
 POLL_SECONDS = 0.02
 
 JOB_FILE = """\
@@ -49,6 +62,7 @@ checkpoint: ./checkpoint
 source:
   url: ${{SHOP_URL}}
   tables: ["{schema}.*"]
+  discover_seconds: 2
 snapshot:
   split_rows: {split_rows}
   parallelism: 2
@@ -146,6 +160,8 @@ class Demo:
         self._checkpoint = Checkpoint.at(str(self._folder / "checkpoint"))
         self._tally = Tally(self._checkpoint)
         self._steps = 0
+        self._tables = list(self._shop.tables)
+        self._copy: Server | None = None
 
     def run(self) -> bool:
         """Runs all steps. Returns True if the copy is identical to the source."""
@@ -153,16 +169,20 @@ class Demo:
         source, rows_of_copy = self._set_up()
         with Writers(source, self._rows) as writers:
             kill = self._run_and_kill()
-            self._resume_and_follow(writers)
+            self._resume_and_follow(source)
             writers.stop()
+        if self._copy is not None:
+            _execute(source, DATABASE, "UPDATE customers SET loyalty = points WHERE id <= 1000")
         self._say(
             f"The writers stop after {writers.committed:,} transactions. The job catches up and ends (trigger: once)"
         )
         with self._job("--set", "trigger=once") as job:
             job.wait(RUN_TIMEOUT_SECONDS)
         self._tally.update()
+        if self._copy is not None:
+            self._damage_and_repair(self._copy)
         self._say("Comparing source and copy: every column of every row")
-        comparisons = compare(source, self._shop.tables, rows_of_copy)
+        comparisons = compare(source, self._tables, rows_of_copy)
         self._report(comparisons, kill, writers, seconds=time.monotonic() - started)
         return all(comparison.same for comparison in comparisons)
 
@@ -188,9 +208,10 @@ class Demo:
         kind = self._sink.removeprefix("mirror-")
         server = self._stack.enter_context(start_server(kind))
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE shop_copy")
-        self._environment["COPY_URL"] = f"{server.url}shop_copy"
-        return rows_in_database(server, "shop_copy"), MIRROR, f"{SOURCES[kind]} {server.version}"
+            cursor.execute(f"CREATE DATABASE {COPY}")
+        self._environment["COPY_URL"] = f"{server.url}{COPY}"
+        self._copy = server
+        return rows_in_database(server, COPY), MIRROR, f"{SOURCES[kind]} {server.version}"
 
     def _run_and_kill(self) -> Kill:
         self._say(f"Starting {WRITERS} writers, and the job: tidemark run shop.yaml")
@@ -221,7 +242,7 @@ class Demo:
                 yield sum(t.done_splits for t in tables), sum(t.done_rows for t in tables), published
             time.sleep(POLL_SECONDS)
 
-    def _resume_and_follow(self, writers: Writers) -> None:
+    def _resume_and_follow(self, source: Server) -> None:
         self._say("Running the same command again: the job resumes, then follows the changes")
         with self._job() as job:
             for _ in self._watch(job):
@@ -232,9 +253,36 @@ class Demo:
                 self._tally.update()
                 if until is None and any(phase is Phase.STREAM for phase, _ in self._tally.reports.values()):
                     until = time.monotonic() + FOLLOW_SECONDS
+                    if self._copy is not None:
+                        self._alter(source)
                 time.sleep(POLL_SECONDS * 10)
             job.ask_to_stop()
             job.wait(RUN_TIMEOUT_SECONDS, expected=130)
+
+    def _alter(self, source: Server) -> None:
+        self._say("While the job follows: the table customers gets a column, and the table coupons is created")
+        _execute(source, DATABASE, "ALTER TABLE customers ADD COLUMN loyalty INT")
+        _execute(source, DATABASE, f"CREATE TABLE {COUPONS.name} ({COUPONS.columns})")
+        _execute(
+            source,
+            DATABASE,
+            f"INSERT INTO {COUPONS.name} WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 500) "
+            f"SELECT {COUPONS.select} FROM n",
+        )
+        self._tables.append(COUPONS)
+
+    def _damage_and_repair(self, copy: Server) -> None:
+        self._say(
+            "Somebody changes rows of the copy. tidemark reconcile shop.yaml --repair finds them, and asks for the table"
+        )
+        _execute(copy, COPY, f"DELETE FROM {COUPONS.name} WHERE code = 'coupon 7'")
+        _execute(copy, COPY, f"UPDATE {COUPONS.name} SET discount = 99 WHERE code = 'coupon 8'")
+        arguments = ["reconcile", str(self._job_file), "--table", f"{self._shop.schema}.{COUPONS.name}", "--repair"]
+        with JobProcess(arguments, self._folder / "stderr", self._environment) as process:
+            process.wait(RUN_TIMEOUT_SECONDS, expected=ROWS_DIFFER)
+        print("   2 wrong rows: exit code 8. The next run reads the table again")
+        with self._job("--set", "trigger=once") as job:
+            job.wait(RUN_TIMEOUT_SECONDS)
 
     def _job(self, *arguments: str) -> JobProcess:
         return JobProcess(["run", str(self._job_file), *arguments], self._folder / "stderr", self._environment)
@@ -273,6 +321,11 @@ class Demo:
             f"\n   {'The copy is identical to the source.' if same else 'THE COPY DIFFERS FROM THE SOURCE.'}",
             flush=True,
         )
+
+
+def _execute(server: Server, database: str, statement: str) -> None:
+    with contextlib.closing(server.connect(database)) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 def _usage(text: str) -> int:
