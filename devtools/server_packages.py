@@ -240,18 +240,21 @@ WITHOUT_JAVA = (
     "jars are fetched with Maven, or with Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless), or "
     "from the repository whose address is given as TIDEMARK_MAVEN_URL; or start Docker"
 )
+IVY_FILE = """\
+<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="tidemark" module="jars"/>
+  <dependencies>
+    <dependency org="{group}" name="{name}" rev="{version}" transitive="false">
+      <artifact name="{name}" type="jar" ext="jar" m:classifier="{classifier}"/>
+    </dependency>
+  </dependencies>
+</ivy-module>
+"""
 
 
 def _unpack_maven(package: MavenPackage, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="maven-", dir=target.parent) as scratch:
-        jar = _download_jar(package.artifact, Path(scratch))
-        digest = hashlib.sha256(jar.read_bytes()).hexdigest()
-        if digest != package.sha256:
-            raise ServerUnavailableError(
-                f"{package.artifact} has the digest {digest} instead of {package.sha256}: the repository that "
-                "delivered it can't be trusted"
-            )
-        with zipfile.ZipFile(jar) as archive:
+        with zipfile.ZipFile(download_jar(package.artifact, package.sha256, Path(scratch))) as archive:
             archive.extractall(scratch)
         if package.kind == "postgres":
             with tarfile.open(next(Path(scratch).glob("*.txz"))) as archive_in_jar:
@@ -264,23 +267,39 @@ def _unpack_maven(package: MavenPackage, target: Path) -> None:
             program.chmod(0o755)
 
 
-def _download_jar(artifact: str, folder: Path) -> Path:
-    group, name, version = artifact.split(":")
-    jar = folder / f"{name}-{version}.jar"
+def download_jar(artifact: str, sha256: str, folder: Path) -> Path:
+    """Downloads a jar into a folder. `artifact` is group:name:version, or group:name:version:classifier. Raises
+    ServerUnavailableError if it can't be had, or has another digest."""
+    group, name, version, *classifier = artifact.split(":")
+    jar = folder / f"{'-'.join((name, version, *classifier))}.jar"
     if base := os.environ.get("TIDEMARK_MAVEN_URL"):
         url = f"{base.rstrip('/')}/{group.replace('.', '/')}/{name}/{version}/{jar.name}"
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response, jar.open("wb") as file:
             shutil.copyfileobj(response, file)
     elif shutil.which("mvn") is not None:
-        wanted = (f"-Dartifact={artifact}:jar", f"-DoutputDirectory={folder}")
+        wanted = (f"-Dartifact={':'.join((group, name, version, 'jar', *classifier))}", f"-DoutputDirectory={folder}")
         run("mvn", "-B", "-q", MAVEN_COPY, *wanted, missing=WITHOUT_JAVA)
     else:
-        spark = importlib.util.find_spec("pyspark")
-        if spark is None or spark.origin is None:
-            raise ServerUnavailableError("pyspark is not installed: run make setup")
-        ivy = next((Path(spark.origin).parent / "jars").glob("ivy-*.jar"))  # what Spark's own --packages uses
-        module = ("-dependency", group, name, version, "-notransitive")
-        # The sources may be downloaded too. The classifier tells them from the jar that is wanted.
-        place = ("-cache", str(folder / "ivy"), "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]")
-        run("java", "-jar", str(ivy), *module, *place, missing=WITHOUT_JAVA)
+        _download_with_ivy(artifact, folder)
+    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise ServerUnavailableError(
+            f"{artifact} has the digest {digest} instead of {sha256}: the repository that delivered it can't be trusted"
+        )
     return jar
+
+
+def _download_with_ivy(artifact: str, folder: Path) -> None:
+    spark = importlib.util.find_spec("pyspark")
+    if spark is None or spark.origin is None:
+        raise ServerUnavailableError("pyspark is not installed: run make setup")
+    ivy = next((Path(spark.origin).parent / "jars").glob("ivy-*.jar"))  # what Spark's own --packages uses
+    group, name, version, *classifier = artifact.split(":")
+    module: tuple[str, ...] = ("-dependency", group, name, version, "-notransitive")
+    if classifier:
+        described = folder / "ivy.xml"
+        described.write_text(IVY_FILE.format(group=group, name=name, version=version, classifier=classifier[0]))
+        module = ("-ivy", str(described))
+    # The sources may be downloaded too. The classifier tells them from the jar that is wanted.
+    place = ("-cache", str(folder / "ivy"), "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]")
+    run("java", "-jar", str(ivy), *module, *place, missing=WITHOUT_JAVA)

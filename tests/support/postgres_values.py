@@ -101,7 +101,7 @@ MAKE_TYPES = [
 
 def otherwise_selected(column: Column) -> str:
     """The texts that psycopg2 gives, for `array_of`."""
-    name = f'"{column.name}"'
+    name = '"{}"'.format(column.name.replace('"', '""'))
     if column.arrow_type == "date32":
         return f"({name} - date '1970-01-01')::text"
     if column.arrow_type.startswith("timestamp"):

@@ -14,14 +14,16 @@ from typing import Any
 from tidemark.state.table import Column, TableSchema
 
 
-def reference_rows(connection: Any, schema: TableSchema) -> list[dict[str, Any]]:
-    """The captured columns in order of id, zero dates as None: PyMySQL's text protocol, converted to utf8mb4 by the server,
-    read by simple means. Changes the connection's decoders and session."""
+def reference_rows(connection: Any, schema: TableSchema, *, order_by: str | None = "id") -> list[dict[str, Any]]:
+    """The captured columns in the order of a column, zero dates as None: PyMySQL's text protocol, converted to utf8mb4 by the
+    server, read by simple means. Changes the connection's decoders and session."""
     selected = [_reference_expression(column) for column in schema.captured]
     connection.decoders = {}
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION time_zone = '+00:00', sql_mode = '', character_set_results = utf8mb4")
-        cursor.execute(f"SELECT {', '.join(selected)} FROM {schema.table.database}.{schema.table.name} ORDER BY id")
+        order = "" if order_by is None else f" ORDER BY {_quoted(order_by)}"
+        table = f"{_quoted(schema.table.database)}.{_quoted(schema.table.name)}"
+        cursor.execute(f"SELECT {', '.join(selected)} FROM {table}{order}")
         rows = cursor.fetchall()
     readers = [_reference_reader(column) for column in schema.captured]
     names = [column.name for column in schema.captured]
@@ -52,10 +54,14 @@ def _identical(value: Any, expected: Any) -> bool:
 def _reference_expression(column: Column) -> str:
     base = column.source_type.partition("(")[0].split()[0]
     if base in {"float", "double"}:  # shown with six digits only, or as many as declared
-        return f"{column.name} * 1e0"
+        return f"{_quoted(column.name)} * 1e0"
     if base == "vector":
-        return f"HEX({column.name})"
-    return column.name
+        return f"HEX({_quoted(column.name)})"
+    return _quoted(column.name)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _reference_reader(column: Column) -> Callable[[Any], Any]:

