@@ -203,3 +203,28 @@ def test_a_later_table_that_a_check_refuses_does_not_join_until_it_is_corrected(
     database.execute(correct)
     run_epochs(job)
     assert sorted(read_history(tmp_path / "out", database.schema, "late")["id"].to_pylist()) == [7, 8]
+
+
+def test_a_table_of_the_job_that_a_check_refuses_now_is_parked_until_it_is_corrected(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    """PostgreSQL's server would refuse UPDATEs and DELETEs of a published table without a replica identity."""
+    database = any_source_database
+    refused, corrected, why = "ENGINE=MyISAM", "ENGINE=InnoDB", "MyISAM"
+    if database.kind == "postgres":
+        refused, corrected, why = "REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT", "is NOTHING"
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE late (id INT PRIMARY KEY)")
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink)
+    run_epochs(job)
+    database.execute(f"ALTER TABLE late {refused}")
+    for _ in range(2):
+        run_epochs(job)
+        assert [schema.table.name for schema in state_of(job).schemas] == ["t"]
+        (left,) = state_of(job).left
+        assert left.is_parked
+        assert why in left.why
+    database.execute(f"ALTER TABLE late {corrected}", "INSERT INTO late VALUES (7)")
+    run_epochs(job)
+    assert sorted(schema.table.name for schema in state_of(job).schemas) == ["late", "t"]
+    assert read_history(tmp_path / "out", database.schema, "late")["id"].to_pylist()[-1:] == [7]
