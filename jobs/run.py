@@ -17,21 +17,19 @@ from tidemark.jobs.discovery import Discovery
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
-from tidemark.jobs.lost_log import reads_all_again
 from tidemark.jobs.monitoring.events import Events, Notes, told_outages
 from tidemark.jobs.monitoring.history import KeptEvents
 from tidemark.jobs.monitoring.metrics import serve_metrics
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.monitoring.running_splits import RunningSplits
-from tidemark.jobs.parking import known_tables, parks, raise_with_way_back, require_none_parked
+from tidemark.jobs.parking import known_tables, require_none_parked
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
-from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
-from tidemark.jobs.startup import OpenedJob, open_job
+from tidemark.jobs.startup import OpenedJob, open_job, require_another_opening
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import Exhausted, Untouched
@@ -95,14 +93,7 @@ def _ran_to_end(
             run.follow()
     except TidemarkError as error:
         notes.pass_on(events)
-        sink = opened.writing.sink
-        goes_on = (
-            adds_columns(error, job, context.state, sink, events)
-            or parks(error, job, context.state, events)
-            or reads_all_again(error, job, context.state, events)
-        )
-        if not goes_on:
-            raise_with_way_back(error, job, context.state)
+        require_another_opening(error, job, opened, events)
         summary.interrupted = run.is_interrupted
         return summary.interrupted
     return summary.interrupted or not (run.must_open_again or opened.finishes)

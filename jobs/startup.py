@@ -166,6 +166,18 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     return False
 
 
+def require_another_opening(error: TidemarkError, job: JobFile, opened: OpenedJob, events: Events) -> None:
+    """Makes the job ready to be opened again after an error of a run: a table gets its new columns or leaves, or all tables are
+    to be read again. Raises the error if it must stop the job."""
+    state = opened.held.state
+    if not (
+        adds_columns(error, job, state, opened.writing.sink, events)
+        or parks(error, job, state, events)
+        or reads_all_again(error, job, state, events)
+    ):
+        raise_with_way_back(error, job, state)
+
+
 def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> None:
     """Prepares the sink. Raises SinkError; if the job file now has another location, the message names the old one."""
     checkpoint, identity = Checkpoint.at(job.checkpoint), sink_identity(job.sink)

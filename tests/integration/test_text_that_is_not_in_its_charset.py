@@ -152,7 +152,7 @@ def test_a_zero_date_parks_its_table_where_it_is_refused(
 def test_a_zero_date_in_a_key_concerns_its_table_for_a_sink_that_finds_rows_by_key(
     kind: str, in_log: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a Delta mirror, whose epochs need Spark. The files sink stands in for it."""
+    """A Delta mirror refuses such keys. The files sink is used here, because epochs of Delta need Spark."""
     source: Database = request.getfixturevalue(f"{kind}_database")
     source.execute(
         "CREATE TABLE days (day DATE PRIMARY KEY)",

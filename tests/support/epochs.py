@@ -6,15 +6,12 @@ from typing import Any
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
-from tidemark.jobs.lost_log import reads_all_again
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
-from tidemark.jobs.parking import parks, raise_with_way_back
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
-from tidemark.jobs.schema_changes import adds_columns
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.startup import open_job
+from tidemark.jobs.startup import open_job, require_another_opening
 from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import PlanRecord
 
@@ -58,14 +55,7 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
                 loop.run(max_epochs=1 if opened.finishes else at_most)
             except TidemarkError as error:
                 told.pass_on(kept)
-                sink = opened.writing.sink
-                goes_on = (
-                    adds_columns(error, job, context.state, sink, kept)
-                    or parks(error, job, context.state, kept)
-                    or reads_all_again(error, job, context.state, kept)
-                )
-                if not goes_on:
-                    raise_with_way_back(error, job, context.state)
+                require_another_opening(error, job, opened, kept)
             else:
                 told.pass_on(kept)
                 if not opened.finishes:
