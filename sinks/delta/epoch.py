@@ -5,6 +5,7 @@ id and version the table's log already has. So an epoch that was interrupted is 
 name the epoch, too. Delta's history shows it, and a checkpoint that was set back is noticed by it.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,12 +21,15 @@ from tidemark.sinks.delta.locations import EPOCH_METADATA, Lake, Location, owner
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, merge
-from tidemark.sinks.sink import JobIdentity, Schemas
+from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, PartEnd
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.table import TableId, TableSchema
 
+MAX_ATTEMPTS = 5
+"""Attempts at a table's commit, if commits of other writers come in between."""
+RETRY_SECONDS = 0.5
 _VIEW = "tidemark_changes"
 _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
@@ -82,16 +86,28 @@ class EpochWriter:
             # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
             "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
         }
-        with session_settings(batch.sparkSession, settings), spark_errors(location):
-            if self.style == "changelog":
-                _append(_unpacked(rows, schema, "changes"), location)
-            elif found.truncates:
-                _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), location)
-            elif found.is_log:
-                _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, location)
-            else:
-                # Splits have keys of their own: the target has none of their rows.
-                _append(_unpacked(rows, schema, "rows"), location)
+        with session_settings(batch.sparkSession, settings):
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                try:
+                    with spark_errors(location):
+                        self._commit(rows, schema, found, location)
+                except SinkBusyError:
+                    if attempt == MAX_ATTEMPTS:
+                        raise
+                    time.sleep(attempt * RETRY_SECONDS)
+                else:
+                    return
+
+    def _commit(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
+        if self.style == "changelog":
+            _append(_unpacked(rows, schema, "changes"), location)
+        elif found.truncates:
+            _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), location)
+        elif found.is_log:
+            _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, location)
+        else:
+            # Splits have keys of their own: the target has none of their rows.
+            _append(_unpacked(rows, schema, "rows"), location)
 
     def _require_ours(self, session: SparkSession, location: Location, table: TableId) -> None:
         if not self.lake.holds(session, location):

@@ -1,17 +1,27 @@
 """Turns errors of Spark and Delta into SinkErrors."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import SinkError, from_text
+
+_CONFLICT = re.compile(
+    r"DELTA_(CONCURRENT_(APPEND|DELETE_READ|DELETE_DELETE|WRITE)|METADATA_CHANGED)"
+    r"|(Concurrent(Append|DeleteRead|DeleteDelete|Write)|MetadataChanged)Exception"
+)
+"""Somebody else's commit, such as an OPTIMIZE, came in between: docs.delta.io/concurrency-control.html. Versions name them
+in one of two ways. Not among them: another transaction of the same application, which is another driver."""
 
 
 @contextmanager
 def spark_errors(location: object) -> Iterator[None]:
-    """Raises SinkError for errors of Delta and Spark, with their first line."""
+    """Raises SinkError for errors of Delta and Spark, with their first line; SinkBusyError for a conflict with another
+    writer's commit: nothing of the own one took effect."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
@@ -20,6 +30,11 @@ def spark_errors(location: object) -> Iterator[None]:
             raise known from None
         text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
         first = next(iter(text.strip().splitlines()), type(error).__name__)
+        if _CONFLICT.search(text):
+            raise SinkBusyError(
+                f"{location} was written by somebody else at the same time: {first}",
+                "Run the job again: it continues. Let other writers of the table run less often.",
+            ) from error
         raise SinkError(
             f"{location} could not be written or read: {first}",
             "Correct the cause, then start the job again: it continues where it was.",

@@ -1,0 +1,89 @@
+"""Somebody else writes into a Delta table of a job while the job does."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support.epochs import run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.sinks.delta import epoch as delta_epoch
+from tidemark.sinks.sink import SinkBusyError
+
+pytestmark = pytest.mark.integration
+
+WAIT_SECONDS = 60
+
+
+class Held:
+    """For mapInArrow: tasks that have rows say that they run, then wait until somebody else has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                (self.folder / "reached").touch()
+                wait_for(self.folder / "written")
+            yield batch
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_commit_that_conflicts_is_tried_again(
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attempts: int,
+) -> None:
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    monkeypatch.setattr(delta_epoch, "MAX_ATTEMPTS", attempts)
+    database = mysql_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+    job = write_job(tmp_path, source=source_of(database), sink={"type": "delta", "path": "./lake", "style": "mirror"})
+    run_epochs(job)
+    original = delta_epoch._unpacked
+
+    def held(rows: DataFrame, schema: Any, shape: Any) -> DataFrame:
+        unpacked = original(rows, schema, shape)
+        return unpacked.mapInArrow(Held(tmp_path), unpacked.schema)
+
+    monkeypatch.setattr(delta_epoch, "_unpacked", held)
+    copy = f"delta.`{tmp_path / 'lake' / f'{database.schema}.t'}`"
+    failures: list[BaseException] = []
+
+    def write_meanwhile() -> None:
+        try:
+            wait_for(tmp_path / "reached")
+            delta_session.newSession().sql(f"UPDATE {copy} SET v = v WHERE id = 2")
+            (tmp_path / "written").touch()
+        except BaseException as error:  # noqa: BLE001 -- raised again by the test
+            failures.append(error)
+
+    database.execute("UPDATE t SET v = 20 WHERE id = 2", "INSERT INTO t VALUES (3, 3)", "DELETE FROM t WHERE id = 1")
+    other = threading.Thread(target=write_meanwhile)
+    other.start()
+    if attempts == 1:
+        with pytest.raises(SinkBusyError, match="written by somebody else at the same time") as caught:
+            run_epochs(job)
+        assert caught.value.exit_code == 7
+    run_epochs(job)
+    other.join()
+    assert not failures
+    assert (tmp_path / "written").exists()
+    rows = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{database.schema}.t")).orderBy("id")
+    assert [tuple(row)[:2] for row in rows.select("id", "v").collect()] == [(2, 20), (3, 3)]
