@@ -36,6 +36,7 @@ from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
+from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import Bound, Report, Split
@@ -291,7 +292,7 @@ class FoundJournal:
     def schemas_now(self, tables: Sequence[TableId]) -> dict[TableId, TableSchema]:
         return {schema.table: schema for schema in self.schemas if schema.table in tables}
 
-    def extended(self, known: TableSchema) -> TableSchema | None:
+    def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         return None  # its table never gets a column
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
