@@ -19,8 +19,14 @@ from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
 
 
-def needed_log(now: EnumeratorState) -> list[Position]:
-    """Returns the positions up to which the job has read. It needs the log from the first of them on."""
+def needed_log(now: EnumeratorState, state: JobState) -> list[Position]:
+    """Returns the positions that the source's log must have. The job needs it from the first of them on."""
+    restarts = [joined.start for joined in state.joined[now.joined :] if joined.restarts]
+    return restarts[-1:] or _reached(now)
+
+
+def _reached(now: EnumeratorState) -> list[Position]:
+    """The positions up to which the job has read."""
     if now.last_high is not None and now.last_high.order > now.position.order:
         return [now.position, now.last_high]
     return [now.position]
@@ -30,7 +36,9 @@ def require_later(job: JobFile, state: JobState, start: Position) -> None:
     """Raises LogPositionLostError if `start` is before something that the job has read: versions of changes must not become
     smaller."""
     now = recover_state(Checkpoint.at(job.checkpoint), job, state)
-    reached = [*needed_log(now), *([now.awaited.range.stop] if isinstance(now.awaited, AwaitedLog) else [])]
+    reached = [*_reached(now), *needed_log(now, state)]
+    if isinstance(now.awaited, AwaitedLog):
+        reached.append(now.awaited.range.stop)
     greatest = max(reached, key=lambda position: position.order)
     if start.order < greatest.order:
         raise LogPositionLostError(

@@ -153,7 +153,10 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     if state is None:
         return False
     if error.table is None:
-        return reads_all_again(error, job, state, events)
+        if not reads_all_again(error, job, state, events):
+            return False
+        trouble.kept.clear()  # all tables have left, and the unfinished epoch is passed over
+        return True
     if adds_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
@@ -358,7 +361,7 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     if not is_done:
         require_tables(job, found, state, events)
     # Without tables nothing is read either. If they come back, the log is asked for then.
-    found.require_same_log(state, [] if is_done or not state.schemas else needed_log(now))
+    found.require_same_log(state, [] if is_done or not state.schemas else needed_log(now, state))
 
 
 def _check_mode(job: JobFile, now: EnumeratorState) -> None:

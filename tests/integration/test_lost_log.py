@@ -142,9 +142,42 @@ def test_the_job_dies_while_it_reads_again(
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.parametrize("again", ["log.lost", "tables.after_joined", "sink.before_commit", "driver.epoch_written"])
+def test_the_job_dies_again_before_the_epoch_of_the_lost_log_is_committed(
+    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """That epoch's log is needed no more, and is not asked for at the next start."""
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    die_at(job, tmp_path, monkeypatch, "log.before_report")
+    source.execute(*UPDATE_ALL)
+    lose_log(source)
+    die_at(job, tmp_path, monkeypatch, again)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("point", ["log.before_report", "sink.before_commit", "sink.after_commit"])
+def test_a_table_is_excluded_while_an_epoch_of_the_lost_log_is_not_committed(
+    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL, "INSERT INTO t VALUES (2)")
+    die_at(job, tmp_path, monkeypatch, point)
+    source.execute(*UPDATE_ALL)
+    lose_log(source)
+    job_of(source, tmp_path, exclude_tables=[f"{source.schema}.t"])
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
 def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     armed = folder / "armed"
-    armed.mkdir()
+    armed.mkdir(exist_ok=True)
     monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
     (armed / point).write_text("raise")
     with pytest.raises(FailpointError):
