@@ -108,12 +108,12 @@ class Disaster:
 _LOST_JOB, _JOB_BACK = stop_and_keep("job")
 
 EVERYWHERE: dict[str, Disaster] = {
-    "the ledger is dropped": Disaster(in_target("DROP TABLE tidemark_ledger"), 5, "set back or exchanged", start_over),
-    "the ledger is emptied": Disaster(in_target("DELETE FROM tidemark_ledger"), 5, "set back or exchanged", start_over),
+    "the ledger is dropped": Disaster(in_target("DROP TABLE tidemark_ledger")),
+    "the ledger is emptied": Disaster(in_target("DELETE FROM tidemark_ledger")),
     "the list of copies is dropped": Disaster(
         in_target("DROP TABLE tidemark_tables"), 5, "not marked as written by this job", start_over
     ),
-    "the fence is dropped": Disaster(in_target("DROP TABLE tidemark_fence")),
+    "the fence is dropped": Disaster(in_target("DROP TABLE tidemark_fence"), 5, "set back or exchanged", start_over),
     "one copy is dropped": Disaster(in_target("DROP TABLE orders"), 9, "is gone", signal_for("orders")),
     "one copy is renamed": Disaster(
         in_target("ALTER TABLE orders RENAME TO elsewhere"), 9, "is gone", signal_for("orders")
@@ -201,8 +201,9 @@ def check(place: Place, disaster: Disaster) -> None:
         source=source_of(place.source, on_log_lost="resnapshot", on_table_error="park"),
         sink={"type": "mirror", "url": place.target.url, "table": "{table}", "on_schema_change": "evolve"},
     )
-    run(place)
-    place.source.execute(*UPDATE_ALL)
+    for _ in range(2):  # rows, then changes
+        run(place)
+        place.source.execute(*UPDATE_ALL)
     disaster.act(place)
     if disaster.writes:
         place.source.execute(*UPDATE_ALL)
