@@ -18,6 +18,8 @@ from tidemark.enumerator.enumerator import (
     SplitsRead,
     absorb,
     first_state,
+    join,
+    of_job,
     plan_epoch,
 )
 from tidemark.enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
@@ -444,6 +446,48 @@ def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_
     assert plan.phase is Phase.STREAM
     with pytest.raises(CheckpointError, match="0 files of tables that joined the job, but 1 were there"):
         plan_next(state, log_read(plan))
+
+
+def test_the_only_tables_come_back_without_the_log_up_to_their_start() -> None:
+    """It may be lost. Tables that waited for a position in it and have left since are passed over."""
+    start, lost = BinlogPosition("b.000002", 400, "a:1-40"), BinlogPosition("b.000001", 4000, "a:1-20")
+    before = in_stream(job("n25"))
+    waited = Joined(lost, (), ())
+    back = job("n25")
+    schemas = tuple(replace(schema, version=4) for schema in back.schemas)
+    again = Joined(start, schemas, back.split_keys, back=(table("n25"),), restarts=True)
+    now = replace(job("n25"), schemas=schemas, joined=(waited, again))
+    state = join(replace(of_job(before, now), prepared=(PreparedXa("x", START, START),), unseen=(7,)), now.joined)
+    assert (state.joined, state.position, state.prepared, state.unseen) == (2, start, (), ())
+    assert [t.schema_version for t in state.tables] == [4]
+    files = (LogFile("b.000002", 9000),)
+    plan, state = planned(state, files=files, joined=now.joined)
+    assert isinstance(plan.work, LogWork)
+    assert (plan.work.empties, plan.work.range.start, plan.work.range.stop) == ((table("n25"),), start, start)
+    plan, state = planned(state, log_read(plan), files=files, joined=now.joined)
+    assert isinstance(plan.work, SnapshotWork)
+    assert plan.work.anchor == start
+
+
+def test_splits_wait_while_the_log_is_read_where_they_take_turns() -> None:
+    settings = replace(INTERLEAVED, max_rows_per_second=10)
+    plan, state = planned(replace(first_state(job("n1000"), settings), splits_per_task=8), settings=settings)
+    assert isinstance(plan.work, SnapshotWork)
+    assert sum(map(len, plan.work.tasks)) == 3  # 10 rows a second, splits of 10 rows, epochs of 3 seconds
+    state = absorb(state, splits_read(plan), settings)
+    extent = BinlogExtent(FILES)
+    for interleave, kinds in ((True, {"log"}), (False, set[str]())):
+        found = set[str]()
+        waiting, settings = state, replace(settings, interleave=interleave)
+        for _ in range(20):
+            next_plan, waiting = plan_epoch(waiting, Observation(extent, splits_wait=True), EvenTables(), settings)
+            if next_plan is None:
+                break
+            found.add(next_plan.work.kind)
+            waiting = absorb(waiting, log_read(next_plan), settings)
+        assert (found, waiting.phase) == (kinds, Phase.SNAPSHOT)
+    plan, _ = planned(state, settings=replace(settings, interleave=False))
+    assert isinstance(plan.work, SnapshotWork)
 
 
 def test_tables_join_a_job_without_a_snapshot_by_the_log_alone() -> None:
