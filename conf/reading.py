@@ -190,7 +190,7 @@ class Snapshot(Section):
     max_rows_per_second: Count | None = Field(
         None,
         description="How many rows are read per second on average, to spare the source. Epochs of splits become smaller, and "
-        "the next one waits; the log is followed meanwhile. A table without a key is one split: it is read at once.",
+        "the next one waits; the log is followed meanwhile. Tables without a key are not slowed down.",
         examples=[20_000],
     )
     where: Annotated[Mapping[NameOfTable, _Condition], Written("a mapping from tables to SQL conditions")] = Field(

@@ -19,7 +19,7 @@ from tidemark.jobs.write_parts import Writing, Written
 from tidemark.sinks.sink import added_up
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
-from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord
+from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord, SnapshotWork
 
 WAIT_SECONDS = 0.1
 """The time between two looks whether commits of the log have become visible."""
@@ -132,7 +132,7 @@ class EpochLoop:
         self._epoch_seconds += time.monotonic() - began
         self._count(written)
         max_rows = self._context.job.snapshot.max_rows_per_second
-        if max_rows is not None:
+        if max_rows is not None and not _reads_pages(record):
             rows = sum(part.row_count for part in written if part.is_snapshot)
             self._splits_at = max(self._splits_at, began + rows / max_rows)
         self._show(planner)
@@ -164,6 +164,12 @@ class EpochLoop:
     def _progress(self, state: EnumeratorState, newest: PlanRecord | None, *, idle: bool = False) -> JobProgress:
         sums = RunSums(self._summary.epochs, self._epoch_seconds, self._summary.changes, idle)
         return progress_of(self._context.state, state, newest, self.committed, sums)
+
+
+def _reads_pages(record: PlanRecord) -> bool:
+    """True if the epoch reads chunks of a table without a key, all of which see one snapshot: to wait would only keep it."""
+    work = record.plan.work
+    return isinstance(work, SnapshotWork) and any(split.pages is not None for task in work.tasks for split in task)
 
 
 def _reads_all(record: PlanRecord) -> bool:
