@@ -23,6 +23,7 @@ def contradictions(job: "JobFile") -> list[Contradiction]:
         *_of_kind(job),
         *_of_server_ids(job),
         *_of_columns(job),
+        *_of_statements(job),
         *_of_tls(job),
         *_of_mirror(job),
         *_of_delta(job),
@@ -45,7 +46,9 @@ def _of_kind(job: "JobFile") -> list[Contradiction]:
     if source.url.kind == "postgresql":
         given = {("source", "server_ids"): source.server_ids is not None}
         given[("source", "zero_dates")] = source.zero_dates != "null"
+        given[("snapshot", "max_replica_lag_seconds")] = job.snapshot.max_replica_lag_seconds is not None
         given[("log", "start")] = isinstance(start, StartAtFile | StartAfterGtids | StartAtTime)
+        given[("log", "ignore_statements_on")] = bool(job.log.ignore_statements_on)
         whose = "MySQL and MariaDB"
     else:
         given = {("source", "slot"): source.slot is not None, ("source", "publication"): source.publication is not None}
@@ -71,6 +74,11 @@ def _of_columns(job: "JobFile") -> list[Contradiction]:
         if column in columns.exclude
     ]
     found += [
+        (("source", "columns", str(table), "as_text"), "is for arrays of PostgreSQL: no other source has any")
+        for table, columns in job.source.columns.items()
+        if columns.as_text and job.source.url.kind != "postgresql"
+    ]
+    found += [
         (
             ("source", "keys", str(table)),
             f"has '{column}', which source.columns masks: a masked column can't identify rows",
@@ -84,6 +92,14 @@ def _of_columns(job: "JobFile") -> list[Contradiction]:
         for table, key in job.source.keys.items()
         for column in key
         if column in job.source.excluded_columns(table.database, table.name)
+    ]
+
+
+def _of_statements(job: "JobFile") -> list[Contradiction]:
+    return [
+        (("log", "ignore_statements_on"), f"has {table}, which is copied: leave it out by source.exclude_tables")
+        for table in job.log.ignore_statements_on
+        if job.source.selects(table.database, table.name)
     ]
 
 

@@ -193,6 +193,13 @@ class Snapshot(Section):
         "the next one waits; the log is followed meanwhile. Tables without a key are not slowed down.",
         examples=[20_000],
     )
+    max_replica_lag_seconds: Seconds | None = Field(
+        None,
+        description="If the source is a replica: no more splits are read while it is further behind its own source, or its "
+        "replication has stopped. The log is followed meanwhile. MySQL and MariaDB. MariaDB needs the grant SLAVE MONITOR. "
+        "Tables without a key that are being read do not wait.",
+        examples=[30],
+    )
     where: Annotated[Mapping[NameOfTable, _Condition], Written("a mapping from tables to SQL conditions")] = Field(
         {},
         description="For each table: which rows the snapshot reads, as an SQL condition of the source. Changes from the log "
@@ -227,7 +234,7 @@ class Log(Section):
         int,
         PlainValidator(parse_size_bytes),
         PlainSerializer(format_size_bytes, return_type=str),
-        WithJsonSchema({"type": "string"}),
+        WithJsonSchema({"type": ["string", "integer"]}),
         Written(SIZE_FORM),
     ] = Field(
         67_108_864,
@@ -239,7 +246,7 @@ class Log(Section):
         int,
         PlainValidator(_size_or_zero),
         PlainSerializer(format_size_bytes, return_type=str),
-        WithJsonSchema({"type": "string"}),
+        WithJsonSchema({"type": ["string", "integer"]}),
         Written(f"{SIZE_FORM}; 0 for none"),
     ] = Field(
         16 << 20,
@@ -251,4 +258,12 @@ class Log(Section):
         10.0,
         description="Longest time that an epoch should take. After an epoch that took longer, the next one reads less log, "
         "but at least 4 MiB.",
+    )
+    ignore_statements_on: Annotated[tuple[NameOfTable, ...], Written("a list of tables, like [ops.heartbeat]")] = Field(
+        (),
+        description="MySQL and MariaDB: tables, not copied, that tools write in statement format, such as a heartbeat. "
+        "INSERT, REPLACE, UPDATE and DELETE that name no other table to be written are ignored. Otherwise they stop the job, "
+        "unless the server shows that they change no captured table. Make sure that no trigger, foreign key or function lets "
+        "them do so.",
+        examples=[["ops.heartbeat"]],
     )

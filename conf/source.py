@@ -145,7 +145,7 @@ Mask = Literal["sha256", "redact", "null"]
 
 
 class TableColumns(Section):
-    """Which columns of a table are not copied, and which are masked before anything is written."""
+    """Which columns of a table are not copied, which are masked before anything is written, and which stay text."""
 
     exclude: Annotated[
         tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")
@@ -159,6 +159,14 @@ class TableColumns(Section):
         "its bytes) as 64 hexadecimal digits, keyed if `source.mask_key` is given. `redact`: the text `***`. `null`: NULL. "
         "A column of the key can't be masked.",
         examples=[{"email": "sha256", "phone": "redact"}],
+    )
+    as_text: Annotated[
+        tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [matrix]")
+    ] = Field(
+        (),
+        description="PostgreSQL: array columns that are copied as the server's text, not as lists, into files and Delta. For "
+        "arrays of several dimensions. It applies when the table's rows are read.",
+        examples=[["matrix"]],
     )
 
 
@@ -194,7 +202,7 @@ class Source(Section):
     )
     columns: Annotated[
         Mapping[NameOfTable, TableColumns],
-        Written("a mapping from tables to {exclude: [column, …], mask: {column: kind, …}}"),
+        Written("a mapping from tables to {exclude: [column, …], mask: {column: kind, …}, as_text: [column, …]}"),
     ] = Field(
         {},
         description="For each table: columns to leave out or to mask.",
@@ -253,9 +261,10 @@ class Source(Section):
         None,
         description="What happens if the source no longer has the log that the job needs: purged, reset, or its replication "
         "slot is gone or invalid. `resnapshot`: the copies of all tables are emptied, and their rows are read again. "
-        "The job stops nevertheless if another server answers, if the log ends before what the job has read, or if the log "
-        "is lost again before all rows were read. `stop`: the job stops. In modes other than full+incremental always `stop`. "
-        "Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is still the same server.",
+        "The same if a promoted replica answers that has not all that the job has read. The job stops nevertheless if a "
+        "stranger answers, or if the log is lost again before all rows were read. `stop`: the job stops. In modes other than "
+        "full+incremental always `stop`. Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is "
+        "still the same server.",
     )
     cascades: Literal["refuse", "warn"] = Field(
         "refuse",

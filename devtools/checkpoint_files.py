@@ -47,7 +47,15 @@ from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSn
 from tidemark.state.table import Column, TableId, TableSchema
 
 TABLE = TableId("shöp", "orders\n")
-START = BinlogPosition("binlog.000001", 4, "", begun=1_700_000_000)
+START = BinlogPosition(
+    "binlog.000001",
+    4,
+    "",
+    begun=1_700_000_000,
+    gtid_state="0-1-7",
+    last_at=1_700_000_001,
+    unlogged="00000000-0000-0000-0000-00000000000a:9",
+)
 LATER = BinlogPosition("binlog.000002", 2**33, "00000000-0000-0000-0000-00000000000a:1-5:7")
 HIGH = WalPosition(2**40 + 5, "7:9:8")
 XA = PreparedXa("X'61',X'',1", START, LATER)
@@ -108,7 +116,8 @@ SCHEMA = TableSchema(
     ),
     ("a",),
 )
-ADDED = Column("c", "int", "int32", nullable=True, added=True)
+ADDED = Column("c", "int", "int32", nullable=True, added=True, constant="5")
+DROPPED = Column("d", "int", "", nullable=True, captured=False, dropped=True)
 PROJECTION = TableProjection(SCHEMA, ("b",), (("a", "sha256"),), "00", "ff")
 JOB = JobState(
     job_uuid="u",
@@ -124,6 +133,7 @@ JOB = JobState(
     projections=(PROJECTION,),
     partitions=PARTITIONS,
     conditions=(CONDITION,),
+    lists=True,
 )
 JOINED = Joined(
     HIGH,
@@ -138,6 +148,9 @@ JOINED = Joined(
     after_epoch=41,
     at_us=1_700_000_000_000_000,
     restarts=True,
+    server_identity="s2",
+    version_offset=2**41,
+    reached=Reached(40, 2),
 )
 EPOCH = EpochStretch(1, 2, "stream", 10, 20, 0.5, 1, 2, 3, 4, 5, 6, 7, 0.25, 8)
 
@@ -145,12 +158,18 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "plan": (SNAPSHOT_PLAN, LOG_PLAN),
     "job": (JOB,),
     "joined": (JOINED,),
-    "left": ((Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),),
+    "left": (
+        (Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),
+        (Left(TABLE, 3, paused=True),),
+    ),
     "altered": (
-        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED)), PROJECTION, 1_700_000_000_000_000),
+        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED, DROPPED)), PROJECTION, 1_700_000_000_000_000),
         Altered(SCHEMA),
     ),
-    "signal": (Signal(TABLE, 1_700_000_000_000_000),),
+    "signal": (
+        Signal(TABLE, 1_700_000_000_000_000),
+        Signal(None, 1_700_000_000_000_000, "set", "snapshot.parallelism", "2"),
+    ),
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),

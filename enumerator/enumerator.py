@@ -107,7 +107,8 @@ class Observation:
 
     `log`: the extent of the source's log. `goal`: the position at which the run ends (trigger `once`: the log's end when the
     run started), None for a run that continues. `outcome`: of the epoch that the state awaits, None if it awaits none.
-    `joined`: JobState.joined. `splits_wait`: no splits are to be read now.
+    `joined`: JobState.joined. `splits_wait`: no splits are to be read now, except those of a table without a key that is being
+    read.
     """
 
     log: LogExtent
@@ -191,8 +192,8 @@ def plan_epoch(
     ):
         awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
         plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
-    if plan is None and are_visible and not splits_wait:
-        plan, state = _plan_splits(state, source, settings)
+    if plan is None and are_visible and (not splits_wait or _is_reading_pages(state)):
+        plan, state = _plan_splits(state, source, settings, only_pages=splits_wait)
     return None if plan is None else replace(plan, bytes_behind=behind), state
 
 
@@ -208,11 +209,15 @@ def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, are_visible: 
     The log is not read while a table without a key is read in chunks: these see the source as it was before the first of
     them, and the log's position must not pass that.
     """
-    if any(isinstance(table.cursor, (Staging, Releasing)) for table in state.tables):
+    if _is_reading_pages(state):
         return False
     if not are_visible:
         return True
     return settings.interleave and (splits_wait or (state.reached is not None and state.reached.splits > 0))
+
+
+def _is_reading_pages(state: EnumeratorState) -> bool:
+    return any(isinstance(table.cursor, (Staging, Releasing)) for table in state.tables)
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
@@ -245,6 +250,8 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
     state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.back))
     if joined.restarts:
         state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None)
+    if joined.reached is not None:
+        state = replace(state, reached=joined.reached)
     if not tables:
         return state
     if state.phase is Phase.STREAM:
@@ -350,7 +357,10 @@ def _settled(state: EnumeratorState) -> EnumeratorState:
     return state
 
 
-def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) -> tuple[Plan, EnumeratorState]:
+def _plan_splits(
+    state: EnumeratorState, source: KeySource, settings: Settings, *, only_pages: bool
+) -> tuple[Plan, EnumeratorState]:
+    """`only_pages`: only of tables without a key that are being read: all their chunks see one snapshot."""
     wanted = settings.parallelism * state.splits_per_task
     if settings.max_splits is not None:
         wanted = min(wanted, settings.max_splits)
@@ -359,7 +369,7 @@ def _plan_splits(state: EnumeratorState, source: KeySource, settings: Settings) 
     for i, table in enumerate(tables):
         if len(splits) == wanted:
             break
-        if isinstance(table.cursor, Exhausted):
+        if isinstance(table.cursor, Exhausted) or (only_pages and not isinstance(table.cursor, (Staging, Releasing))):
             continue
         first_id, count = state.next_split_id + len(splits), wanted - len(splits)
         pages: StageChunk | ReleaseChunk | None = None

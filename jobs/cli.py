@@ -1,5 +1,6 @@
-"""The command line: `tidemark run | validate | plan | status | tables | signal | reconcile | report | checkpoints | drop`."""
+"""The command line: `tidemark init | run | validate | plan | status | tables | signal | reconcile | report | …`."""
 
+import json
 import platform
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tidemark import __version__
+from tidemark.conf.json_schema import json_schema
 from tidemark.conf.load import load_job_file
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import install_redaction, redact
@@ -19,15 +21,18 @@ from tidemark.conf.tables import TableName, parse_table_name
 from tidemark.jobs import run
 from tidemark.jobs.commands.checkpoints import checkpoints
 from tidemark.jobs.commands.drop import drop
+from tidemark.jobs.commands.init import init
 from tidemark.jobs.commands.plan import plan
-from tidemark.jobs.commands.signal import list_signals, resnapshot
+from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, set_settings, stop_snapshot
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.commands.validate import validate
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
 from tidemark.jobs.monitoring.events import open_events
 from tidemark.jobs.reconcile import EXAMPLES
+from tidemark.jobs.rollback import roll_back
 from tidemark.jobs.run_summary import summarised
+from tidemark.jobs.steering import SETTINGS
 from tidemark.readers.projection.settings import lines_of
 from tidemark.state.errors import JobFileError, TidemarkError
 
@@ -38,10 +43,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current. "
-    "Start with: tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, tidemark run JOB.yaml.",
+    "Start with: tidemark init URL -o JOB.yaml, tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, "
+    "tidemark run JOB.yaml.",
     epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
     "available · 5 sink failed · 6 another driver holds the job · 7 source out of reach, try again later · "
-    "8 reconcile found differences · 9 done, but tables are parked · 130 interrupted, state safe.",
+    "8 reconcile found differences · 9 done, but tables are parked · 10 paused by a signal · 130 interrupted, state safe.",
 )
 
 
@@ -64,6 +70,10 @@ Version = Annotated[
 
 class SignalKind(Enum):
     RESNAPSHOT = "resnapshot"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP_SNAPSHOT = "stop-snapshot"
+    SET = "set"
     LIST = "list"
 
 
@@ -106,13 +116,61 @@ def run_command(
         raise KeyboardInterrupt
 
 
-@app.command("validate", epilog="Examples: tidemark validate shop.yaml · tidemark validate shop.yaml --connect")
+@app.command(
+    "init",
+    epilog="Examples: tidemark init 'mysql://cdc:${SHOP_PASSWORD}@db:3306/shop' -o shop.yaml · "
+    "tidemark init 'postgresql://cdc:${SHOP_PASSWORD}@db:5432/shop' · tidemark init mariadb://cdc@db/ -o all.yaml",
+)
+def init_command(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="The source: mysql://, mariadb:// or postgresql://user:password@host:port/database. In single quotes, "
+            "${NAME} takes the password from the environment.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The job file to write. Else it is printed.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Writes a first job file by looking at the source: its tables, and what to grant and set. Changes nothing there.
+
+    Without a database in the URL, all databases of a MySQL or MariaDB server are taken. Tables without a key, and those that
+    can't be copied, are left out, with the reason. The file never has the password. No file is overwritten."""
+    init(url, output)
+
+
+def _print_schema(wanted: bool) -> None:
+    if wanted:
+        typer.echo(json.dumps(json_schema(), indent=1))
+        raise typer.Exit
+
+
+@app.command(
+    "validate",
+    epilog="Examples: tidemark validate shop.yaml · tidemark validate shop.yaml --connect · "
+    "tidemark validate --schema > job-file.schema.json",
+)
 def validate_command(
     job_path: JobPath,
     overrides: Overrides = None,
     substitute: Substitute = False,
     connect: Annotated[
         bool, typer.Option("--connect", help="Also check the source's settings, grants and tables, and the sink.")
+    ] = False,
+    _schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            callback=_print_schema,
+            is_eager=True,
+            help="Print the job file's JSON schema, for editors. Needs no job file.",
+        ),
     ] = False,
 ) -> None:
     """Checks the job file, and with --connect also the source and the sink. Changes nothing."""
@@ -153,11 +211,22 @@ def tables_command(job_path: JobPath, overrides: Overrides = None, substitute: S
 
 @app.command(
     "signal",
-    epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml list",
+    epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml pause · "
+    "tidemark signal shop.yaml set snapshot.parallelism=2 snapshot.max_rows_per_second=5000 · "
+    "tidemark signal shop.yaml set snapshot.parallelism=default · tidemark signal shop.yaml list",
 )
 def signal_command(
     job_path: JobPath,
-    what: Annotated[SignalKind, typer.Argument(help="resnapshot: read rows again; list: show the signals.")],
+    what: Annotated[
+        SignalKind,
+        typer.Argument(
+            help="resnapshot: read rows again; pause, resume: the job, or tables; stop-snapshot: read no more splits; "
+            "set: change settings; list: show the signals."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help=f"For set: {', '.join(SETTINGS)}.")
+    ] = None,
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="NAME", help="A table as database.table; may be given again.")
     ] = None,
@@ -167,12 +236,36 @@ def signal_command(
     """Asks a job for something, whether it runs or not: its driver, or the next one, does it. Needs no passwords.
 
     resnapshot empties the copy of a table and reads its rows again, while the other tables go on. It is the way back for a
-    parked table."""
+    parked table.
+
+    pause finishes the running epoch and plans no more, until resume. The source must keep its log meanwhile. A run with
+    trigger once ends with exit code 10.
+
+    pause --table takes a table out of the job: its copy stays as it is. resume --table empties the copy and reads the rows
+    again, because the changes in between are not kept.
+
+    stop-snapshot reads no more splits until resume, while the log is followed.
+
+    set changes settings from the next epoch on, also after restarts. The value default goes back to the job file's."""
     job = _load(job_path, overrides, substitute=substitute, connects=False)
-    if what is SignalKind.LIST:
-        list_signals(job)
-    else:
-        resnapshot(job, [_table_name(text) for text in table or ()])
+    tables = [_table_name(text) for text in table or ()]
+    if settings and what is not SignalKind.SET:
+        raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
+    if tables and what in {SignalKind.STOP_SNAPSHOT, SignalKind.SET, SignalKind.LIST}:
+        raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
+    match what:
+        case SignalKind.RESNAPSHOT:
+            resnapshot(job, tables)
+        case SignalKind.PAUSE:
+            pause(job, tables)
+        case SignalKind.RESUME:
+            resume(job, tables)
+        case SignalKind.STOP_SNAPSHOT:
+            stop_snapshot(job)
+        case SignalKind.SET:
+            set_settings(job, settings or ())
+        case SignalKind.LIST:
+            list_signals(job)
 
 
 @app.command(
@@ -233,19 +326,29 @@ def report_command(
     typer.echo(f"Wrote {output} ({size_bytes / 1e6:.1f} MB).")
 
 
-@app.command("checkpoints", epilog="Example: tidemark checkpoints shop.yaml list")
+@app.command(
+    "checkpoints",
+    epilog="Examples: tidemark checkpoints shop.yaml list · tidemark checkpoints shop.yaml rollback 42",
+)
 def checkpoints_command(
     job_path: JobPath,
-    action: Annotated[str, typer.Argument(metavar="[list]", help="The only action is list.")] = "list",
+    action: Annotated[str, typer.Argument(metavar="[list|rollback]", help="list, or rollback EPOCH.")] = "list",
+    epoch: Annotated[int | None, typer.Argument(metavar="[EPOCH]", help="For rollback: an epoch of the list.")] = None,
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Lists the consistent cuts in the checkpoint. Reads only the checkpoint."""
-    if action == "rollback":
-        raise JobFileError("checkpoints rollback is not supported yet.", "Write `tidemark checkpoints JOB.yaml list`.")
-    if action != "list":
-        raise JobFileError(f"checkpoints has no action {action!r}.", "Write `tidemark checkpoints JOB.yaml list`.")
-    checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
+    """Lists the consistent cuts in the checkpoint, or rolls a stopped job back to one: its next run reads the log again from
+    there on. The list reads only the checkpoint."""
+    if action == "list" and epoch is None:
+        checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
+    elif action == "rollback" and epoch is not None:
+        position = roll_back(_load(job_path, overrides, substitute=substitute), epoch)
+        typer.echo(f"The next run reads the log again from {position} on, where epoch {epoch} ended.")
+    else:
+        raise JobFileError(
+            f"checkpoints has no action {action!r}{'' if epoch is None else f' with an epoch {epoch}'}.",
+            "Write `tidemark checkpoints JOB.yaml list`, or `tidemark checkpoints JOB.yaml rollback EPOCH`.",
+        )
 
 
 @app.command("drop", epilog="Examples: tidemark drop shop.yaml · tidemark drop shop.yaml --yes")

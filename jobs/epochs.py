@@ -5,6 +5,7 @@
 The mark is durable before the next epoch is planned, because planning lets the source drop the log of this one.
 """
 
+import math
 import threading
 import time
 
@@ -17,9 +18,11 @@ from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.write_parts import Writing, Written
 from tidemark.sinks.sink import added_up
+from tidemark.state.errors import PausedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
-from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord, SnapshotWork
+from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, SnapshotWork
+from tidemark.state.signals import UNSTEERED, Steering
 
 WAIT_SECONDS = 0.1
 """The time between two looks whether commits of the log have become visible."""
@@ -34,7 +37,8 @@ FORGET_SECONDS = 10.0
 class EpochLoop:
     """One per run. `run` blocks until the run is done; another thread may call `stop` and read the attributes.
 
-    `interval_seconds`: the trigger's interval, None to end at the log's present end. `running`: the plan of the epoch in
+    `interval_seconds`: the trigger's interval, None to end at the log's present end. `steering`: what signals have set.
+    `running`: the plan of the epoch in
     work. `progress`: after the newest committed epoch, None before the first plan.
     """
 
@@ -47,6 +51,7 @@ class EpochLoop:
         notes: Notes,
         *,
         interval_seconds: float | None,
+        steering: Steering = UNSTEERED,
     ) -> None:
         self._context = context
         self._writing = writing
@@ -54,12 +59,14 @@ class EpochLoop:
         self._summary = summary
         self._notes = notes
         self._interval_seconds = interval_seconds
+        self._steering = steering
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
         self._forget_at = 0.0
         self._splits_at = 0.0
         self._idle_after: int | None = None
         self._waits = 0
+        self._is_lag_told = False
         self.committed = self._marked = context.checkpoint.committed_epoch()
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
@@ -73,23 +80,34 @@ class EpochLoop:
         return self._stop.is_set()
 
     def run(self, *, max_epochs: int | None = None) -> None:
-        """Raises TidemarkError; everything committed is kept."""
+        """Raises TidemarkError; everything committed is kept. While the job is paused, no epoch runs. One exception: tables
+        can leave only once the planned epoch is committed (`max_epochs`)."""
         planner = self._context.planner()
+        if self._steering.paused_us is not None and max_epochs is None:
+            self._show(planner)
+            self._stop.wait()
+            return
         if self._interval_seconds is None:
             planner.end_at_log_end()
         try:
             while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
                 began = time.monotonic()
                 waits_until = self._splits_at
-                epoch = planner.next_epoch(self.committed, splits_wait=began < waits_until)
+                stopped = self._steering.stopped_us is not None
+                epoch = planner.next_epoch(self.committed, splits_wait=stopped or began < waits_until)
                 if epoch > self.committed:
                     record = planner.record(epoch)
                     self._run(planner, record)
                     self._mark()
                     if self._interval_seconds is None or not _reads_all(record):
                         continue
+                elif planner.waits(self.committed) and stopped:
+                    if self._interval_seconds is None:
+                        raise _snapshot_stopped(planner.state_after(self.committed))
                 elif planner.waits(self.committed):
-                    if began < waits_until:
+                    if planner.lag_seconds is not None:
+                        self._wait_for_replica(planner.lag_seconds)
+                    elif began < waits_until:
                         self._stop.wait(min(MAX_PAUSE_SECONDS, waits_until - began))
                     else:
                         self._wait_for_commits()
@@ -104,6 +122,19 @@ class EpochLoop:
         finally:
             self._mark()
             planner.save_history()
+
+    def _wait_for_replica(self, lag_seconds: float) -> None:
+        """Waits a little. Says once that splits wait."""
+        if not self._is_lag_told:
+            self._is_lag_told = True
+            lag = (
+                "does not follow its own source"
+                if math.isinf(lag_seconds)
+                else f"is {lag_seconds:,.0f} s behind its own"
+            )
+            text = f"No splits are read now: the source is a replica that {lag} (snapshot.max_replica_lag_seconds)."
+            self._notes.add("warning", text=text)
+        self._stop.wait(MAX_PAUSE_SECONDS)
 
     def _wait_for_commits(self) -> None:
         """Waits a little. Says once that the run waits, if it does for long."""
@@ -163,7 +194,7 @@ class EpochLoop:
 
     def _progress(self, state: EnumeratorState, newest: PlanRecord | None, *, idle: bool = False) -> JobProgress:
         sums = RunSums(self._summary.epochs, self._epoch_seconds, self._summary.changes, idle)
-        return progress_of(self._context.state, state, newest, self.committed, sums)
+        return progress_of(self._context.state, state, newest, self.committed, sums).steered(self._steering)
 
 
 def _reads_pages(record: PlanRecord) -> bool:
@@ -177,3 +208,13 @@ def _reads_all(record: PlanRecord) -> bool:
     awaited = record.state.awaited
     is_last = isinstance(awaited, AwaitedLog) and (record.plan.bytes_behind or 0) <= awaited.size_bytes
     return is_last and record.plan.phase is Phase.STREAM
+
+
+def _snapshot_stopped(state: EnumeratorState) -> PausedError:
+    unread = [str(table.table) for table in state.tables if not isinstance(table.cursor, Exhausted)]
+    more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+    return PausedError(
+        f"A signal has stopped the reading of rows: {', '.join(unread[:3])}{more} is not copied completely. "
+        "The log was followed.",
+        "tidemark signal JOB.yaml resume, then run the job again.",
+    )

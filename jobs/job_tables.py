@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
-from tidemark.jobs.lost_log import require_later
+from tidemark.jobs.lost_log import offset_from
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import still_parked
+from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.projection.settings import projections_of
 from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -53,6 +54,7 @@ def first_job_state(job: JobFile, found: FoundSource) -> JobState:
         projections=projections_of(job, found.schemas),
         partitions=partitions,
         conditions=_conditions(job, found.schemas),
+        lists=sink_needs(job.sink).takes_lists,
     )
 
 
@@ -143,8 +145,6 @@ def _joined(
         for table in tables:
             _warn(events, table, f"does not join the job now. {error}")
         return state
-    if restarts:
-        require_later(job, state, start)
     joined = Joined(
         start=start,
         schemas=later,
@@ -158,6 +158,7 @@ def _joined(
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
         restarts=restarts,
+        version_offset=offset_from(job, state, start) if restarts else None,
     )
     failpoint("tables.before_joined")
     state = checkpoint.create_joined(state, joined)

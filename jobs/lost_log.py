@@ -8,15 +8,14 @@ what a job without tables would read until they come back: `Joined.restarts`.
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
-from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.recovered_state import highs_so_far, recover_state
 from tidemark.jobs.sources import find_source
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.job_state import JobState
-from tidemark.state.plan import AwaitedLog, EnumeratorState
+from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
 from tidemark.state.position import Position
-from tidemark.state.remedies import START_OVER_NOW
 
 
 def needed_log(now: EnumeratorState, state: JobState) -> list[Position]:
@@ -32,20 +31,23 @@ def _reached(now: EnumeratorState) -> list[Position]:
     return [now.position]
 
 
-def require_later(job: JobFile, state: JobState, start: Position) -> None:
-    """Raises LogPositionLostError if `start` is before something that the job has read: versions of changes must not become
-    smaller."""
-    now = recover_state(Checkpoint.at(job.checkpoint), job, state)
+def offset_from(job: JobFile, state: JobState, start: Position) -> int | None:
+    """Returns Joined.version_offset for a job that goes on from `start`: its versions must not become smaller, though the
+    log began again, or is another server's."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    now = recover_state(checkpoint, job, state)
     reached = [*_reached(now), *needed_log(now, state)]
-    if isinstance(now.awaited, AwaitedLog):
-        reached.append(now.awaited.range.stop)
-    greatest = max(reached, key=lambda position: position.order)
-    if start.order < greatest.order:
-        raise LogPositionLostError(
-            f"The source's log ends at {start}, before {greatest}, which the job has read: the log was reset, or the server "
-            "was restored from an older copy.",
-            START_OVER_NOW,
-        )
+    match now.awaited:
+        case AwaitedLog(log_range):
+            reached.append(log_range.stop)
+        case AwaitedSplits():
+            reached += highs_so_far(checkpoint, now.epoch)
+        case None:
+            pass
+    before = state.version_offset()
+    greatest = max(position.version for position in reached) + before
+    offset = max(0, greatest - start.version_before)
+    return None if offset == before else offset
 
 
 def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
@@ -56,13 +58,9 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
     checkpoint = Checkpoint.at(job.checkpoint)
     if not state.schemas or not checkpoint.plan_epochs() or _is_being_read_again(checkpoint, job, state):
         return False
-    with find_source(to_be_found(job, state)) as found:
+    with find_source(to_be_found(job, state), state) as found:
         raise_passing(found.findings)  # a standby has no slot
         found.require_same_log(state, [])  # reading again does not help if this is another server
-        try:
-            require_later(job, state, found.joining_start(()))
-        except LogPositionLostError:
-            return False
     if not job.source.reads_again_after_lost_log:
         remedy = (
             "If this is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."

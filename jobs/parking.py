@@ -1,4 +1,5 @@
-"""Tables that leave a job that has started, and come back to it: excluded, parked, read again by a signal or by themselves."""
+"""Tables that leave a job that has started, and come back to it: excluded, parked, paused, read again by a signal or by
+themselves."""
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     BadValueError,
     LogPositionLostError,
+    PausedError,
     RefusedRowsError,
     SchemaChangedError,
     SinkError,
@@ -26,7 +28,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.plan import Exhausted, LogWork
 from tidemark.state.remedies import START_OVER, read_again
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, Signal, SignalKind
 from tidemark.state.table import TableId, TableSchema
 
 MAX_HEALS = 5
@@ -53,9 +55,10 @@ def unfinished_epoch(checkpoint: Checkpoint) -> int | None:
 
 
 def leaving_tables(job: JobFile, state: JobState, *, with_signals: bool) -> list[TableSchema]:
-    """The tables of the job that are to leave it: `source.exclude_tables` names them, or their rows are to be read again."""
-    again = _to_read_again(job, state) if with_signals else frozenset()
-    return [schema for schema in state.schemas if is_excluded(job, schema.table) or schema.table in again]
+    """The tables of the job that are to leave it: `source.exclude_tables` names them, or a signal pauses them or has their rows
+    read again."""
+    leaving = _leaving_by_signals(job, state) if with_signals else {}
+    return [schema for schema in state.schemas if is_excluded(job, schema.table) or schema.table in leaving]
 
 
 def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], events: Events) -> JobState:
@@ -65,13 +68,27 @@ def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], even
     its end is read without them: a table that can't be read does not hold up the others.
     """
     tables = list(leaving)
+    by_signals = _leaving_by_signals(job, state)
+    paused = {table for table, kind in by_signals.items() if kind == "pause"}
     for schema in tables:
-        if is_excluded(job, schema.table):
-            text = "It is in exclude_tables, and leaves the job. Its copy stays as it is."
-            events.note("left", table=str(schema.table), text=text)
-    state = _leave(Checkpoint.at(job.checkpoint), state, tables, "") if tables else state
+        why = "It is in exclude_tables" if is_excluded(job, schema.table) else "A signal has paused it"
+        if is_excluded(job, schema.table) or schema.table in paused:
+            events.note("left", table=str(schema.table), text=f"{why}, and it leaves the job. Its copy stays as it is.")
+    state = _leave(Checkpoint.at(job.checkpoint), state, tables, "", paused) if tables else state
     failpoint("signals.left")
     return state
+
+
+def pause_left(job: JobFile, state: JobState) -> JobState:
+    """Pauses tables that have left the job already, such as parked ones, if signals ask for it, durable."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    wanted = {table for table, kind in _newest_signals(checkpoint).items() if kind == "pause"}
+    leaving = tuple(
+        replace(left, why="", at_us=_now_us(), heals=0, paused=True)
+        for left in state.left
+        if left.table in wanted and not left.paused and job.mode == "full+incremental"
+    )
+    return checkpoint.create_left(state, leaving) if leaving else state
 
 
 def take_out_all(job: JobFile, state: JobState) -> None:
@@ -79,6 +96,12 @@ def take_out_all(job: JobFile, state: JobState) -> None:
     matter: all copies are emptied after it."""
     _leave(Checkpoint.at(job.checkpoint), state, state.schemas, "")
     failpoint("log.lost")
+
+
+def leave_to_come_back(checkpoint: Checkpoint, state: JobState, tables: Collection[TableId]) -> None:
+    """Takes tables out of the job, durable, so that they come back at once. What the planned epoch has of them does not
+    matter: their copies are emptied after it."""
+    _leave(checkpoint, state, [schema for schema in state.schemas if schema.table in tables], "")
 
 
 def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
@@ -157,7 +180,9 @@ def _why(error: TidemarkError) -> str:
 
 
 def tell_parked(job: JobFile, state: JobState, events: Events) -> None:
-    """Says at a start which tables are parked."""
+    """Says at a start which tables are parked, and which are paused."""
+    for left in _paused(job, state):
+        events.note("paused", table=str(left.table), text=f"A signal has paused it. {way_back(job, left)}")
     for left in _stale(job, state):
         if left.is_parked:
             text = f"{left.why} Its copy stays as it is, and the other tables go on. {way_back(job, left)}"
@@ -173,18 +198,23 @@ def require_none_parked(job: JobFile, state: JobState) -> None:
 
 
 def require_tables_left(job: JobFile, state: JobState) -> None:
-    """Raises TablesParkedError if all tables of the job are parked. With `on_table_error: stop`, raises SourceNotUsableError
-    if a table could not come back by itself."""
+    """Raises TablesParkedError if all tables of the job are parked, PausedError if they are paused. With `on_table_error:
+    stop`, raises SourceNotUsableError if a table could not come back by itself."""
     stale = _stale(job, state)
-    if stale and not state.schemas:
+    if not state.schemas and (stale or _paused(job, state)):
         raise all_parked(job, state)
     stuck = [left for left in stale if left.is_parked and left.heals and evolves(job)]
     if stuck and job.source.on_table_error == "stop":
         raise SourceNotUsableError(f"{stuck[0].table} can't be followed: {stuck[0].why}", way_back(job, stuck[0]))
 
 
-def all_parked(job: JobFile, state: JobState) -> TablesParkedError:
+def all_parked(job: JobFile, state: JobState) -> TablesParkedError | PausedError:
+    """The error of a job without tables, some of which are parked or paused."""
     stale = _stale(job, state)
+    if not stale:
+        return PausedError(
+            "All tables of the job are paused: nothing is copied.", way_back(job, _paused(job, state)[0])
+        )
     count = "The job's only table is parked" if len(stale) == 1 else f"All {len(stale)} tables of the job are parked"
     return _parked_error(job, stale, f"{count}: nothing is copied.")
 
@@ -197,12 +227,23 @@ def _parked_error(job: JobFile, stale: Sequence[Left], message: str) -> TablesPa
 
 
 def _stale(job: JobFile, state: JobState) -> list[Left]:
-    """The tables that have left the job although the job file selects them."""
-    return [left for left in state.left if job.source.selects(left.table.database, left.table.name)]
+    """The tables that have left the job although the job file selects them, and nobody has paused them."""
+    return [left for left in state.left if not left.paused and job.source.selects(left.table.database, left.table.name)]
+
+
+def _paused(job: JobFile, state: JobState) -> list[Left]:
+    return [left for left in state.left if left.paused and not is_excluded(job, left.table)]
+
+
+def has_away(job: JobFile, state: JobState) -> bool:
+    """True if a table that the job file selects is parked or paused."""
+    return bool(_stale(job, state) or _paused(job, state))
 
 
 def way_back(job: JobFile, left: Left) -> str:
-    """The remedy for a parked table."""
+    """The remedy for a parked or paused table."""
+    if left.paused:
+        return f"To read the table again: tidemark signal JOB.yaml resume --table {_name(left.table)}."
     if job.mode != "full+incremental":
         return f"Name {left.table} in source.exclude_tables, and copy it by a job of its own."
     by_itself = "It comes back by itself at a start that can read it. " if left.heals and evolves(job) else ""
@@ -214,10 +255,10 @@ def to_be_found(job: JobFile, state: JobState | None, without: Collection[TableI
     stop the others. Raises TablesParkedError if no table is left."""
     if state is None:
         return job
-    parked = [left.table for left in state.left if not _may_come_back(job, state, left)]
+    parked = [left.table for left in state.left if not _may_come_back(job, left)]
     hidden = dict.fromkeys((*parked, *without))
     found = without_tables(job, hidden)
-    if not found.source.tables and not state.schemas and _stale(job, state):
+    if not found.source.tables and not state.schemas and has_away(job, state):
         raise all_parked(job, state)
     return found if found.source.tables else _with_source(found, tables=job.source.tables)
 
@@ -236,8 +277,8 @@ def _with_source(job: JobFile, **settings: Any) -> JobFile:
     return job.model_copy(update={"source": job.source.model_copy(update=settings)})
 
 
-def _may_come_back(job: JobFile, state: JobState, left: Left) -> bool:
-    return not left.is_parked or bool(left.heals and evolves(job)) or left.table in _to_read_again(job, state)
+def _may_come_back(job: JobFile, left: Left) -> bool:
+    return _is_wanted_back(job, left) or left.table in _to_read_again(job)
 
 
 def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
@@ -253,7 +294,7 @@ def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool
     if left is None:
         return False
     checkpoint = Checkpoint.at(job.checkpoint)
-    if _is_wanted_back(job, left):
+    if left.paused or _is_wanted_back(job, left):
         still_parked(job, checkpoint, state, [left.table], error.message)
     for number, signal in _open_signals(checkpoint).items():
         if signal.table == left.table:
@@ -274,30 +315,49 @@ def park_absent(job: JobFile, state: JobState, reasons: Mapping[TableId, str], f
 
 
 def _is_wanted_back(job: JobFile, left: Left) -> bool:
-    return not left.is_parked or bool(left.heals and evolves(job))
+    return not left.paused and (not left.is_parked or bool(left.heals and evolves(job)))
 
 
 def answer_signals(
-    job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId], before: JobState
-) -> None:
-    """Answers all signals, once their tables have joined again, or not. `reasons`, `found`: as for `park_absent`. `before`: the
-    job before tables joined, which tells what a signal could be for."""
+    job: JobFile,
+    state: JobState,
+    reasons: Mapping[TableId, str],
+    found: Collection[TableId],
+    before: JobState,
+    seen: Collection[int],
+) -> JobState:
+    """Answers the signals about tables, once they have left, or joined again, or not. A paused table that could not come back
+    is parked. `reasons`, `found`: as for `park_absent`. `before`: the job before tables joined, which tells what a signal could
+    be for. `seen`: the signals that were open when the opening began; later ones wait for the next one."""
     checkpoint = Checkpoint.at(job.checkpoint)
     known = {schema.table for schema in before.schemas} | before.left_tables
+    newest = {signal.table: number for number, signal in _open_signals(checkpoint).items() if number in seen}
     for number, signal in _open_signals(checkpoint).items():
+        table = signal.table
+        if table is None or number not in seen:
+            continue
         text = None
+        left = next((left for left in state.left if left.table == table), None)
         if job.mode != "full+incremental":
             text = f"Mode {job.mode} can't read rows again."
-        elif signal.table not in known:
+        elif table not in known:
             text = "The job does not copy this table."
-        elif not job.source.selects(signal.table.database, signal.table.name):
+        elif newest[table] != number:
+            text = "A later signal has replaced it."
+        elif signal.kind == "pause":
+            text = None if left is not None and left.paused else "The table could not leave the job."
+        elif not job.source.selects(table.database, table.name):
             text = "The job file does not select this table."
-        elif signal.table in state.left_tables:
-            why = next(left.why for left in state.left if left.table == signal.table)
-            absent = reasons.get(signal.table, NOT_FOUND) if signal.table not in found else ""
-            text = absent or why or "It did not join the job."
+        elif left is not None:
+            absent = reasons.get(table, NOT_FOUND) if table not in found else ""
+            text = absent or left.why or "It did not join the job."
+            if left.paused:
+                state = still_parked(job, checkpoint, state, [table], text)
         accepted = "Its copy is emptied, and its rows are read again."
+        if signal.kind == "pause":
+            accepted = "It has left the job, and its copy stays as it is."
         checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
+    return state
 
 
 def still_parked(
@@ -311,11 +371,17 @@ def still_parked(
             why=why,
             at_us=_now_us(),
             heals=max(left.heals, 1) if evolves(job) and _is_wanted_back(job, left) else 0,
+            paused=False,
         )
         for left in state.left
         if left.table in wanted and left.why != why
     )
     return checkpoint.create_left(state, leaving) if leaving else state
+
+
+def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
+    """The numbers of the signals that are not answered yet."""
+    return frozenset(_open_signals(checkpoint))
 
 
 def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
@@ -324,18 +390,37 @@ def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
     return {number: signal for number, (signal, answer) in checkpoint.signals().items() if answer is None}
 
 
-def _to_read_again(job: JobFile, state: JobState) -> frozenset[TableId]:
-    """The tables whose rows are to be read again by signals that nobody has taken yet."""
+def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:
+    """What the newest open signal about each table asks for."""
+    return {signal.table: signal.kind for signal in _open_signals(checkpoint).values() if signal.table is not None}
+
+
+def _to_read_again(job: JobFile) -> frozenset[TableId]:
+    """The tables that are to come back, by signals that nobody has answered yet."""
     if job.mode != "full+incremental":
         return frozenset()
+    newest = _newest_signals(Checkpoint.at(job.checkpoint))
+    wanted = {table for table, kind in newest.items() if kind in {"resnapshot", "resume"}}
+    return frozenset(table for table in wanted if job.source.selects(table.database, table.name))
+
+
+def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKind]:
+    """The tables of the job that are to leave it by signals, with what these ask for."""
+    if job.mode != "full+incremental":
+        return {}
     came_back = state.came_back
-    return frozenset(
-        signal.table
-        for signal in _open_signals(Checkpoint.at(job.checkpoint)).values()
-        if job.source.selects(signal.table.database, signal.table.name)
-        # else the run that took the signal died before it answered
-        and not (signal.table in came_back and came_back[signal.table].at_us > signal.at_us)
-    )
+    wanted = dict[TableId, SignalKind]()
+    for signal in _open_signals(Checkpoint.at(job.checkpoint)).values():
+        table = signal.table
+        if table is None:
+            continue
+        wanted.pop(table, None)  # the newest signal counts
+        # A signal that was taken before has no answer if the run that took it died.
+        was_taken = table in came_back and came_back[table].at_us > signal.at_us
+        selected = job.source.selects(table.database, table.name)
+        if signal.kind == "pause" or (signal.kind == "resnapshot" and selected and not was_taken):
+            wanted[table] = signal.kind
+    return wanted
 
 
 def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
@@ -354,9 +439,22 @@ def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> b
     return False
 
 
-def _leave(checkpoint: Checkpoint, state: JobState, leaving: Iterable[TableSchema], why: str) -> JobState:
+def may_be_half_written(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
+    """True if the sink may have a part of an epoch of the log that was read, but is not committed. A sink that proves absence
+    has all of it, or nothing; then the epoch counts as not read from now on."""
+    return stays_unfinished(job, checkpoint, state) and not isinstance(make_sink(job), ProvesAbsence)
+
+
+def _leave(
+    checkpoint: Checkpoint,
+    state: JobState,
+    leaving: Iterable[TableSchema],
+    why: str,
+    paused: Collection[TableId] = (),
+) -> JobState:
     now = _now_us()
-    return checkpoint.create_left(state, tuple(Left(schema.table, schema.version, why, now) for schema in leaving))
+    left = tuple(Left(schema.table, schema.version, why, now, paused=schema.table in paused) for schema in leaving)
+    return checkpoint.create_left(state, left)
 
 
 def _now_us() -> int:

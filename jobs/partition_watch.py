@@ -1,9 +1,14 @@
 """Compares PostgreSQL's tables and partitions before each plan: renames, rewrites and changes of partitions are in no log."""
 
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
 from tidemark.readers.source import PlannerAccess, WatchesPartitions
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.partitions import KeptPartitions, Partitions, WatchedTable
+from tidemark.state.plan import PlanRecord
+from tidemark.state.position import Position, wal_position
 
 
 class PartitionWatch:
@@ -58,5 +63,54 @@ def partitions_of_plan(checkpoint: Checkpoint, state: JobState, epoch: int) -> P
     kept = None if state.partitions is None or epoch == 0 else checkpoint.plan(epoch).partitions
     if kept is None or state.partitions is None:
         return state.partitions
-    back = {table for joined in state.joined if epoch <= joined.after_epoch for table in joined.back}
+    later = [joined for joined in state.joined if epoch <= joined.after_epoch]
+    back = {table for joined in later for table in joined.back}
+    # After a move to another server, ids from the end of the former one may be those of other transactions.
+    moved = [
+        joined.partitions.ended_xid for joined in later if joined.server_identity and joined.partitions is not None
+    ]
+    kept = replace(kept, ended_xid=min(kept.ended_xid, *moved)) if moved else kept
     return checkpoint.partitions(kept).without(state.left_tables | back).plus(state.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the tables of the job: that of the plan of `epoch`, or the first one (0). `ended_xid`: as in Partitions.
+    `at_us`: it was made before, microseconds since 1970."""
+
+    epoch: int
+    ended_xid: int
+    at_us: int
+
+
+def look_before(checkpoint: Checkpoint, state: JobState, until: Position) -> Look | None:
+    """Returns the newest look that was surely made before the server's log reached `until`: the next plan was made at a log end
+    that is not later. None if there is none, or if the newest plan has other tables or partitions."""
+    epochs = checkpoint.plan_epochs()
+    newest = checkpoint.plan(epochs[-1]).partitions if epochs else None
+    if newest is None or state.partitions is None:
+        return None
+    moved = [joined for joined in state.joined if joined.server_identity]
+    since = moved[-1].after_epoch if moved else 0
+    for epoch, after in reversed(list(pairwise(epoch for epoch in epochs if epoch > since))):
+        if _was_made_before(checkpoint.plan(after), until):
+            record = checkpoint.plan(epoch)
+            if record.partitions is None or record.partitions.name != newest.name:
+                return None
+            return Look(epoch, record.partitions.ended_xid, record.planned_at_us)
+    if moved:
+        proven, kept = moved[-1].partitions, checkpoint.plan(since).partitions if since in epochs else None
+        if proven is None or kept is None or kept.name != newest.name:
+            return None
+        return Look(since, proven.ended_xid, moved[-1].at_us)  # it was proven for the server before
+    if epochs[0] != 1 or not _was_made_before(checkpoint.plan(1), until):
+        return None
+    if checkpoint.partitions(newest).tables != state.partitions.tables:
+        return None
+    return Look(0, state.partitions.ended_xid, state.created_at_us)
+
+
+def _was_made_before(record: PlanRecord, until: Position) -> bool:
+    """True if the log's end, when the plan was made, was not after `until`."""
+    behind = record.plan.bytes_behind
+    return behind is not None and wal_position(record.state.position).lsn + behind <= wal_position(until).lsn

@@ -28,7 +28,7 @@ from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.partition_watch import PartitionWatch
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.readers.log.finished_splits import write_segment
-from tidemark.readers.source import PlannerAccess, RetainsLog
+from tidemark.readers.source import MeasuresReplicaLag, PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
@@ -48,6 +48,7 @@ class Planner:
         self._job_state = job_state
         self._mode = job.mode
         self._settings = settings_of(job)
+        self._max_lag_seconds = job.snapshot.max_replica_lag_seconds
         self._goal: Position | None = None
         self._newest: PlanRecord | None = None
         self._absorbed: tuple[int, EnumeratorState] | None = None
@@ -55,6 +56,8 @@ class Planner:
         self._written_at: tuple[int, float] | None = None
         self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
+        self.lag_seconds: float | None = None
+        """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
 
     def end_at_log_end(self) -> None:
         """From now on plans only up to the present end of the log (trigger `once`)."""
@@ -109,6 +112,8 @@ class Planner:
                 RESTORE_CHECKPOINT,
             )
         state = self.state_after(committed)
+        self.lag_seconds = self._too_long_lag(state)
+        splits_wait = splits_wait or self.lag_seconds is not None
         observation = Observation(self._access.log_extent(), self._goal, None, self._job_state.joined, splits_wait)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
@@ -133,6 +138,12 @@ class Planner:
         self._checkpoint.forget_before(committed)
         self._recorder.save(at_once=False)
         return plan.epoch
+
+    def _too_long_lag(self, state: EnumeratorState) -> float | None:
+        if self._max_lag_seconds is None or state.phase is not Phase.SNAPSHOT:
+            return None
+        lag = self._access.replica_lag_seconds() if isinstance(self._access, MeasuresReplicaLag) else None
+        return lag if lag is not None and lag > self._max_lag_seconds else None
 
     def _planned_state(self, committed: int) -> EnumeratorState:
         if committed == 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
@@ -81,7 +82,7 @@ class LogTask:
 @dataclass(frozen=True, slots=True)
 class PartTask:
     """Everything that a task needs. `schemas` and `projections`: those of the task's tables; a log task has all tables of
-    its plan. `came_back`: those of its tables that came back to the job."""
+    its plan. `came_back`: those of its tables that came back to the job. `version_offset`: as in Joined."""
 
     epoch: int
     job: JobFile
@@ -92,6 +93,7 @@ class PartTask:
     work: SplitsTask | LogTask
     published_format: PublishedFormat
     came_back: dict[TableId, CameBack]
+    version_offset: int = 0
 
 
 def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
@@ -101,13 +103,12 @@ def tasks_of(context: RunContext, epoch: int) -> list[PartTask]:
 
 def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
     """The tasks of an epoch. A task reads and writes its parts one after the other."""
-    epoch = record.plan.epoch
     plan, schemas = record.plan, context.state.schemas_after(record.state.joined)
     match plan.work:
         case SnapshotWork(tasks, anchor):
             at = record.state.position
             return [
-                _task(context, epoch, _schemas_of(splits, schemas), SplitsTask(splits, anchor, at)) for splits in tasks
+                _task(context, record, _schemas_of(splits, schemas), SplitsTask(splits, anchor, at)) for splits in tasks
             ]
         case LogWork(log_range, after=after, empties=empties):
             state = of_job(record.state, context.state)
@@ -117,14 +118,17 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             first_splits = {table.table: table.first_split for table in filtered if table.first_split}
             emptied = tuple(schema.table for schema in schemas if schema.table in empties) if empties else None
             is_passed_over = context.state.restarts_after(record.state.joined)
+            after = None if is_passed_over else after  # it writes nothing, and the target may have been set back
             work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_passed_over)
-            return [_task(context, epoch, schemas, work)]
+            return [_task(context, record, schemas, work)]
 
 
-def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask) -> PartTask:
+def _task(
+    context: RunContext, record: PlanRecord, schemas: tuple[TableSchema, ...], work: SplitsTask | LogTask
+) -> PartTask:
     tables = {schema.table for schema in schemas}
     return PartTask(
-        epoch=epoch,
+        epoch=record.plan.epoch,
         job=context.job,
         job_uuid=context.state.job_uuid,
         server=context.server,
@@ -133,6 +137,7 @@ def _task(context: RunContext, epoch: int, schemas: tuple[TableSchema, ...], wor
         work=work,
         published_format=sink_needs(context.job.sink).published_format,
         came_back={table: back for table, back in context.state.came_back.items() if table in tables},
+        version_offset=context.state.version_offset(record.state.joined),
     )
 
 
@@ -173,7 +178,7 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.anchor)
-                read = read.after(work.log_position)
+                read = read.after(work.log_position).shifted(task.version_offset)
                 published = publish(store, task.epoch, split, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))
             if isinstance(split.pages, StageChunk):
@@ -187,17 +192,20 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
 
 
 class _Part:
-    """Numbers a part's batches and counts its rows."""
+    """Numbers a part's batches and counts its rows. Adds `version_offset` to their `_commit_version`."""
 
-    def __init__(self, task: PartTask, name: str) -> None:
+    def __init__(self, task: PartTask, name: str, version_offset: int = 0) -> None:
         self._epoch = task.epoch
         self._name = name
         self._versions = {schema.table: schema.version for schema in task.schemas}
         self._seq = 0
+        self._version_offset = version_offset
         self.row_count = 0
 
     def add(self, table: TableId, rows: pa.RecordBatch) -> Iterator[ChangeBatch]:
         if rows.num_rows:
+            if self._version_offset:
+                rows = _shifted(rows, self._version_offset)
             yield ChangeBatch(self._epoch, self._name, self._seq, table, self._versions[table], rows)
             self._seq += 1
             self.row_count += rows.num_rows
@@ -214,12 +222,18 @@ class _Part:
         return PartEnd(self._epoch, self._name, self._seq, self.row_count, after)
 
 
+def _shifted(rows: pa.RecordBatch, version_offset: int) -> pa.RecordBatch:
+    column = rows.schema.get_field_index("_commit_version")
+    versions = pc.add_checked(rows.column(column), version_offset)
+    return rows.set_column(column, rows.schema.field(column), versions)
+
+
 def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     checkpoint = Checkpoint.at(task.job.checkpoint)
     reader = task.server.log_reading(task.schemas)
     schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
-    part = _Part(task, LOG_PART)
+    part = _Part(task, LOG_PART, task.version_offset)
     read_count, counts = 0, _Counts()
     toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
     with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
@@ -266,7 +280,7 @@ def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> I
     outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
     for table in tables:
         back = task.came_back[table]
-        output, version = outputs[table], back.start.version_before
+        output, version = outputs[table], back.version
         seq = emptying_seq(output.version)
         emptied = truncation(output, version=version, time_us=back.at_us, seq=seq, transaction="")
         yield from part.add(table, emptied.rows)

@@ -19,6 +19,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.position import Position
 from tidemark.state.split import Split
 
 
@@ -97,3 +98,11 @@ def recover_state(
                 max(checkpoint.plan_epochs(), default=0) == epoch
             ):  # else the running job has removed the epoch's reports
                 raise
+
+
+def highs_so_far(checkpoint: Checkpoint, epoch: int) -> list[Position]:
+    """Returns the highs of the splits of a planned epoch that are published."""
+    work = checkpoint.plan(epoch).plan.work
+    splits = [split for task in work.tasks for split in task] if isinstance(work, SnapshotWork) else []
+    published = [split for split in splits if is_published(checkpoint.store, epoch, split)]
+    return [read_report(checkpoint.store, epoch, split).high for split in published]

@@ -30,6 +30,7 @@ from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_opening
+from tidemark.jobs.steering import steering_at
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import Exhausted, Untouched
@@ -86,7 +87,7 @@ def _ran_to_end(
 ) -> bool:
     """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given, or a new table was
     found."""
-    context = RunContext(job, opened.held.server, opened.held.state)
+    context = RunContext(opened.job, opened.held.server, opened.held.state)
     run = _Run(context, opened, sessions, events, notes, summary, discovery)
     try:
         with run.signals():
@@ -108,7 +109,7 @@ def _needs_spark(job: JobFile) -> bool:
     checkpoint = Checkpoint.at(job.checkpoint)
     try:
         state = checkpoint.job_state()
-        if state is None:
+        if state is None or steering_at(checkpoint).paused_us is not None:
             return False
         return any(
             not isinstance(table.cursor, Untouched | Exhausted)
@@ -143,14 +144,23 @@ class _Run:
         every = context.job.trigger
         # Mode `full` ends by itself, whatever the trigger.
         interval_seconds = every.interval_seconds if isinstance(every, Every) and context.job.mode != "full" else None
-        self._loop = EpochLoop(context, opened.writing, self._engine, summary, notes, interval_seconds=interval_seconds)
+        steering = opened.held.steering
+        self._loop = EpochLoop(
+            context,
+            opened.writing,
+            self._engine,
+            summary,
+            notes,
+            interval_seconds=interval_seconds,
+            steering=steering,
+        )
         self._running_splits = RunningSplits(context.checkpoint)
         self._shown: JobProgress | None = None
         self._published: dict[str, int] = {}
         self._signals = 0
         self._is_stop_announced = False
         self._looked_at = time.monotonic()
-        self._looks_for_tables = interval_seconds is not None
+        self._looks_for_tables = interval_seconds is not None and steering.paused_us is None
         self.must_open_again = False
         """`tidemark signal` has asked for something, or there is a new table. The running epoch was the last one."""
         self._failure: BaseException | None = None

@@ -1,6 +1,8 @@
-"""Follows changes of a table's schema without reading its rows again: columns that were added."""
+"""Follows changes of a table's schema without reading its rows again: columns that were dropped, and columns that were added if
+it is known what they are in all rows that the table had."""
 
 import time
+from collections.abc import Sequence
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
@@ -11,7 +13,7 @@ from tidemark.jobs.sources import find_source
 from tidemark.readers.added_columns import new_columns
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.projection.settings import projections_of
-from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
+from tidemark.sinks.sink import Adapts, AddsConstants, JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, SchemaChangedError, SinkError, SourceNotUsableError, TidemarkError
 from tidemark.state.failpoints import failpoint
@@ -19,12 +21,13 @@ from tidemark.state.job_state import Altered, JobState
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.projection import outputs_of
-from tidemark.state.table import TableId
+from tidemark.state.table import TableId, TableSchema
 
 
-def adds_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
-    """Gives the table that the error is about its new columns, in the copy and in the job, durable; the job must be opened
-    again. Returns False if there are none, or if they may have values that the copy would lack (docs/adr/0029).
+def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
+    """Gives the table that the error is about its new columns, in the copy and in the job, and does without those that it lost,
+    durable; the job must be opened again. Returns False if there are none, if anything else changed, or if new columns may have
+    values that the copy would lack (docs/adr/0029, docs/adr/0033).
 
     Raises SourceUnavailableError, SinkUnavailableError."""
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -38,32 +41,52 @@ def adds_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink
     if is_computed or not _is_live(recover_state(checkpoint, job, state), state, table):
         return False
     try:
-        with find_source(to_be_found(job, state)) as found:
+        with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             schema = found.extended(known, partitions_of_plan(checkpoint, state, max(checkpoint.plan_epochs())))
+        projections = () if schema is None else projections_of(job, [schema])
     except (SourceNotUsableError, JobFileError):  # it is gone, or more is wrong: the next check says what
         return False
     if schema is None:
         return False
-    names = [column.name for column in new_columns(known, schema) if column.captured]
-    projections = projections_of(job, [schema])
+    new = [column for column in new_columns(known, schema) if column.captured]
+    names, constants = [column.name for column in new], [column.name for column in new if column.constant is not None]
     (output,) = outputs_of([schema], projections)
+    if constants and not (isinstance(sink, AddsConstants) and _keeps_constants(output, constants)):
+        return False
     identity = JobIdentity(state.job_uuid, state.job_name)
     try:
-        if names and isinstance(sink, Adapts):
+        if constants and isinstance(sink, AddsConstants):
+            sink.add_constants(identity, output, names)
+        elif names and isinstance(sink, Adapts):
             sink.add_columns(identity, output, names)
         raise_problems(sink.check([output], identity, checkpoint.written_tables(state)))
     except SinkError as refused:
-        text = f"The copy can't get the new columns ({', '.join(names)}) as they are. {refused.message}"
+        what = f"get the new columns ({', '.join(names)}) as they are" if names else "do without columns"
+        text = f"The copy can't {what}. {refused.message}"
         events.note("warning", table=str(table), text=text)
         return False
     failpoint("schema.before_altered")
     projection = projections[0] if projections else None
     checkpoint.create_altered(state, Altered(schema, projection, time.time_ns() // 1000))
     failpoint("schema.after_altered")
-    text = f"It has new columns ({', '.join(names)})." if names else "It has new columns, which are not copied."
-    events.note("altered", table=str(table), text=text)
+    events.note("altered", table=str(table), text=_told(known, schema))
     return True
+
+
+def _told(known: TableSchema, schema: TableSchema) -> str:
+    """Returns what changed, for people."""
+    new = [column.name for column in new_columns(known, schema) if column.captured]
+    present = {column.name for column in schema.present}
+    gone = [column.name for column in known.captured if column.name not in present]
+    texts = [f"It has new columns ({', '.join(new)})."] if new else []
+    texts += [f"It lost columns ({', '.join(gone)}). The copy keeps them."] if gone else []
+    return " ".join(texts) or "It got or lost columns that are not copied."
+
+
+def _keeps_constants(output: TableSchema, names: Sequence[str]) -> bool:
+    """False if the sink gets other values of these columns than the source has: they are masked."""
+    return all(column.constant is not None and not column.made for column in output.captured if column.name in names)
 
 
 def _is_live(now: EnumeratorState, state: JobState, table: TableId) -> bool:

@@ -32,7 +32,7 @@ def sink_needs(settings: SinkSettings) -> SinkNeeds:
         case DeltaSettings():
             return delta_needs(settings)
         case ConsoleSettings():
-            return SinkNeeds("console")
+            return SinkNeeds("console", takes_lists=True)
         case _:
             assert_never(settings)
 

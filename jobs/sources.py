@@ -7,13 +7,15 @@ from typing_extensions import assert_never
 from tidemark.conf.model import JobFile
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.source import FoundSource, Lease
+from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
 
 
-def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
+def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextManager[FoundSource]:
     """Connects to the source and checks it; the connection is open inside the `with` block. Raises SourceNotUsableError or
-    SourceUnavailableError if the checks can't run. What they find is in `findings`."""
-    kind, needs_key = job.source.url.kind, sink_needs(job.sink).needs_key
+    SourceUnavailableError if the checks can't run. What they find is in `findings`. `state`: of a job that has started."""
+    kind, needs = job.source.url.kind, sink_needs(job.sink)
+    needs_key, lists = needs.needs_key, needs.takes_lists if state is None else state.lists
     match kind:
         case "mysql" | "mariadb":
             from tidemark.readers.mysql.source import find_mysql
@@ -22,7 +24,7 @@ def find_source(job: JobFile) -> AbstractContextManager[FoundSource]:
         case "postgresql":
             from tidemark.readers.postgres.source import find_postgres
 
-            return find_postgres(job, needs_key=needs_key)
+            return find_postgres(job, needs_key=needs_key, lists=lists)
         case _:
             assert_never(kind)
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
+from tidemark.jobs.another_server import follows_another_server
 from tidemark.jobs.job_tables import (
     Admit,
     TablesAlteredError,
@@ -23,10 +24,13 @@ from tidemark.jobs.parking import (
     all_parked,
     answer_signals,
     can_t_come_back,
+    has_away,
     is_excluded,
     leaving_tables,
+    open_signals,
     park_absent,
     parks,
+    pause_left,
     raise_with_way_back,
     require_tables_left,
     stays_unfinished,
@@ -36,14 +40,16 @@ from tidemark.jobs.parking import (
     unfinished_epoch,
 )
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.schema_changes import adds_columns
+from tidemark.jobs.schema_changes import changes_columns
+from tidemark.jobs.set_back import goes_back, is_going_back
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
+from tidemark.jobs.steering import answer_steering, require_goes_on, steered, tell_steering
 from tidemark.jobs.write_parts import Writing
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
-from tidemark.sinks.fencing import Written, require_same_time
+from tidemark.sinks.fencing import Written, require_planned, require_same_time
 from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
@@ -61,16 +67,18 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.reached import NOTHING_REACHED
 from tidemark.state.remedies import START_OVER
+from tidemark.state.signals import UNSTEERED, Steering
 from tidemark.state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class HeldJob:
-    """A job whose lease this process holds and whose state is durable."""
+    """A job whose lease this process holds and whose state is durable. `steering`: what signals have set."""
 
     server: SourceServer
     state: JobState
     lease: Lease
+    steering: Steering = UNSTEERED
 
     def identity(self, owner: int) -> JobIdentity:
         return JobIdentity(self.state.job_uuid, self.state.job_name, owner)
@@ -88,9 +96,11 @@ class HeldJob:
 
 @dataclass(frozen=True, slots=True)
 class OpenedJob:
-    """A held job whose sink is ready. `again` opens it once more under the same lease: tables may have left or joined.
-    `finishes`: only the planned epoch is to run, before tables leave; then the job must be opened again."""
+    """A held job whose sink is ready. `job`: its job file, with the settings of signals. `again` opens it once more under the
+    same lease: tables may have left or joined. `finishes`: only the planned epoch is to run, before tables leave; then the job
+    must be opened again."""
 
+    job: JobFile
     held: HeldJob
     writing: Writing
     again: Callable[[], "OpenedJob"]
@@ -100,10 +110,12 @@ class OpenedJob:
 @dataclass(slots=True)
 class _Trouble:
     """What attempts at one opening have found out. `refused`: tables that can't come back now. `kept`: tables that are to
-    leave, but only once the unfinished epoch is committed: nothing of them is checked before."""
+    leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
+    when the newest attempt began."""
 
     refused: set[TableId] = field(default_factory=set)
     kept: set[TableId] = field(default_factory=set)
+    signals: frozenset[int] = frozenset()
 
 
 @contextmanager
@@ -142,7 +154,14 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
             break
     schemas = {(schema.table, schema.version): schema for schema in held.state.outputs}
     writing = Writing(sink, identity, schemas)
-    return OpenedJob(held, writing, lambda: _opened(job, events, lease, recorder), finishes=bool(trouble.kept))
+    tell_steering(job, held.steering, events)
+    return OpenedJob(
+        steered(job, held.steering),
+        held,
+        writing,
+        lambda: _opened(job, events, lease, recorder),
+        finishes=bool(trouble.kept),
+    )
 
 
 def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, trouble: _Trouble) -> bool:
@@ -153,11 +172,15 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     if state is None:
         return False
     if error.table is None:
-        if not reads_all_again(error, job, state, events):
+        if not (
+            follows_another_server(error, job, state, events)
+            or reads_all_again(error, job, state, events)
+            or goes_back(error, job, state, sink, events)
+        ):
             return False
-        trouble.kept.clear()  # all tables have left, and the unfinished epoch is passed over
+        trouble.kept.clear()  # the unfinished epoch is passed over
         return True
-    if adds_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
+    if changes_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
         trouble.refused.add(error.table)
@@ -174,9 +197,11 @@ def require_another_opening(error: TidemarkError, job: JobFile, opened: OpenedJo
     to be read again. Raises the error if it must stop the job."""
     state = opened.held.state
     if not (
-        adds_columns(error, job, state, opened.writing.sink, events)
+        changes_columns(error, job, state, opened.writing.sink, events)
         or parks(error, job, state, events)
+        or follows_another_server(error, job, state, events)
         or reads_all_again(error, job, state, events)
+        or goes_back(error, job, state, opened.writing.sink, events)
     ):
         raise_with_way_back(error, job, state)
 
@@ -188,7 +213,7 @@ def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> N
     relocation = None if known is None else known.relocation(identity)
     try:
         sink.prepare(owner, state.outputs, checkpoint.written_tables(state))
-        _require_same_time(checkpoint, sink.written(owner))
+        _require_same_time(checkpoint, state, sink.written(owner))
     except (SinkError, SinkUnavailableError) as error:
         if relocation is None:
             raise
@@ -196,11 +221,14 @@ def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> N
     checkpoint.create_sink_identity(identity)
 
 
-def _require_same_time(checkpoint: Checkpoint, written: Written | None) -> None:
+def _require_same_time(checkpoint: Checkpoint, state: JobState, written: Written | None) -> None:
     """Raises SinkError if the target was set back, CheckpointError if the checkpoint was."""
     if written is None:
         return
     committed, planned = checkpoint.committed_epoch(), max(checkpoint.plan_epochs(), default=0)
+    if is_going_back(checkpoint, state):
+        require_planned(written.last_epoch, planned, "The target")
+        return
     reached = NOTHING_REACHED if committed == 0 else checkpoint.plan(committed).state.reached
     if reached is not None:  # None: the job was started by an older version
         require_same_time(written, reached, committed, planned)
@@ -243,16 +271,21 @@ START_ATTEMPTS = 5
 
 
 def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:
-    state = Checkpoint.at(job.checkpoint).job_state()
+    state, steering, opens = Checkpoint.at(job.checkpoint).job_state(), UNSTEERED, admit is not None
     if state is not None:
         _require_same_settings(job, state, events)
-        state = _without_leaving_tables(job, state, events, trouble, opens=admit is not None)
+        if opens:
+            steering = answer_steering(job)
+            require_goes_on(job, steering)
+            trouble.signals = open_signals(Checkpoint.at(job.checkpoint))
+            state = pause_left(job, state)
+        state = _without_leaving_tables(job, state, events, trouble, opens=opens)
     try:
-        with find_source(to_be_found(job, state, trouble.refused | trouble.kept)) as found:
+        with find_source(to_be_found(job, state, trouble.refused | trouble.kept), state) as found:
             state = _checked_state(job, found, events, admit, trouble)
-            return HeldJob(found.server(_but(state, trouble.kept)), state, lease)
+            return HeldJob(found.server(_but(state, trouble.kept)), state, lease, steering)
     except NothingSelectedError as error:
-        if state is None or state.schemas or not state.left:
+        if state is None or state.schemas or not has_away(job, state):
             raise
         raise all_parked(job, state) from error
 
@@ -325,7 +358,7 @@ def _checked_state(
     failpoint("signals.joined")
     tables = {schema.table for schema in accepted(found)}
     reasons = {f.table: f.message for f in found.findings if f.severity == "refuse" and f.table is not None}
-    answer_signals(job, state, reasons, tables, before)
+    state = answer_signals(job, state, reasons, tables, before, trouble.signals)
     state = park_absent(job, state, reasons, tables)
     require_tables_left(job, state)
     tell_parked(job, state, events)

@@ -1,37 +1,63 @@
-"""Decides whether a table may stay in the job although it got new columns: whether its rows can be followed as they are.
+"""Decides whether a table may stay in the job although it got or lost columns: whether its rows can be followed as they are.
 
-That is so if nothing else of it changed, and the new columns are NULL in all rows that it had. The job has read only such rows.
+That is so if nothing else of it changed, and each new column has one value in all rows that it had: NULL, or a constant that is
+known. The job has read only such rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tidemark.state.table import Column, TableSchema
 
 
-def with_added_columns(known: TableSchema, now: TableSchema) -> TableSchema | None:
-    """Returns `known` with the columns that `now` has in addition, marked as added; None if there are none, or if anything
-    else differs. Generated columns have values in the rows that the table had, so they are not accepted; nor are captured ones
-    that are NOT NULL."""
-    before = {column.name: column for column in known.columns}
-    if now.key != known.key or now.oid != known.oid or _kept(now.columns, before) != _plain(known.columns):
+def with_changed_columns(
+    known: TableSchema, now: TableSchema, constants: Mapping[str, str] | None = None
+) -> TableSchema | None:
+    """Returns `known` with the columns that `now` has in addition, marked as added, and those that it lacks, marked as dropped;
+    None if there are none, or if anything else differs. `constants`: `Column.constant` of those that are not NULL in the rows
+    that the table had. Generated columns have values in these rows, so they are not accepted; nor are captured ones that are
+    NOT NULL and have no constant. A name that a dropped column had is not accepted: the log has values of both under it."""
+    values = constants or {}
+    before = {column.name: column for column in known.present}
+    kept = [column for column in now.columns if column.name in before]
+    if now.key != known.key or now.oid != known.oid or kept != _plain(known, {column.name for column in kept}):
         return None
-    new = [column for column in now.columns if column.name not in before]
-    if not new or any(column.generated or (column.captured and not column.nullable) for column in new):
+    new = new_columns(known, now)
+    if len(kept) == len(before) and not new:
         return None
-    columns = (before.get(column.name) or replace(column, added=True) for column in now.columns)
-    return replace(known, columns=tuple(columns))
+    names = {column.name for column in known.columns if column.dropped}
+    if any(column.generated or column.name in names for column in new):
+        return None
+    if any(column.captured and not column.nullable and column.name not in values for column in new):
+        return None
+    columns = [before.get(column.name) or _added(column, values) for column in now.columns]
+    return replace(known, columns=tuple(_with_dropped(known, columns)))
 
 
 def new_columns(known: TableSchema, now: TableSchema) -> list[Column]:
     """Returns the columns of `now` that `known` lacks."""
-    names = {column.name for column in known.columns}
-    return [column for column in now.columns if column.name not in names]
+    names = {column.name for column in known.present}
+    return [column for column in now.present if column.name not in names]
 
 
-def _kept(columns: Iterable[Column], before: dict[str, Column]) -> list[Column]:
-    return [column for column in columns if column.name in before]
+def _with_dropped(known: TableSchema, columns: list[Column]) -> list[Column]:
+    """Inserts the other columns of `known`, each after the one that was before it."""
+    found = list(columns)
+    names = [column.name for column in columns]
+    at = 0
+    for column in known.columns:
+        if column.name in names:
+            at = names.index(column.name)
+        else:
+            found.insert(at, replace(column, captured=False, arrow_type="", dropped=True))
+            names.insert(at, column.name)
+        at += 1
+    return found
 
 
-def _plain(columns: Iterable[Column]) -> list[Column]:
-    return [replace(column, added=False) for column in columns]
+def _added(column: Column, constants: Mapping[str, str]) -> Column:
+    return replace(column, added=True, constant=constants.get(column.name) if column.captured else None)
+
+
+def _plain(known: TableSchema, names: Collection[str]) -> list[Column]:
+    return [replace(column, added=False, constant=None) for column in known.present if column.name in names]

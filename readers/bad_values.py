@@ -45,17 +45,19 @@ class BadValueRule:
             {(t.database, t.name): dict(columns) for t, columns in sink.on_bad_value_in.items()},
         )
 
-    def settled(self, column: "BadColumn", values: pa.Array, bad: Mask, what: str, *, exact: bool = True) -> pa.Array:
+    def settled(
+        self, column: "BadColumn", values: pa.Array, bad: Mask, what: str, *, exact: bool = True, advice: str = ""
+    ) -> pa.Array:
         """Returns the values with their marks, or with NULL instead. `bad`: which ones have marks. `what`: such as `holds
-        infinity`. `exact`: False if two values may have one mark, or the source can't be asked for one. Raises
-        BadValueError where no policy applies. It concerns the table alone, unless the policy is to stop."""
+        infinity`. `exact`: False if two values may have one mark, or the source can't be asked for one. `advice`: more for
+        the message. Raises BadValueError where no policy applies. It concerns the table alone, unless the policy is to stop."""
         table = column.table
         if self.takes_marks and table not in self.computed and (exact or not column.is_key):
             return values
         policy = self.policy(table, column.name)
         if policy == "null" and not column.is_key:
             return pc.if_else(pa.array(bad), pa.scalar(None, values.type), values)
-        message = f"{table}.{column.name} {what}, which a copy can't hold."
+        message = f"{table}.{column.name} {what}, which a copy can't hold.{advice}"
         raise BadValueError(message, self._remedy(column), None if policy == "stop" else table)
 
     def policy(self, table: TableId, column: str) -> BadValuePolicy:

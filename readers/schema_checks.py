@@ -13,11 +13,14 @@ from tidemark.state.table import Column, TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """The job file's settings for single tables. `transforms`: the columns that transforms read, in lower case."""
+    """The job file's settings for single tables. `transforms`: the columns that transforms read, in lower case. `as_text`:
+    PostgreSQL's array columns that stay text. `hashed`: those masked by sha256."""
 
     exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
     transforms: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    as_text: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    hashed: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: JobFile) -> "TableSettings":
@@ -26,6 +29,11 @@ class TableSettings:
             exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
             keys={TableId(t.database, t.name): tuple(columns) for t, columns in source.keys.items()},
             transforms=columns_read(job),
+            as_text={TableId(t.database, t.name): frozenset(c.as_text) for t, c in source.columns.items()},
+            hashed={
+                TableId(t.database, t.name): frozenset(name for name, kind in c.mask.items() if kind == "sha256")
+                for t, c in source.columns.items()
+            },
         )
 
 

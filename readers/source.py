@@ -125,9 +125,9 @@ class FoundSource(Protocol):
         """Returns the schemas of these tables, read again. A table that is refused now is missing."""
 
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
-        """Returns `known` with the columns that the table got since, if nothing else of it changed and they may be NULL in all
-        rows that it had; else None. MySQL's log tells with each ALTER TABLE whether they are. `seen`: PostgreSQL's tables when
-        the table did not have the columns."""
+        """Returns `known` with the columns that the table got and lost since, if nothing else of it changed, and if it is known
+        what the new ones are in all rows that it had; else None. MySQL's log tells with each ALTER TABLE whether that is so.
+        `seen`: PostgreSQL's tables when the table did not have the columns."""
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         """Raises LogPositionLostError unless this is the job's server, and its log still has `positions`, up to which the
@@ -203,6 +203,14 @@ class RoutesByTransaction(Protocol):
         """Returns those of the committed transactions that later SELECTs may not see yet."""
 
 
+@runtime_checkable
+class MeasuresReplicaLag(Protocol):
+    """A PlannerAccess of a source that may be a replica."""
+
+    def replica_lag_seconds(self) -> float | None:
+        """Returns how far the source is behind its own source, None if it is no replica. Infinite if it does not follow."""
+
+
 class KeyReading(Protocol):
     """Reads rows again by their keys."""
 
@@ -222,3 +230,28 @@ class RereadsKeys(Protocol):
     """A SourceServer whose log leaves unchanged long values out (PostgreSQL's TOAST), so that rows are re-read."""
 
     def key_reading(self, schemas: Sequence[TableSchema]) -> AbstractContextManager[KeyReading]: ...
+
+
+@runtime_checkable
+class FindsPlace(Protocol):
+    """A FoundSource that can find in its log what a job has read on another server."""
+
+    def same_place(self, state: JobState, position: Position) -> Position:
+        """Returns the position in this server's log up to which the log has exactly the transactions of the job's tables that
+        the other server's log has up to `position`. Raises LogPositionLostError, with the reason, if there is none, and
+        SourceUnavailableError if this server may still get them."""
+
+    def is_related(self, state: JobState, position: Position) -> bool:
+        """True if this server has transactions that the other one had before `position`: it is a copy of it, however old."""
+
+
+@runtime_checkable
+class SharesLog(FindsPlace, Protocol):
+    """A FoundSource whose log may be, up to some position, the same as that of the server that it was promoted from."""
+
+    def shared_until(self, state: JobState) -> Position:
+        """Returns that position. Positions up to there, transactions before them and snapshots whose position is not after it
+        mean the same on both servers. Raises LogPositionLostError, with the reason, if there is none."""
+
+    def after_failover(self) -> str:
+        """Returns what the job does after a standby was promoted, for people."""

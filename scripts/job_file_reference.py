@@ -1,7 +1,7 @@
-"""Writes docs/job-file.md from the job file's models, so that the reference always matches them.
+"""Writes docs/job-file.md and docs/job-file.schema.json from the job file's models, so that they always match them.
 
-python -m scripts.job_file_reference            writes it
-python -m scripts.job_file_reference --check    exits 1 if it is not up to date
+python -m scripts.job_file_reference            writes them
+python -m scripts.job_file_reference --check    exits 1 if one is not up to date
 """
 
 import json
@@ -15,6 +15,7 @@ from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
 from tidemark.conf.explain import keys_in_order
+from tidemark.conf.json_schema import json_schema
 from tidemark.conf.model import JobFile, Metrics, Spark
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
@@ -24,6 +25,7 @@ from tidemark.conf.source import Source, TableColumns, Tls
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "job-file.md"
+SCHEMA = ROOT / "docs" / "job-file.schema.json"
 EXAMPLES = ROOT / "conf" / "examples"
 
 _NEEDS_QUOTES = re.compile(r"^[\[*&`\"'@%!|>#]|(?<!\$)\{|, |: | #")
@@ -55,6 +57,14 @@ job.yaml:14: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, pat
 ```
 
 This page is generated from the models in `conf/` by `python -m scripts.job_file_reference`.
+
+**Editors** complete and describe the keys while you write, if they know the file's [JSON schema](job-file.schema.json).
+`tidemark validate --schema > job-file.schema.json` writes that of the installed version. Name it in the first line of the
+job file (Visual Studio Code with the YAML extension, and every other editor with yaml-language-server):
+
+```yaml
+# yaml-language-server: $schema=job-file.schema.json
+```
 
 ## How to write values
 
@@ -93,6 +103,11 @@ lists are replaced as a whole. A key with a dot must be in quotes; table names a
 A value with `${NAME}` or `file:…` in `--set` is refused, because a scheduler may let other people choose the value: they
 could read secrets with it. If you write the values yourself, `--substitute` fills them in as in the job file.
 """
+
+
+def schema_text() -> str:
+    """Returns the text of docs/job-file.schema.json."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def reference() -> str:
@@ -167,17 +182,15 @@ def _examples() -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 1 if ``--check`` finds that the file is out of date."""
-    text = reference()
-    if arguments == ["--check"]:
-        if not REFERENCE.exists() or REFERENCE.read_text(encoding="utf-8") != text:
-            sys.stderr.write(
-                f"{REFERENCE.relative_to(ROOT)} is out of date: run python -m scripts.job_file_reference\n"
-            )
-            return 1
-        return 0
-    REFERENCE.write_text(text, encoding="utf-8")
-    return 0
+    """Returns the exit code: 1 if ``--check`` finds that a file is out of date."""
+    outdated = False
+    for path, text in ((REFERENCE, reference()), (SCHEMA, schema_text())):
+        if arguments != ["--check"]:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is out of date: run python -m scripts.job_file_reference\n")
+            outdated = True
+    return int(outdated)
 
 
 if __name__ == "__main__":

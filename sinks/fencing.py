@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemark.sinks.sink import JobIdentity
-from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
+from tidemark.state.errors import CheckpointError, JobHeldError, SinkError, TargetSetBackError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
 
@@ -44,7 +44,7 @@ def require_owner(job: JobIdentity, found: int | None, place: object) -> None:
         return
     if found is not None and found > job.owner:
         raise taken_over(job, found, place)
-    raise SinkError(
+    raise TargetSetBackError(
         f"{place} names driver {found} as owner of job {job.name}, and not driver {job.owner}, which has written there: the "
         f"target was set back or exchanged. {_REFUSED}",
         _PUT_BACK,
@@ -77,7 +77,7 @@ def late(epoch: int, reached: int, place: object) -> SinkError:
 
 
 def set_back(what: str, expected: Reached, found: Reached, place: object) -> SinkError:
-    return SinkError(
+    return TargetSetBackError(
         f"The target was set back or exchanged: {what} log epoch {expected.log_epoch} and {expected.splits} splits after it, "
         f"but {place} has log epoch {found.log_epoch} and {found.splits} splits. {_REFUSED}",
         _PUT_BACK,

@@ -107,12 +107,14 @@ class SinkNeeds:
 
     `display_name` is for people and has no secrets. `needs_key`: the sink finds rows by key, so every table must have one.
     `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged.
+    `takes_lists`: the sink stores arrays as lists; else it gets PostgreSQL's as the server's text.
     """
 
     display_name: str
     needs_key: bool = False
     published_format: Literal["arrow", "parquet"] = "arrow"
     spark: SparkNeeds | None = None
+    takes_lists: bool = False
 
 
 class SinkBusyError(SinkUnavailableError):
@@ -188,6 +190,15 @@ class Adapts(Protocol):
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         """Adds columns to the copy of a table that stays in the job. They are NULL in all its rows. May be repeated. Raises
         SinkError if the copy has such a column already, but of another type or with values."""
+
+
+@runtime_checkable
+class AddsConstants(Adapts, Protocol):
+    """A sink that can give all rows of a copy the same value in a new column."""
+
+    def add_constants(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """As `add_columns`, but the columns are what their `constant` says in all rows of the copy. May be repeated, also after
+        a death in between. Raises SinkError also if the copy can't have such a value."""
 
 
 @runtime_checkable

@@ -114,6 +114,10 @@ class SinkError(TidemarkError):
     exit_code = 5
 
 
+class TargetSetBackError(SinkError):
+    """The target lacks what the checkpoint says that it had."""
+
+
 class RefusedRowsError(SinkError):
     """The target can't hold rows of a table. Nothing of their part was written."""
 
@@ -135,6 +139,12 @@ class TablesParkedError(TidemarkError):
     """The run is done, but tables are parked: their copies lack changes. Raised at the end of a run."""
 
     exit_code = 9
+
+
+class PausedError(TidemarkError):
+    """A signal has paused the job, or the reading of its splits, and this run ends by itself: it has not copied everything."""
+
+    exit_code = 10
 
 
 class DifferencesError(TidemarkError):

@@ -28,6 +28,17 @@ def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     return tuple(merged)
 
 
+def _without(intervals: Iterable[Interval], others: Iterable[Interval]) -> tuple[Interval, ...]:
+    for first, after in others:
+        intervals = [
+            piece
+            for start, end in intervals
+            for piece in ((start, min(end, first)), (max(start, after), end))
+            if piece[0] < piece[1]
+        ]
+    return tuple(intervals)
+
+
 @dataclass(frozen=True, slots=True)
 class GtidSet:
     """A set of transactions. Sets are partially ordered: use `contains`, never compare."""
@@ -58,6 +69,21 @@ class GtidSet:
                 found.setdefault((normal_uuid(uuid), tag), []).append((int(first), int(last or first) + 1))
         return cls({source: _merged(intervals) for source, intervals in found.items()})
 
+    @classmethod
+    def parse_state(cls, text: str) -> "GtidSet":
+        """Reads a state of MariaDB's log, such as @@gtid_binlog_state: `0-11-100,0-12-7` is domain, server and the number of
+        the server's last transaction in the domain. The set has all smaller numbers too. Raises DamagedLogError."""
+        found = dict[Source, tuple[Interval, ...]]()
+        for part in filter(None, (part.strip() for part in text.strip("[]").split(","))):
+            domain, server, number = _state_entry(part)
+            found[f"{domain}-{server}", ""] = ((1, number + 1),)
+        return cls(found)
+
+    def state(self) -> str:
+        """The text that `parse_state` reads."""
+        entries = sorted(self.intervals.items())
+        return ",".join(f"{source}-{intervals[-1][1] - 1}" for (source, _), intervals in entries)
+
     def __str__(self) -> str:
         parts = []
         for (uuid, tag), intervals in sorted(self.intervals.items()):
@@ -83,9 +109,23 @@ class GtidSet:
             }
         )
 
+    def minus(self, other: "GtidSet") -> "GtidSet":
+        """Returns the transactions of this set that `other` lacks."""
+        left = {
+            source: _without(intervals, other.intervals.get(source, ())) for source, intervals in self.intervals.items()
+        }
+        return GtidSet({source: intervals for source, intervals in left.items() if intervals})
+
     def with_transactions(self, source: Source, numbers: Iterable[int]) -> "GtidSet":
         """Returns this set and the transactions `numbers` of `source`."""
         return self.union(GtidSet({source: _merged((n, n + 1) for n in numbers)}))
+
+
+def _state_entry(text: str) -> tuple[int, int, int]:
+    numbers = text.split("-")
+    if len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+        raise DamagedLogError(f"Not a GTID of MariaDB: {text!r}.", "Check @@gtid_binlog_state of the source.")
+    return int(numbers[0]), int(numbers[1]), int(numbers[2])
 
 
 def normal_uuid(text: str) -> str:

@@ -8,6 +8,7 @@ from tidemark.state.log_range import PreparedXa
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection, outputs_of
+from tidemark.state.reached import Reached
 from tidemark.state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
@@ -45,8 +46,11 @@ class Joined:
     read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
     `back`: those of the tables that had left the job. Their copies are emptied before their rows are read. `left_files`: how
     many times tables had left the job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since
-    1970. `restarts`: the job had no other tables. It goes on from `start` without reading the log up to there, which the
-    source may have lost.
+    1970. `restarts`: the job goes on from `start` without reading the log up to there, which the source may have lost. It had
+    no other tables, or another server answers, whose log has up to `start` what the job had read.
+    `server_identity`: of that server, "" for the same as before. `version_offset`: what is added to the positions of the log
+    after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
+    has once the entry is taken in, if it was set back, else None.
     """
 
     start: Position
@@ -61,6 +65,9 @@ class Joined:
     after_epoch: int = 0
     at_us: int = 0
     restarts: bool = False
+    server_identity: str = ""
+    version_offset: int | None = None
+    reached: Reached | None = None
 
     def without(self, tables: Collection[TableId]) -> "Joined":
         """Returns the entry without these tables."""
@@ -81,13 +88,14 @@ class Left:
     """A table that has left the job. `version`: of its schema then. `why`: the error for which it was parked, "" if
     `source.exclude_tables` named it, or a signal asked for its rows. `at_us`: when, microseconds since 1970. `heals`: 0, or the
     table comes back by itself; how many times in a row it has left so without its copy having been complete in between, this
-    time included."""
+    time included. `paused`: a signal has paused it, and only a signal brings it back; then `why` is ""."""
 
     table: TableId
     version: int
     why: str = ""
     at_us: int = 0
     heals: int = 0
+    paused: bool = False
 
     @property
     def is_parked(self) -> bool:
@@ -96,10 +104,11 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """A table that got new columns while the job followed it. Stored before the log is read with them, and never changed.
+    """A table that got or lost columns while the job followed it. Stored before the log is read so, and never changed.
 
-    `schema`: the table's schema from then on, of the same version. It also fits the log before the columns were added. All rows
-    that the job had read are older than the columns, which are NULL in them. `at_us`: when, microseconds since 1970.
+    `schema`: the table's schema from then on, of the same version. It also fits the log before the change. All rows that the
+    job had read are older than the new columns, and `Column.constant` says what these are in them. `at_us`: when, microseconds
+    since 1970.
     """
 
     schema: TableSchema
@@ -109,10 +118,12 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class CameBack:
-    """A table that came back to the job. `start`, `at_us`: as in Joined."""
+    """A table that came back to the job. `start`, `at_us`: as in Joined. `version`: `_commit_version` of the emptying of its
+    copy."""
 
     start: Position
     at_us: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +132,16 @@ class JobState:
 
     `start`: the position from which the log is read. In modes with a snapshot it is taken before the first split is read,
     and with GTIDs it is the first anchor. `prepared`: the XA transactions open at `start`.
-    `server_identity`: the server's own text (such as server_uuid). Every later connection must return the same.
+    `server_identity`: the server's own text (such as server_uuid). Every later connection must return the same. It is another
+    one after a fail-over that the job followed (Joined).
     `split_keys`: the tables to snapshot, in order; () in mode `incremental`.
     `memberships`: of PostgreSQL tables, else ().
     `schemas`: the tables as the source has them. `projections`: of tables whose columns the job file changes, what sinks
     get instead.
     `partitions`: PostgreSQL's tables and partitions before the first split or log range was read, None for other sources.
     `conditions`: of the tables that `snapshot.where` names, () in mode `incremental`.
+    `lists`: the sink gets arrays of PostgreSQL as lists. False for sinks that take their texts, and for jobs of an earlier
+    version, whose copies have texts.
     `schemas`, `split_keys`, `memberships`, `projections`, `partitions` and `conditions` also contain the tables of `joined`,
     after the first ones. None of them contains the tables of `left`, which have left the job.
     """
@@ -147,11 +161,22 @@ class JobState:
     partitions: Partitions | None = None
     conditions: tuple[TableCondition, ...] = ()
     left: tuple[Left, ...] = ()
+    lists: bool = False
 
     @property
     def came_back(self) -> dict[TableId, CameBack]:
         """The tables that came back to the job."""
-        return {table: CameBack(joined.start, joined.at_us) for joined in self.joined for table in joined.back}
+        return {
+            table: CameBack(joined.start, joined.at_us, joined.start.version_before + self.version_offset(count))
+            for count, joined in enumerate(self.joined, 1)
+            for table in joined.back
+        }
+
+    def version_offset(self, count: int | None = None) -> int:
+        """What is added to the log's positions in `_commit_version` once the first `count` entries of `joined` are taken in;
+        None: all."""
+        offsets = [joined.version_offset for joined in self.joined[:count] if joined.version_offset is not None]
+        return offsets[-1] if offsets else 0
 
     @property
     def left_tables(self) -> frozenset[TableId]:
@@ -165,6 +190,7 @@ class JobState:
     def with_joined(self, joined: Joined) -> "JobState":
         return replace(
             self,
+            server_identity=joined.server_identity or self.server_identity,
             schemas=(*self.schemas, *joined.schemas),
             split_keys=(*self.split_keys, *joined.split_keys),
             memberships=(*self.memberships, *joined.memberships),

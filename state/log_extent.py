@@ -12,7 +12,7 @@ from tidemark.state.remedies import START_OVER
 FILE_START_POS = 4
 """The offset of a binlog file's first event, after four magic bytes."""
 
-LONGEST_RANGE_BYTES = 1 << 30
+MAX_RANGE_BYTES = 1 << 30
 """The longest range that is planned because the server decodes the log before it again and again."""
 
 
@@ -126,6 +126,6 @@ class WalExtent:
 
     def stop_after(self, start: Position, batch_bytes: int, *, limit: Position) -> Position:
         begin = wal_position(start).lsn
-        decoded_again = 0 if self.decoded_from is None else min(begin - self.decoded_from.lsn, LONGEST_RANGE_BYTES)
+        decoded_again = 0 if self.decoded_from is None else min(begin - self.decoded_from.lsn, MAX_RANGE_BYTES)
         stop = begin + max(batch_bytes, decoded_again)
         return WalPosition(min(stop, wal_position(limit).lsn, self.end.lsn))

@@ -17,14 +17,20 @@ class BinlogPosition:
 
     `gtids` (MySQL with GTIDs): exactly the GTIDs that the log contains up to here. `begun`: when the file was created, by
     its first event, seconds since 1970. A file of the same name in another log (after RESET, or of a restored or another
-    server) was created at another time. Positions of one server are ordered by `order`, (file number, offset), and by
-    nothing else.
+    server) was created at another time. `gtid_state` (MariaDB): the last transaction of each server in each domain up to here,
+    as in @@gtid_binlog_state. `last_at`: the time of the last transaction up to here if it is known, seconds since 1970;
+    servers of different topologies may have equal GTIDs. `unlogged` (MySQL with GTIDs): those that the server has executed and
+    its log never had, because it was made from a backup that has them. Positions of one server are ordered by `order`,
+    (file number, offset), and by nothing else.
     """
 
     file: str
     pos: int
     gtids: str | None = None
     begun: int | None = None
+    gtid_state: str | None = None
+    last_at: int | None = None
+    unlogged: str | None = None
 
     @property
     def file_number(self) -> int:

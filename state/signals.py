@@ -1,18 +1,35 @@
-"""Signals: requests to a job, given while it runs or not, and the answers to them."""
+"""Signals: requests to a job, given while it runs or not, and the answers to them. What signals of the whole job have set
+follows from them alone (`steering_of`), so it is as durable as they are."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tidemark.state.table import TableId
 
+SignalKind = Literal["resnapshot", "pause", "resume", "stop-snapshot", "set"]
+OF_THE_FILE = "default"
+"""The value of a `set` that goes back to what the job file says."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """`resnapshot`: the table's rows are to be read again. `at_us`: when it was given, microseconds since 1970."""
+    """A request. `table` None: it is about the whole job. `at_us`: when it was given, microseconds since 1970.
 
-    table: TableId
+    `resnapshot`: the table's rows are to be read again. `pause`: the job plans no more epochs, or the table leaves it.
+    `resume`: ends `pause` and `stop-snapshot`, or brings the table back. `stop-snapshot`: no more splits are planned.
+    `set`: `setting`, a key of the job file, gets `value`, as the user wrote it.
+    """
+
+    table: TableId | None
     at_us: int
-    kind: Literal["resnapshot"] = "resnapshot"
+    kind: SignalKind = "resnapshot"
+    setting: str = ""
+    value: str = ""
+
+    def __str__(self) -> str:
+        more = f"{self.setting}={self.value}" if self.kind == "set" else "" if self.table is None else str(self.table)
+        return f"{self.kind} {more}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +39,46 @@ class Answer:
     accepted: bool
     text: str
     at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What the accepted signals of the whole job have set. `paused_us`: since when the job is paused, None if it is not;
+    `stopped_us`: the same for the reading of splits. `settings`: values by key of the job file, sorted, as the user wrote
+    them."""
+
+    paused_us: int | None = None
+    stopped_us: int | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def after(self, signal: Signal) -> "Steering":
+        """Returns the steering once this signal is accepted too."""
+        if signal.table is not None:
+            return self
+        match signal.kind:
+            case "pause":
+                return self if self.paused_us is not None else replace(self, paused_us=signal.at_us)
+            case "stop-snapshot":
+                return self if self.stopped_us is not None else replace(self, stopped_us=signal.at_us)
+            case "resume":
+                return replace(self, paused_us=None, stopped_us=None)
+            case "set":
+                settings = dict(self.settings)
+                settings.pop(signal.setting, None)
+                if signal.value != OF_THE_FILE:
+                    settings[signal.setting] = signal.value
+                return replace(self, settings=tuple(sorted(settings.items())))
+            case _:
+                return self
+
+
+UNSTEERED = Steering()
+
+
+def steering_of(signals: Iterable[tuple[Signal, Answer | None]]) -> Steering:
+    """Returns what the signals, oldest first, have set. Those that are not answered yet, or were refused, have set nothing."""
+    steering = UNSTEERED
+    for signal, answer in signals:
+        if answer is not None and answer.accepted:
+            steering = steering.after(signal)
+    return steering

@@ -9,19 +9,21 @@ from tidemark.jobs.sources import find_source
 from tidemark.readers.projection.settings import lines_of
 from tidemark.readers.source import FoundSource, ReadsPages
 from tidemark.readers.statistics import TableStatistics
-from tidemark.state.table import TableId
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.table import TableId, is_list
 
 
 def plan(job: JobFile) -> None:
     """Prints tables, keys, watermark method, estimated splits, and what the sink would create. Raises as `validate`."""
-    with find_source(job) as found:
+    with find_source(job, Checkpoint.at(job.checkpoint).job_state()) as found:
         out = console()
         out.print(f"source    {job.source.url} · {found.name} · watermarks by {found.watermarks()}")
         count = job.snapshot.parallelism
         reading = f"{count} splits are read at the same time" if count > 1 else "splits are read one after the other"
         out.print(f"mode      {job.mode}, trigger {job.trigger} · {reading}")
         drawn = table_of(("table", "key", "split by", "columns", "rows (estimate)", "splits (estimate)"))
-        for schema, output in zip(found.schemas, sink_tables(job, found), strict=True):
+        outputs = sink_tables(job, found)
+        for schema, output in zip(found.schemas, outputs, strict=True):
             statistics = found.statistics(schema.table)
             rows = statistics.row_estimate
             split_by, splits = _split_by(found, schema.table, statistics, job.snapshot.split_rows)
@@ -36,6 +38,11 @@ def plan(job: JobFile) -> None:
         out.print(drawn)
         for line in lines_of(job):
             out.print(f"columns   {line}")
+        for output in outputs:
+            if lists := [
+                f"{column.name} as {column.arrow_type}" for column in output.captured if is_list(column.arrow_type)
+            ]:
+                out.print(f"columns   {output.table}: {', '.join(lists)}")
         print_source_findings(found)
         problems = print_sink_findings(job, found)
     raise_problems(found, problems)

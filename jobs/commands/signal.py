@@ -9,22 +9,87 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.drawing import console
+from tidemark.jobs.monitoring.progress import JobProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.steering import kept_log, with_setting
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
-from tidemark.state.signals import Signal
+from tidemark.state.job_state import JobState
+from tidemark.state.signals import Answer, Signal, SignalKind
 from tidemark.state.table import TableId
+
+_OF_TABLES = {
+    "resnapshot": "the rows of {} are read again",
+    "pause": "{} leaves the job",
+    "resume": "the rows of {} are read again",
+}
+_OF_JOB = {"pause": "the job is paused", "resume": "the job goes on", "stop-snapshot": "no more splits are read"}
+_BY = "by the running driver, or at the next start."
 
 
 def resnapshot(job: JobFile, tables: Sequence[TableName]) -> None:
     """Asks for the rows of tables to be read again. Raises JobFileError, and gives no signal, if a table is not the job's."""
-    checkpoint = Checkpoint.at(job.checkpoint)
-    state = required_state(checkpoint, job)
+    required_state(Checkpoint.at(job.checkpoint), job)
     if not tables:
         raise JobFileError(
             "signal resnapshot needs a table.", "Name it: --table database.table; more than one may be given."
         )
+    _signal_tables(job, "resnapshot", tables)
+
+
+def pause(job: JobFile, tables: Sequence[TableName]) -> None:
+    """Asks for the job to be paused, or, if `tables` are given, for these to leave it. Raises JobFileError as `resnapshot`."""
+    if tables:
+        _signal_tables(job, "pause", tables)
+    else:
+        _signal_job(job, "pause")
+        print(kept_log(job))
+
+
+def resume(job: JobFile, tables: Sequence[TableName]) -> None:
+    """Asks for the job to go on, or, if `tables` are given, for these to come back. Raises JobFileError as `resnapshot`."""
+    if tables:
+        _signal_tables(job, "resume", tables)
+    else:
+        state = _signal_job(job, "resume")
+        paused = ", ".join(str(left.table) for left in state.left if left.paused)
+        if paused:
+            print(f"These tables stay paused: {paused}. Name them with --table to read them again.")
+
+
+def stop_snapshot(job: JobFile) -> None:
+    """Asks for no more splits to be read. Raises JobFileError if the job reads none."""
+    if not job.has_snapshot:
+        raise JobFileError(f"Mode {job.mode} reads no splits.", "There is nothing to stop.")
+    _signal_job(job, "stop-snapshot")
+
+
+def set_settings(job: JobFile, assignments: Sequence[str]) -> None:
+    """Asks for settings to have other values. Raises JobFileError, and gives no signal, if one is not allowed."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    required_state(checkpoint, job)
+    pairs = [assignment.partition("=")[::2] for assignment in assignments]
+    if not pairs:
+        raise JobFileError("signal set needs a setting.", "Write signal JOB.yaml set snapshot.parallelism=2.")
+    for key, value in pairs:
+        with_setting(job, key, value)
+    for key, value in pairs:
+        number = checkpoint.create_signal(Signal(None, _now_us(), "set", key, value))
+        print(f"signal {number}: {key}={value} holds for the running driver's next epoch, and at later starts.")
+
+
+def _signal_job(job: JobFile, kind: SignalKind) -> JobState:
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = required_state(checkpoint, job)
+    number = checkpoint.create_signal(Signal(None, _now_us(), kind))
+    print(f"signal {number}: {_OF_JOB[kind]} {_BY}")
+    return state
+
+
+def _signal_tables(job: JobFile, kind: SignalKind, tables: Sequence[TableName]) -> None:
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = required_state(checkpoint, job)
     if job.mode != "full+incremental":
         raise JobFileError(f"Mode {job.mode} can't read rows again.", "Start another job for these tables.")
     wanted = [TableId(table.database, table.name) for table in tables]
@@ -34,25 +99,50 @@ def resnapshot(job: JobFile, tables: Sequence[TableName]) -> None:
             raise JobFileError(
                 f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
             )
-        if not job.source.selects(table.database, table.name):
+        if kind != "pause" and not job.source.selects(table.database, table.name):
             raise JobFileError(
                 f"The job file does not select {table}.", "Change source.tables or source.exclude_tables first."
             )
     for table in wanted:
-        number = checkpoint.create_signal(Signal(table, time.time_ns() // 1000))
-        print(f"signal {number}: the rows of {table} are read again by the running driver, or at the next start.")
+        number = checkpoint.create_signal(Signal(table, _now_us(), kind))
+        print(f"signal {number}: {_OF_TABLES[kind].format(table)} {_BY}")
 
 
 def list_signals(job: JobFile) -> None:
     """Prints the job's signals, oldest first."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    required_state(checkpoint, job)
+    state = required_state(checkpoint, job)
+    signals = checkpoint.signals()
+    progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch())
+    newest = {signal.table: number for number, (signal, _) in signals.items()}
     drawn = Table(box=None, pad_edge=False)
     for heading in ("signal", "given", "what", "state"):
         drawn.add_column(heading)
-    for number, (signal, answer) in checkpoint.signals().items():
-        state = "requested"
-        if answer is not None:
-            state = f"{'accepted' if answer.accepted else 'failed'} {time_text(answer.at_us)}: {answer.text}"
-        drawn.add_row(str(number), time_text(signal.at_us), f"{signal.kind} {signal.table}", redact(state))
+    for number, (signal, answer) in signals.items():
+        told = _state_of(signal, answer, state, progress, is_newest=newest.get(signal.table) == number)
+        drawn.add_row(str(number), time_text(signal.at_us), redact(str(signal)), redact(told))
     console().print(drawn)
+
+
+def _state_of(
+    signal: Signal, answer: Answer | None, state: JobState, progress: JobProgress | None, *, is_newest: bool
+) -> str:
+    if answer is None:
+        return "requested"
+    if not answer.accepted:
+        return f"failed {time_text(answer.at_us)}: {answer.text}"
+    reads = signal.table is not None and signal.kind in {"resnapshot", "resume"}
+    is_in_job = any(schema.table == signal.table for schema in state.schemas)
+    if not reads or not is_newest or not is_in_job:
+        return f"done {time_text(answer.at_us)}: {answer.text}"
+    tables = () if progress is None else progress.tables
+    table = next((table for table in tables if table.table == str(signal.table)), None)
+    if table is not None and table.complete:
+        return f"done, accepted {time_text(answer.at_us)}: its rows have been read."
+    total = "?" if table is None or table.splits_total is None else f"{table.splits_total:,}"
+    splits = 0 if table is None else table.splits_done
+    return f"accepted {time_text(answer.at_us)}: {answer.text} Read so far: {splits:,} of {total} splits."
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -16,12 +17,14 @@ from tidemark.jobs.monitoring.run_record import facts_of, last_run, text_of
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.steering import RESUME, steering_at
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
+from tidemark.state.signals import Steering
 
-_OF_A_RUN = frozenset({"epochs", "epoch_seconds", "changes", "caught_up"})
-"""Fields that a checkpoint does not have."""
+_OF_A_RUN = frozenset({"epochs", "epoch_seconds", "changes", "caught_up", "paused", "snapshot_stopped"})
+"""Fields that a checkpoint does not have, and those that signals say."""
 
 
 def status(job: JobFile, *, as_json: bool) -> None:
@@ -32,37 +35,58 @@ def status(job: JobFile, *, as_json: bool) -> None:
     epochs = checkpoint.plan_epochs()
     committed = checkpoint.committed_epoch()
     progress = read_progress(checkpoint, job, state, committed)
+    steering = steering_at(checkpoint)
     if progress is not None and max(epochs) > committed:
         progress = progress.with_published(RunningSplits(checkpoint).count(max(epochs)))
     if as_json:
-        print(json.dumps(redact_values(_facts(job, state, run, progress, max(epochs, default=0))), indent=2))
+        print(json.dumps(redact_values(_facts(job, state, run, progress, max(epochs, default=0), steering)), indent=2))
     else:
-        _print(job, state, run, progress, max(epochs, default=0))
+        _print(job, state, run, progress, max(epochs, default=0), steering)
 
 
 def _facts(
-    job: JobFile, state: JobState, run: RunRecord | None, progress: JobProgress | None, planned_epoch: int
+    job: JobFile,
+    state: JobState,
+    run: RunRecord | None,
+    progress: JobProgress | None,
+    planned_epoch: int,
+    steering: Steering,
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {"job": job.job, "job_uuid": state.job_uuid, "mode": state.mode}
     facts |= {"run": None if run is None else facts_of(run, _now_us())}
     facts |= {"start": str(state.start), "planned_epoch": planned_epoch, "phase": "starting"}
     facts["left"] = [
-        {"table": str(left.table), "parked": left.is_parked, "why": left.why, "since": iso_time(left.at_us)}
+        {
+            "table": str(left.table),
+            "parked": left.is_parked,
+            "paused": left.paused,
+            "why": left.why,
+            "since": iso_time(left.at_us),
+        }
         for left in state.left
     ]
+    facts |= {"paused": steering.paused_us is not None, "snapshot_stopped": steering.stopped_us is not None}
+    facts["settings"] = dict(steering.settings)
     if progress is not None:
         facts |= {name: value for name, value in asdict(progress).items() if name not in _OF_A_RUN}
     return facts
 
 
 def _print(
-    job: JobFile, state: JobState, run: RunRecord | None, progress: JobProgress | None, planned_epoch: int
+    job: JobFile,
+    state: JobState,
+    run: RunRecord | None,
+    progress: JobProgress | None,
+    planned_epoch: int,
+    steering: Steering,
 ) -> None:
     out = console()
     mode = state.mode if progress is None else progress.mode
     out.print(f"job       {job.job} ({mode}), first started {time_text(state.created_at_us)} UTC")
     if run is not None:
         out.print(redact(f"run       {text_of(run, _now_us())}"), soft_wrap=True)
+    for line in _signalled(steering):
+        out.print(f"signals   {line}", soft_wrap=True)
     if progress is None:
         out.print("phase     starting: no epoch is planned yet")
         return
@@ -77,6 +101,16 @@ def _print(
     out.print(_tables(progress))
     for left in state.left:
         out.print(redact(f"{left.table}  {left_text(left)}"), soft_wrap=True)
+
+
+def _signalled(steering: Steering) -> Iterator[str]:
+    """What signals have set, for people."""
+    if steering.paused_us is not None:
+        yield f"PAUSED since {time_text(steering.paused_us)}. {RESUME} ends it."
+    if steering.stopped_us is not None:
+        yield f"no splits are read since {time_text(steering.stopped_us)}. {RESUME} ends it."
+    if steering.settings:
+        yield ", ".join(f"{key}={value}" for key, value in steering.settings)
 
 
 def _tables(progress: JobProgress) -> Table:

@@ -37,7 +37,7 @@ def _rows(job: JobFile, state: JobState, progress: JobProgress | None) -> Iterat
             yield str(schema.table), "waiting", ""
     for left in state.left:
         name, what = str(left.table), text_of(left)
-        yield name, what, way_back(job, left) if left.is_parked else ""
+        yield name, what, way_back(job, left) if left.is_parked or left.paused else ""
 
 
 def state_of(table: TableProgress, progress: JobProgress | None) -> str:
@@ -52,4 +52,6 @@ def state_of(table: TableProgress, progress: JobProgress | None) -> str:
 def text_of(left: Left) -> str:
     """The state of a table that has left the job, for people."""
     since = f"since {time_text(left.at_us)}"
+    if left.paused:
+        return f"paused {since}. Its copy stays as it is."
     return f"parked {since}: {left.why}" if left.is_parked else f"left {since}: excluded. Its copy stays as it is."

@@ -25,8 +25,8 @@ class Events(Protocol):
     """Receives the events of a run, in the driver's main thread."""
 
     def note(self, event: str, **facts: Any) -> None:
-        """Reports an event: started, resumed, joined, left, parked, warning, unreachable, reachable, spark, stopping,
-        finished, failed, metrics."""
+        """Reports an event: started, resumed, joined, left, parked, paused, snapshot_stopped, settings, warning, unreachable,
+        reachable, spark, stopping, finished, failed, metrics."""
 
     def progress(self, progress: JobProgress) -> None:
         """Reports the job's progress; called up to a few times per second."""
@@ -128,10 +128,12 @@ class TerminalEvents:
         hidden = len(progress.tables) - len(shown)
         if hidden:
             drawn.add_row(f"… and {hidden} more", "", "", "", "", "")
+        steered = "PAUSED" if progress.paused else "no splits are read" if progress.snapshot_stopped else ""
         if progress.phase == "snapshot":
-            return Group(drawn)
+            return Group(drawn, Text(f"{steered}, by a signal")) if steered else Group(drawn)
         lag = "caught up" if progress.caught_up else f"lag {_duration(progress.lag_seconds)}"
-        line = f"{progress.phase} · epoch {progress.committed_epoch} · {progress.changes:,} changes · {lag}"
+        phase = f"{steered} · {progress.phase}" if steered else progress.phase
+        line = f"{phase} · epoch {progress.committed_epoch} · {progress.changes:,} changes · {lag}"
         last_line = Text(f"{line} · {progress.position}")
         return Group(last_line) if progress.phase == "stream" else Group(drawn, last_line)
 

@@ -62,6 +62,10 @@ class JobMetrics:
         )
         yield counter("log_reconnects", "Log connections that broke and were opened again.", progress.reconnects)
         yield gauge("caught_up", "1 while everything was read that the log held.", float(progress.caught_up))
+        yield gauge("paused", "1 while a signal has paused the job.", float(progress.paused))
+        yield gauge(
+            "snapshot_stopped", "1 while a signal has stopped the reading of splits.", float(progress.snapshot_stopped)
+        )
         yield gauge("progress_timestamp_seconds", "When the job last made progress, or became idle.", shown_at)
         if progress.lag_seconds is not None or progress.caught_up:
             lag = 0.0 if progress.caught_up else (progress.lag_seconds or 0.0) + time.time() - shown_at

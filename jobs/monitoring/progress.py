@@ -13,6 +13,7 @@ from tidemark.state.job_state import JobState
 from tidemark.state.log_range import TableChanges
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, TableState
+from tidemark.state.signals import Steering
 from tidemark.state.table import TableId
 
 
@@ -59,7 +60,7 @@ class JobProgress:
     plan. `epochs`, `epoch_seconds`, `changes` and `caught_up` are those of a run; `transactions`, `filtered_changes`
     (which splits contain, or will when they are read) and `reconnects` of the log are counted since the job's first start.
     `caught_up`: everything was read that the log held when this run planned its newest epoch. `as_of`: when the newest epoch
-    was planned, as ISO 8601 in UTC."""
+    was planned, as ISO 8601 in UTC. `paused`, `snapshot_stopped`: by a signal."""
 
     mode: str
     phase: str
@@ -76,6 +77,18 @@ class JobProgress:
     caught_up: bool
     tables: tuple[TableProgress, ...]
     as_of: str = ""
+    paused: bool = False
+    snapshot_stopped: bool = False
+
+    def steered(self, steering: Steering) -> "JobProgress":
+        """With `paused` and `snapshot_stopped`. A paused job does not know whether it has read all."""
+        paused, is_done = steering.paused_us is not None, self.phase == Phase.DONE.value
+        return replace(
+            self,
+            paused=paused,
+            snapshot_stopped=steering.stopped_us is not None,
+            caught_up=self.caught_up and (is_done or not paused),
+        )
 
     def with_published(self, counts: Mapping[str, int]) -> "JobProgress":
         """With `splits_published` of each table."""

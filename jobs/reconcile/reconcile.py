@@ -46,7 +46,7 @@ def reconcile_tables(
     identity = JobIdentity(state.job_uuid, state.job_name)
     findings = sink.check(state.outputs, identity, checkpoint.written_tables(state))
     raise_problems([finding for finding in findings if finding.table is None or finding.table in wanted])
-    with find_source(to_be_found(job, state)) as found:
+    with find_source(to_be_found(job, state), state) as found:
         found.require_same_log(state, ())
         raise_refusals(finding for finding in found.findings if finding.table is None or finding.table in wanted)
         now = {schema.table: schema for schema in found.schemas}

@@ -37,12 +37,10 @@ def meta_arrays(
 
 
 def with_added(schema: TableSchema, logged: TableSchema, arrays: Sequence[pa.Array], row_count: int) -> list[pa.Array]:
-    """Returns arrays of the captured columns of `schema`, given those of `logged`: the columns that were added later are
-    NULL."""
+    """Returns arrays of the captured columns of `schema`, given those of `logged`: the columns that were added later have their
+    constants, or NULL."""
     found = {column.name: array for column, array in zip(logged.captured, arrays, strict=True)}
-    return [
-        found[field.name] if field.name in found else pa.nulls(row_count, field.type) for field in schema.arrow_schema()
-    ]
+    return [found[column.name] if column.name in found else column.constants(row_count) for column in schema.captured]
 
 
 def truncation(schema: TableSchema, *, version: int, time_us: int, seq: int, transaction: str) -> LogBatch:

@@ -27,6 +27,8 @@ Flavour = Literal["mysql", "mariadb"]
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
 CONNECT_TIMEOUT_SECONDS = 10
+HANDSHAKE_TIMEOUT_SECONDS = 30.0
+"""A server that is frozen, or a balancer without one, accepts a connection and says nothing."""
 READ_TIMEOUT_SECONDS = 1800.0
 """For a server that hangs. TCP keep-alive notices a dead server within KEEPALIVE_IDLE + COUNT × INTERVAL."""
 
@@ -257,12 +259,13 @@ def _open(
         charset="utf8mb4",
         autocommit=True,
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=read_timeout_seconds,
+        read_timeout=HANDSHAKE_TIMEOUT_SECONDS,
         ssl=context,  # with a context: TLS or no connection
         ssl_disabled=context is None,
         auth_plugin_map=password_plugins("source.tls", tls, endpoint.host, SourceNotUsableError),
         program_name=f"tidemark {purpose}",
     )
+    connection._read_timeout = read_timeout_seconds  # type: ignore[attr-defined]  # PyMySQL offers no other way
     _keep_alive(connection)
     return connection
 

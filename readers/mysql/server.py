@@ -1,5 +1,6 @@
 """Facts about the server: flavour, version, identity, relevant settings, and the method for watermarks."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -334,15 +335,40 @@ def _is_replica(
     connection: Connection, flavour: Flavour, version: tuple[int, int, int], values: dict[str, str]
 ) -> bool:
     """True if replication is set up. Without the privilege to ask: True if MariaDB has ever applied a GTID."""
-    statement = "SHOW SLAVE STATUS" if version < (8, 0, 22) else "SHOW REPLICA STATUS"
     try:
         with connection.cursor() as cursor:
-            cursor.execute("SHOW ALL SLAVES STATUS" if flavour == "mariadb" else statement)
+            cursor.execute(_replica_status(flavour, version))
             return cursor.fetchone() is not None
     except pymysql.MySQLError as error:
         if error_code(error) not in ACCESS_DENIED:
             raise
         return bool(values.get("gtid_slave_pos"))
+
+
+def replica_lag_seconds(connection: Connection, server: ServerInfo) -> float | None:
+    """How far a replica is behind its sources, None if the server is no replica. Infinite while replication is stopped. Raises
+    SourceNotUsableError if the account may not ask."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(_replica_status(server.flavour, server.version))
+            names = [column[0] for column in cursor.description]
+            rows = cursor.fetchall()
+    except pymysql.MySQLError as error:
+        if error_code(error) not in ACCESS_DENIED:
+            raise
+        privilege = "SLAVE MONITOR" if server.flavour == "mariadb" else "REPLICATION CLIENT"
+        raise SourceNotUsableError(
+            f"The account may not ask how far the replica lags behind (snapshot.max_replica_lag_seconds): {error_text(error)}.",
+            f"GRANT {privilege} ON *.* TO <account>.",
+        ) from error
+    place = next(at for at, name in enumerate(names) if name in {"Seconds_Behind_Source", "Seconds_Behind_Master"})
+    return max((math.inf if row[place] is None else float(row[place]) for row in rows), default=None)
+
+
+def _replica_status(flavour: Flavour, version: tuple[int, int, int]) -> str:
+    if flavour == "mariadb":
+        return "SHOW ALL SLAVES STATUS"
+    return "SHOW SLAVE STATUS" if version < (8, 0, 22) else "SHOW REPLICA STATUS"
 
 
 def _is_on(value: str) -> bool:

@@ -1,5 +1,6 @@
 """MySQL and MariaDB as a source of jobs."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pymysql
 
 from tidemark.conf.model import JobFile
-from tidemark.readers.added_columns import with_added_columns
+from tidemark.readers.added_columns import new_columns, with_changed_columns
 from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock
@@ -22,6 +23,7 @@ from tidemark.readers.mysql.keys.key_columns import can_split_by
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.readers.mysql.schema.catalog import find_tables, split_key, table_statistics
+from tidemark.readers.mysql.schema.constants import read_constants
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
 from tidemark.readers.mysql.schema.table_checks import wait_for_alter
 from tidemark.readers.mysql.schema.table_facts import read_tables
@@ -32,6 +34,7 @@ from tidemark.readers.mysql.server import (
     binary_logs,
     connect_to,
     read_server,
+    replica_lag_seconds,
     require_identity,
     watermark_method,
 )
@@ -41,8 +44,8 @@ from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import TableSettings
 from tidemark.readers.statistics import TableStatistics
-from tidemark.readers.table_settings import split_conditions
-from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.readers.table_settings import ignored_targets, split_conditions
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SourceUnavailableError
 from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState
 from tidemark.state.key_source import KeySource
@@ -52,14 +55,18 @@ from tidemark.state.position import BinlogPosition, Position, binlog_position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
+REPLICA_SECONDS = 60
+"""How long a start waits for a replica that answers now, and lacks transactions that the job has read."""
+
 
 @dataclass(frozen=True, slots=True)
 class MySqlServer:
-    """`tidemark.readers.source.SourceServer`."""
+    """`tidemark.readers.source.SourceServer`. `log_number`: how many times the job went on in another log."""
 
     job: JobFile
     info: ServerInfo
     method: WatermarkMethod
+    log_number: int = 0
 
     def planner_access(self, state: JobState) -> "MySqlAccess":
         return MySqlAccess(self, state.schemas)
@@ -74,8 +81,10 @@ class MySqlServer:
                 method=self.method,
                 server_ids=tuple(job.server_ids),
                 job_uuid=job_uuid,
+                log_number=self.log_number,
                 zero_dates_null=source.zero_dates == "null",
                 cascades_pass=source.cascades == "warn",
+                ignored_targets=ignored_targets(job),
                 where=split_conditions(job, schemas),
                 masked=masked_tables(job),
                 bad_values=BadValueRule.of(job),
@@ -89,6 +98,7 @@ class MySqlServer:
         options = ReadOptions(
             zero_dates_null=source.zero_dates == "null",
             cascades_pass=source.cascades == "warn",
+            ignored_targets=ignored_targets(self.job),
             bad_values=BadValueRule.of(self.job),
             reconnect_attempts=reconnect.attempts,
             max_delay_seconds=reconnect.max_delay_seconds,
@@ -122,6 +132,10 @@ class MySqlAccess:
     def log_extent(self) -> BinlogExtent:
         """The files up to the log's end. The end is read first, because the log may grow and rotate in between."""
         return BinlogExtent(self._session.ask(lambda connection: _log_files(connection, self._server)))
+
+    def replica_lag_seconds(self) -> float | None:
+        """`tidemark.readers.source.MeasuresReplicaLag`."""
+        return self._session.ask(lambda connection: replica_lag_seconds(connection, self._server))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +201,13 @@ class FoundMySql(FoundTables):
 
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         now = self.schemas_now([known.table]).get(known.table)
-        return None if now is None else with_added_columns(known, now)
+        if now is None:
+            return None
+        new = [column for column in new_columns(known, now) if column.captured and not column.generated]
+        if new and new_columns(now, known):
+            return None  # one may be the other under a new name, by an ALTER TABLE that is in no log
+        constants = read_constants(self.connection, known.table, new)
+        return None if constants is None else with_changed_columns(known, now, constants)
 
     def _positions(self) -> LogPositions:
         return LogPositions(self._log(), self.connection, self.info)
@@ -204,6 +224,21 @@ class FoundMySql(FoundTables):
             if position.begun is not None and (found := file_begun(self._log(), position.file)) != position.begun:
                 raise different_log(position.file, position.begun, found)
 
+    def same_place(self, state: JobState, position: Position) -> BinlogPosition:
+        """`tidemark.readers.source.FindsPlace`: by GTIDs."""
+        position, positions = binlog_position(position), self._positions()
+        wanted = positions.known_gtids(position)
+        if wanted is not None and self.info.is_replica:
+            _await_transactions(positions, wanted)
+        place = positions.same_place(position, {schema.table: schema for schema in state.schemas})
+        return self._with_file_start(place)
+
+    def is_related(self, state: JobState, position: Position) -> bool:
+        """`tidemark.readers.source.FindsPlace`."""
+        positions = self._positions()
+        wanted = positions.known_gtids(binlog_position(position))
+        return wanted is not None and wanted.minus(positions.executed()) != wanted
+
     def _log(self) -> ServerLog:
         source = self.job.source
         return ServerLog.of(source.url, source.tls, self.info, tuple(self.job.server_ids))
@@ -213,11 +248,7 @@ class FoundMySql(FoundTables):
         reset or its data is restored, but its GTIDs differ."""
         if self.info.gtid_mode != "ON" or position.gtids is None:
             return
-        with self.connection.cursor() as cursor:
-            cursor.execute("SELECT @@GLOBAL.gtid_executed")
-            row = cursor.fetchone()
-        executed = GtidSet.parse("" if row is None else str(row[0]))
-        if not executed.contains_all(position.gtid_set()):
+        if not self._positions().executed().contains_all(position.gtid_set()):
             raise LogPositionLostError(
                 f"The source no longer has all transactions that the job has read up to {position}: its log was reset, "
                 "or the server was restored from an older copy.",
@@ -225,7 +256,8 @@ class FoundMySql(FoundTables):
             )
 
     def server(self, state: JobState) -> MySqlServer:
-        return MySqlServer(self.job, self.info, self.watermarks())
+        log_number = sum(joined.restarts for joined in state.joined)
+        return MySqlServer(self.job, self.info, self.watermarks(), log_number)
 
 
 @contextmanager
@@ -259,6 +291,18 @@ def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     lock = MySqlLock(job.source.url, job.source.tls, checkpoint_lock(job.checkpoint))
     return Lease.acquire(lock, wait=wait, reconnect=job.reconnect)
+
+
+def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
+    """Waits for a replica that has not received them yet."""
+    for _ in range(REPLICA_SECONDS):
+        if not wanted.minus(positions.executed()).intervals:
+            return
+        time.sleep(1)
+    raise SourceUnavailableError(
+        "The server is a replica, and still lacks transactions that the job has read.",
+        "Wait until it has caught up, or connect to the server that was promoted.",
+    )
 
 
 def _demands(job: JobFile, *, needs_key: bool) -> Demands:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.reading import StartAtEnd, StartAtLsn
-from tidemark.readers.added_columns import new_columns, with_added_columns
+from tidemark.readers.added_columns import new_columns, with_changed_columns
 from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
@@ -20,14 +20,15 @@ from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.postgres.connect import Connection, connect, error_text, quote_table, sql_errors
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
-from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look, may_have_values
+from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look, values_of_older_rows
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
+from tidemark.readers.postgres.pgoutput.text_values import constant_of
 from tidemark.readers.postgres.schema.catalog import find_tables, split_key
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
-from tidemark.readers.postgres.schema.server_checks import check_settings
+from tidemark.readers.postgres.schema.server_checks import after_failover, check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
@@ -55,6 +56,7 @@ from tidemark.readers.postgres.slot.slot import (
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
+from tidemark.readers.postgres.timelines import shared_until
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
@@ -67,6 +69,7 @@ from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position, WalPosition, wal_position
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -248,7 +251,7 @@ class PostgresRouting:
 
 @dataclass(frozen=True, slots=True)
 class FoundPostgres(FoundTables):
-    """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables` and `FindsPartitions`."""
+    """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables`, `FindsPartitions` and `SharesLog`."""
 
     connection: Connection
     info: ServerInfo
@@ -336,19 +339,26 @@ class FoundPostgres(FoundTables):
         """The table's newest columns, added one after the other: with a column that was dropped in between, the log may have
         values of that under the same name."""
         now = self.schemas_now([known.table]).get(known.table)
-        schema = None if now is None else with_added_columns(known, now)
-        if schema is None or has_column_list(self.connection, self.job.publication, known):
+        if now is None or has_column_list(self.connection, self.job.publication, known):
             return None
-        new = new_columns(known, schema)
+        new = new_columns(known, now)
         last = max(column.number or 0 for column in known.columns)
-        numbers = [column.number for column in new]
+        numbers = [column.number or 0 for column in new]
         if numbers != list(range(last + 1, last + 1 + len(new))):
             return None
         tables = () if seen is None else seen.tables
         before = next((table for table in tables if table.oid == known.oid), None)
-        if before is None or may_have_values(self.connection, before, [column.name for column in new]):
+        values = None if before is None else values_of_older_rows(self.connection, before, numbers)
+        if values is None:
             return None
-        return schema
+        constants = {}
+        for column in new:
+            if column.captured and column.number in values:
+                constant = constant_of(now, column, *values[column.number])
+                if constant is None:
+                    return None
+                constants[column.name] = constant
+        return with_changed_columns(known, now, constants)
 
     def memberships(self) -> tuple[Membership, ...]:
         return tuple(Membership(table, text) for table, text in sorted(self.published.items()))
@@ -372,6 +382,35 @@ class FoundPostgres(FoundTables):
             known = {membership.table: membership.text for membership in state.memberships}
             require_memberships(self.connection, self.job.publication, known, oids_of(state.schemas))
 
+    def shared_until(self, state: JobState) -> WalPosition:
+        """`tidemark.readers.source.SharesLog`: by the server's timeline history."""
+        return shared_until(self.job.source.url, self.job.source.tls, ServerIdentity.parse(state.server_identity))
+
+    def same_place(self, state: JobState, position: Position) -> WalPosition:
+        """`tidemark.readers.source.FindsPlace`: positions are the same. The slot must be there."""
+        place = wal_position(position)
+        until = self.shared_until(state)
+        if place.lsn > until.lsn:
+            raise LogPositionLostError(
+                f"The job has read the log up to {place}, and this server has only what was before {until}: when it was "
+                "promoted, it lacked transactions that are in the copies.",
+                START_OVER_NOW,
+            )
+        if state.schemas:
+            require_slot(self.connection, SlotSource(self.info.identity, self.job.slot, self.job.publication), place)
+        return place
+
+    def is_related(self, state: JobState, position: Position) -> bool:
+        """`tidemark.readers.source.FindsPlace`. A former primary, on an older timeline, is none."""
+        try:
+            self.shared_until(state)
+        except LogPositionLostError:
+            return False
+        return True
+
+    def after_failover(self) -> str:
+        return after_failover(self.connection, self.info, self.job.slot)
+
     def server(self, state: JobState) -> PostgresServer:
         slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
         return PostgresServer(self.job, slot_source, wal_position(state.start), state.memberships)
@@ -382,12 +421,13 @@ JOINING_WAIT_SECONDS = 60.0
 
 
 @contextmanager
-def find_postgres(job: JobFile, *, needs_key: bool) -> Iterator[FoundPostgres]:
-    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
+def find_postgres(job: JobFile, *, needs_key: bool, lists: bool = False) -> Iterator[FoundPostgres]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key. `lists`: it takes
+    arrays as lists."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
-        demands = _demands(job, needs_key=needs_key)
+        demands = _demands(job, needs_key=needs_key, lists=lists)
         if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
             result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
         else:
@@ -424,10 +464,11 @@ def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[Table
     )
 
 
-def _demands(job: JobFile, *, needs_key: bool) -> Demands:
+def _demands(job: JobFile, *, needs_key: bool, lists: bool) -> Demands:
     return Demands(
         needs_key=needs_key,
         slot=job.slot,
         publication=job.publication,
         tables=TableSettings.of(job),
+        lists=lists,
     )

@@ -124,6 +124,8 @@ def lines_of(job: JobFile) -> Iterator[str]:
         keyed = " with source.mask_key" if job.source.mask_key is not None else ""
         parts = [f"without {', '.join(excluded)}"] if excluded else []
         parts += [f"{name} masked by {kind}{keyed if kind == 'sha256' else ''}" for name, kind in sorted(masks.items())]
+        settings = job.source.columns.get(table)
+        parts += [f"{', '.join(settings.as_text)} as text"] if settings is not None and settings.as_text else []
         transform = job.transform(table.database, table.name)
         parts += [f"transformed by {' '.join(transform.split())}"] if transform else []
         if parts:

@@ -38,3 +38,10 @@ class SplitRead:
         """Returns the read of a split that was planned when the log had been read up to `position`. Its rows come after all
         changes that were emitted before, such as a TRUNCATE, and before every change that they lack."""
         return self if self.commit_version is None else replace(self, commit_version=position.version_before)
+
+    def shifted(self, version_offset: int) -> "SplitRead":
+        """Returns the read with greater commit versions."""
+        if not version_offset:
+            return self
+        version = self.report.high.version if self.commit_version is None else self.commit_version
+        return replace(self, commit_version=version + version_offset)

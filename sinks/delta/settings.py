@@ -37,6 +37,7 @@ def delta_needs(settings: DeltaSettings) -> SinkNeeds:
     return SinkNeeds(
         f"delta {location}",
         needs_key=settings.style == "mirror",
+        takes_lists=True,
         spark=SparkNeeds(delta_settings, how_to_have_delta()),
     )
 

@@ -1,5 +1,7 @@
 """The needs and the identity of a job file's files sink."""
 
+from typing import Literal
+
 from tidemark.conf.sink import FilesSink as FilesSettings
 from tidemark.sinks.sink import SinkNeeds
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
@@ -7,7 +9,8 @@ from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 def files_needs(settings: FilesSettings) -> SinkNeeds:
     """Returns the sink's needs. A split that is published as Parquet becomes a file of the copy unchanged."""
-    return SinkNeeds(f"files {settings.path}", published_format="parquet" if settings.format == "parquet" else "arrow")
+    published: Literal["arrow", "parquet"] = "parquet" if settings.format == "parquet" else "arrow"
+    return SinkNeeds(f"files {settings.path}", published_format=published, takes_lists=True)
 
 
 def files_identity(settings: FilesSettings) -> SinkIdentity:

@@ -178,7 +178,7 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
     if not _has_key(schema, existing, dialect):
         return []  # the copy stays whole
     for column in schema.captured:
-        found = _found(existing, column, dialect)
+        found = find_column(existing, column, dialect)
         fits = found is not None and _column_problem(schema, column, found, dialect) is None
         if fits or column.name in schema.key:
             continue
@@ -192,19 +192,27 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
 
 
 def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
-    """Returns clauses of ALTER TABLE that add those of the columns that a table lacks. Raises SinkError for a column that the
-    target has no type for."""
+    """Returns clauses of ALTER TABLE that add those of the columns that a table lacks, with their constants as defaults. Raises
+    SinkError for a column that the target has no type for."""
     clauses = []
     for column in schema.captured:
-        if column.name in names and _found(existing, column, dialect) is None:
+        if column.name in names and find_column(existing, column, dialect) is None:
             try:
-                clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}")
+                default = "" if column.constant is None else f" DEFAULT {dialect.constant(column)}"
+                clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}{default}")
             except ValueError as exc:
                 raise SinkError(
                     f"The target has no type for column {column.name} of {schema.table}: {exc}.",
                     f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
                 ) from exc
     return clauses
+
+
+def without_defaults(schema: TableSchema, dialect: Dialect, names: Collection[str]) -> list[str]:
+    """Returns clauses of ALTER TABLE that take the constants away as defaults: a row that is written without the column,
+    because the source dropped it, has NULL there."""
+    columns = [column for column in schema.captured if column.name in names and column.constant is not None]
+    return [dialect.drop_default(column) for column in columns]
 
 
 def _reading_again(table: TableId) -> str:
@@ -250,7 +258,7 @@ def table_findings(
         if dialect.same_column(extra.name) not in wanted and not extra.may_be_left_out:
             yield Finding(table, f"{target} has a column {extra.name} that must have a value.", let_job_create)
     for column in schema.captured:
-        found = _found(existing, column, dialect)
+        found = find_column(existing, column, dialect)
         problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
         if problem is not None:
             yield Finding(table, f"{target}: column {column.name} {problem}.", let_job_create)
@@ -260,7 +268,7 @@ def _has_key(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bo
     return sorted(map(dialect.same_column, existing.key)) == sorted(map(dialect.same_column, schema.key))
 
 
-def _found(existing: TargetTable, column: Column, dialect: Dialect) -> TargetColumn | None:
+def find_column(existing: TargetTable, column: Column, dialect: Dialect) -> TargetColumn | None:
     name = dialect.same_column(column.name)
     return next((found for found in existing.columns if dialect.same_column(found.name) == name), None)
 

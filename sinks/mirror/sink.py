@@ -18,6 +18,7 @@ from tidemark.sinks.mirror.planning import (
     Found,
     adapting_clauses,
     added_columns,
+    find_column,
     ownership_findings,
     policy_problems,
     route_problems,
@@ -25,14 +26,16 @@ from tidemark.sinks.mirror.planning import (
     target_of,
     type_findings,
     was_replaced,
+    without_defaults,
 )
 from tidemark.sinks.mirror.postgres import session as postgres_session
-from tidemark.sinks.mirror.target import Session, SourceKind, TargetName
+from tidemark.sinks.mirror.target import Session, SourceKind, TargetColumn, TargetName
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import Finding, JobIdentity, raise_problems, reserved_name_findings
 from tidemark.state.errors import SinkError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.remedies import START_OVER_NOW
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 OWN_DATABASE = "tidemark"
 """The database of the ledger in MySQL if neither the URL nor the template names one."""
@@ -178,15 +181,24 @@ class MirrorSink:
             clauses = added_columns(schema, found, session.dialect, names)
             if clauses:
                 session.create_table(session.dialect.alter_table(target, clauses))
+            failpoint("sink.after_adding")
+            without = without_defaults(schema, session.dialect, names)
+            if without:
+                session.create_table(session.dialect.alter_table(target, without))
             existing = session.inspect(target)
             assert existing is not None, "it was altered just now"
             if found.incarnation is not None and found.incarnation == owner.incarnation:
                 session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
                 session.mark_created([target])
             raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
-            for column in found.columns:  # the others are new: the copy is not searched for their values
-                if session.dialect.same_column(column.name) in map(session.dialect.same_column, names):
-                    _require_no_values(session, target, column.name)
+            for column in schema.captured:
+                earlier = find_column(found, column, session.dialect) if column.name in names else None
+                if earlier is not None:  # the others are new: the copy is not searched for their values
+                    _require_constant(session, target, column, earlier)
+
+    add_constants = add_columns
+    """See `tidemark.sinks.sink.AddsConstants`. The rows of the copy get a constant as the default of the new column: most
+    servers write no row for that. A column that the copy has already must have it in each row, whoever added it."""
 
     def writer(self, job: JobIdentity) -> MirrorWriter:
         waiting = Waiting(self.reconnect, self.url)
@@ -220,9 +232,10 @@ class MirrorSink:
         """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""
 
 
-def _require_no_values(session: Session, target: TargetName, column: str) -> None:
-    if session.has_values(target, column):
+def _require_constant(session: Session, target: TargetName, column: Column, existing: TargetColumn) -> None:
+    if session.has_row(target, session.dialect.differs(column, existing)):
         raise SinkError(
-            f"{target} has values in column {column}, which the source's table got only now.",
-            f"Drop column {column} of {target}, and run the job again.",
+            f"{target} has {'values' if column.constant is None else 'other values'} in column {existing.name}, which the "
+            "source's table got only now.",
+            f"Drop column {existing.name} of {target}, and run the job again.",
         )

@@ -110,6 +110,15 @@ class Dialect(Protocol):
     def column_definition(self, column: Column, *, key: bool) -> str:
         """Returns name and type as `create_table` has them. Raises ValueError as `column_type`."""
 
+    def constant(self, column: Column) -> str:
+        """Returns the source column's constant as a literal, for a DEFAULT. Raises ValueError if the target has none for it."""
+
+    def differs(self, column: Column, existing: TargetColumn) -> str:
+        """Returns a condition: the existing column's value is not the source column's constant."""
+
+    def drop_default(self, column: Column) -> str:
+        """Returns the clause of ALTER TABLE that lets the column be NULL in rows that are written without it."""
+
     def drop_column(self, name: str) -> str:
         """Returns the clause of ALTER TABLE."""
 
@@ -180,8 +189,8 @@ class Session(Protocol):
         """Returns those of the tables that exist. Asks the catalog once for all."""
 
     def is_empty(self, target: TargetName) -> bool: ...
-    def has_values(self, target: TargetName, column: str) -> bool:
-        """Returns True if the column is not NULL in a row."""
+    def has_row(self, target: TargetName, condition: str) -> bool:
+        """Returns True if the condition holds for a row."""
 
     def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]: ...
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:

@@ -6,13 +6,13 @@
 - Binary is base64.
 - Dates are "2024-02-29", timestamps "2024-02-29T12:00:00.000000". Timestamps with a zone are in UTC and end with Z.
 - Marks (`tidemark.state.marks`) of dates, timestamps and decimals are their words, such as "infinity".
-- Vectors and lists of names are arrays.
+- Lists are arrays of the elements' forms.
 """
 
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,7 @@ def _json_fields(name: str, array: pa.Array) -> tuple[Fields, str, str]:
     if pa.types.is_timestamp(kind):
         return _timestamp_texts(array), '"', '"' if kind.tz is None else 'Z"'
     if pa.types.is_list(kind):
-        to_texts = _name_texts if pa.types.is_string(kind.value_type) else _float_texts
-        return variable(_list_texts(array, to_texts)), "", ""
+        return variable(_list_texts(array)), "", ""
     raise ValueError(f"column {name}: {kind} is not a canonical type")
 
 
@@ -111,16 +110,18 @@ def _timestamp_texts(array: pa.Array) -> Fields:
     return Fields(fields.offsets, data, fields.valid)
 
 
-def _name_texts(array: pa.Array) -> pa.Array:
-    """Returns JSON strings. Fast where few names are distinct."""
-    names = array.dictionary_encode()
-    return pa.array([json.dumps(n, ensure_ascii=False) for n in names.dictionary.to_pylist()], pa.string()).take(
-        names.indices
-    )
+def _element_texts(array: pa.Array) -> pa.Array:
+    """Returns the JSON of each element."""
+    fields, opening, closing = _json_fields("", array)
+    assert fields.width is None, "these fields have offsets"
+    buffers = [None, pa.py_buffer(fields.offsets.astype(np.int32)), pa.py_buffer(fields.data)]
+    texts = pa.Array.from_buffers(pa.string(), len(array), buffers)
+    whole = pc.binary_join_element_wise(opening, texts, closing, "") if opening or closing else texts
+    return pc.if_else(pa.array(fields.valid), whole, "null")
 
 
-def _list_texts(array: pa.Array, to_texts: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    texts = pc.fill_null(to_texts(array.flatten()), "null")
+def _list_texts(array: pa.Array) -> pa.Array:
+    texts = _element_texts(array.flatten())
     lengths = np.where(validity(array), pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False), 0)
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     joined = pc.binary_join_element_wise("[", pc.binary_join(pa.ListArray.from_arrays(offsets, texts), ","), "]", "")

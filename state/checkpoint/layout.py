@@ -8,7 +8,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     joined/0000000001       tables that a later start found (Joined).
                             Written by the driver at that start, before anything of them is read. Never removed.
     left/0000000001         tables that left the job (Left).
-                            Written by the driver when it finds them in exclude_tables, or parks them. Never removed.
+                            Written by the driver when it finds them in exclude_tables, or parks or pauses them. Never removed.
     altered/0000000001      a table with new columns (Altered).
                             Written by the driver when it finds them, before the log is read with them. Never removed.
     signals/0000000001      a request to the job (Signal).
@@ -282,6 +282,10 @@ class Checkpoint:
         if not self.store.create(name, ALTERED.encode(altered)):
             raise self._another_driver(name)
         return state.with_altered(altered)
+
+    def altered(self) -> list[Altered]:
+        """Every time that a table got new columns, oldest first."""
+        return [ALTERED.decode(self._read(name), name) for name in self.store.list(ALTERED_FOLDER)]
 
     def left_count(self) -> int:
         """How many times tables have left the job."""

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import pytest
 
 from devtools.servers import start_server
 from tests.support.epochs import run_epochs
+from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, FindServer, fresh_database
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.readers.mysql.snapshot import split_reader
+from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, UnknownLogEventError
 
 pytestmark = pytest.mark.integration
 
@@ -266,3 +271,187 @@ def test_rows_that_are_copied_keep_the_first_policy_of_zero_dates(
     job.run()
     Mirrored(source, target, tmp_path, zero_dates="error").run()
     assert job.rows(target, "t") == [(1, None)]
+
+
+@pytest.mark.pitfall(34)
+def test_a_heartbeat_in_statement_format_is_ignored(
+    source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a split is read, which MySQL then replays, and while the log is followed. Its trigger could write any table."""
+    source = source_database
+    source.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "CREATE TABLE beats (id INT PRIMARY KEY, ts BIGINT)",
+        "CREATE TRIGGER doubled BEFORE INSERT ON beats FOR EACH ROW SET NEW.ts = 2 * NEW.ts",
+        "INSERT INTO t VALUES (1)",
+    )
+
+    def beat() -> None:
+        source.execute("SET SESSION binlog_format = STATEMENT", "REPLACE INTO beats VALUES (1, 1)")
+
+    monkeypatch.setattr(split_reader, "ReadHooks", lambda: ReadHooks(after_select=beat))
+    name = f"{source.schema}.beats"
+    path = write_job(
+        tmp_path,
+        source=source_of(source, exclude_tables=[name]),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+        log={"ignore_statements_on": [name]},
+    )
+    run_epochs(path)
+    source.execute("INSERT INTO t VALUES (2)")
+    beat()
+    run_epochs(path)
+    assert [row["id"] for row in read_history(tmp_path / "out", source.schema, "t").to_pylist()] == [1, 2]
+    beat()
+    with pytest.raises(UnknownLogEventError, match="as a statement"):
+        run_epochs(path, "log.ignore_statements_on=[]")
+
+
+WAITING = (
+    "SELECT 1 FROM pg_stat_activity WHERE query = %s AND datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+def test_another_text_of_stored_values_is_in_no_log(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    """An update of an extension replaces its functions, as here."""
+    source = postgres_database
+    output = "FUNCTION shown(kilo) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS '{}'"
+    source.execute(
+        "CREATE TYPE kilo",
+        "CREATE FUNCTION taken(cstring) RETURNS kilo LANGUAGE internal IMMUTABLE STRICT AS 'int4in'",
+        f"CREATE {output.format('int4out')}",
+        "CREATE TYPE kilo (INPUT = taken, OUTPUT = shown, INTERNALLENGTH = 4, PASSEDBYVALUE, ALIGNMENT = int4)",
+        "CREATE TABLE t (id int PRIMARY KEY, v kilo)",
+        "INSERT INTO t VALUES (1, '-1')",
+    )
+    job = Mirrored(source, target, tmp_path)
+    job.run()
+    source.execute(f"CREATE OR REPLACE {output.format('oidout')}", "INSERT INTO t VALUES (2, '-2')")
+    job.run()
+    assert source.query("SELECT id, concat(v) FROM t") == [(1, "4294967295"), (2, "4294967294")]
+    assert job.rows(target, "t") == [(1, "-1"), (2, "4294967294")]
+
+
+def test_rows_that_are_removed_below_the_server_stay(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    source = postgres_database
+    if not source.query("SELECT FROM pg_available_extensions WHERE name = 'pg_surgery'"):
+        pytest.skip("this server has no pg_surgery")
+    source.execute(
+        "CREATE EXTENSION pg_surgery", "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)"
+    )
+    job = Mirrored(source, target, tmp_path)
+    job.run()
+    source.execute("SELECT heap_force_kill('t', ARRAY['(0,1)']::tid[])", "INSERT INTO t VALUES (3)")
+    job.run()
+    assert job.rows(source, "t") == [(2,), (3,)]
+    assert job.rows(target, "t") == [(1,), (2,), (3,)]
+
+
+def test_rows_written_while_attach_waits_are_taken_for_rows_of_the_root(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    source = postgres_database
+    source.execute(
+        "CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p0 PARTITION OF r FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO r VALUES (1)",
+        "CREATE TABLE p10 (LIKE r INCLUDING ALL)",
+    )
+    job = Mirrored(source, target, tmp_path, exclude_tables=["public.p10"])
+    job.run()
+    attach = "ALTER TABLE r ATTACH PARTITION p10 FOR VALUES FROM (10) TO (20)"
+    with session(source) as cursor, ThreadPoolExecutor() as pool:
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO p10 SELECT 1 WHERE false")  # takes its lock, and no transaction id
+        attached = pool.submit(source.execute, attach)
+        while not attached.done() and not source.query(WAITING, (attach,)):
+            time.sleep(0.05)
+        cursor.execute("INSERT INTO p10 VALUES (11)")
+        cursor.execute("COMMIT")
+        attached.result()
+    source.execute("INSERT INTO r VALUES (12)")
+    job.run()
+    assert job.rows(source, "r") == [(1,), (11,), (12,)]
+    assert job.rows(target, "r") == [(1,), (12,)]
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_log_that_begins_anew_in_the_same_second_is_taken_for_the_old_one(kind: str, tmp_path: Path) -> None:
+    """The transactions of the new log have the sizes of the old ones, so the job's position is between two of them."""
+    begin = "RESET MASTER" if kind == "mariadb" else "RESET BINARY LOGS AND GTIDS"
+    options = {} if kind == "mariadb" else {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}
+    with start_server(kind, options) as server, fresh_database(server) as source:
+        source.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+        log_begins = (f"SET timestamp = {int(time.time())}", begin)
+        source.execute(*log_begins)
+        path = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+        source.execute("INSERT INTO t VALUES (1)")
+        run_epochs(path)
+        source.execute("INSERT INTO t VALUES (2)")
+        run_epochs(path)
+        source.execute(*log_begins)
+        source.execute("INSERT INTO t VALUES (3)", "INSERT INTO t VALUES (4)", "INSERT INTO t VALUES (5)")
+        run_epochs(path)
+        assert source.query("SELECT id FROM t") == [(1,), (2,), (3,), (4,), (5,)]
+        assert [row["id"] for row in read_history(tmp_path / "out", source.name, "t").to_pylist()] == [1, 2, 5]
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_changes_at_the_end_of_a_log_that_a_crash_lost_are_never_seen(kind: str, tmp_path: Path) -> None:
+    """The end is cut off while the server is stopped."""
+    options = {} if kind == "mariadb" else {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}
+    with start_server(kind, options) as server, fresh_database(server) as source:
+        if server.data_folder is None:
+            pytest.skip("the server's files are not on this machine")
+
+        def lose(statement: str, *, is_read: bool) -> None:
+            file, pos = source.query("SHOW MASTER STATUS" if kind == "mariadb" else "SHOW BINARY LOG STATUS")[0][:2]
+            ((_, base),) = source.query("SHOW VARIABLES LIKE 'log_bin_basename'")
+            source.execute(statement)
+            if is_read:
+                run_epochs(path)
+            server.stop()
+            os.truncate(Path(server.data_folder or "", base).with_name(file), pos)
+            server.start()
+
+        source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        path = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+        run_epochs(path)
+        lose("INSERT INTO t VALUES (2)", is_read=False)
+        source.execute("INSERT INTO t VALUES (3)")
+        run_epochs(path)
+        assert source.query("SELECT id FROM t") == [(1,), (2,), (3,)]
+        assert [row["id"] for row in read_history(tmp_path / "out", source.name, "t").to_pylist()] == [1, 3]
+        lose("INSERT INTO t VALUES (4)", is_read=True)
+        with pytest.raises(LogPositionLostError):
+            run_epochs(path)
+
+
+def test_a_table_that_is_published_by_name_is_followed_after_pg_repack(tmp_path: Path) -> None:
+    """pg_repack writes a new table and swaps the files of the two, which the test does as pg_repack does: in pg_class."""
+    swap = "UPDATE pg_class AS c SET relfilenode = o.relfilenode FROM pg_class AS o WHERE {} AND {}"
+    pairs = [("t", "t_new"), ("t_pkey", "t_new_pkey")]
+    this = " OR ".join(
+        f"(c.relname = '{a}' AND o.relname = '{b}') OR (c.relname = '{b}' AND o.relname = '{a}')" for a, b in pairs
+    )
+    in_public = "c.relnamespace = 'public'::regnamespace AND o.relnamespace = c.relnamespace"
+    with start_server("postgres") as server, fresh_database(server) as source, fresh_database(server) as target:
+        source.execute("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
+        job = Mirrored(source, target, tmp_path, exclude_tables=["public.t_new"])
+        job.run()
+        source.execute("DELETE FROM t WHERE id = 2", "CREATE TABLE t_new (LIKE t INCLUDING ALL)")
+        with session(source) as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("LOCK t")
+            cursor.execute("INSERT INTO t_new SELECT * FROM t")
+            cursor.execute(swap.format(f"({this})", in_public))
+            assert cursor.rowcount == 4
+            cursor.execute("COMMIT")
+        source.execute("DROP TABLE t_new", "UPDATE t SET v = 7 WHERE id = 1", "INSERT INTO t VALUES (4, 4)")
+        job.run()
+        assert job.rows(source, "t") == [(1, 7), (3, 3), (4, 4)]
+        job.assert_equal("t")

@@ -1,8 +1,10 @@
 """`tidemark run` with a table that is parked, `tidemark tables` and `tidemark signal`, as a user calls them."""
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -45,7 +47,7 @@ def test_a_table_is_parked_while_the_job_runs_and_read_again_by_a_signal(
         assert f"{customers} parked since" in printed(job, "tables")
         printed(job, "signal", "resnapshot", "--table", customers)
         process.wait_until(lambda: has(process, "joined"))
-        assert f"resnapshot {customers} accepted" in printed(job, "signal", "list")
+        process.wait_until(lambda: f"resnapshot {customers} done" in printed(job, "signal", "list"))
         database.execute(*UPDATE_ALL)
         os.kill(process.popen.pid, signal.SIGTERM)
         assert process.wait() == 130
@@ -148,3 +150,43 @@ def test_changed_tables_come_back_by_themselves_while_the_job_runs(
     database.execute("ALTER TABLE customers DROP COLUMN more", *UPDATE_ALL)
     run_to_end(job, *BY_SPARK)
     assert_copied(tmp_path / "out", database)
+
+
+def test_a_paused_job_that_is_killed_stays_paused(any_source_database: Database, tmp_path: Path) -> None:
+    """A run with an interval waits and holds the job; one with `once` ends with exit code 10."""
+    database = any_source_database
+    create_tables(database, rows=30, uids=Uids())
+    job = write_job(
+        tmp_path, source=source_of(database), sink={"type": "files", "path": str(tmp_path / "out")}, metrics={"port": 0}
+    )
+    every = (*BY_DRIVER, "--set", "trigger=100ms")
+    with running(job, *every) as process:
+        process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
+        printed(job, "signal", "pause")
+        process.wait_until(lambda: has(process, "paused"))
+        database.execute(*UPDATE_ALL)
+        paused_epoch = json.loads(run_to_end(job, "--json", command="status").out.read_text())["planned_epoch"]
+        os.kill(process.popen.pid, signal.SIGKILL)
+        process.wait()
+    with running(job, *every, "--standby") as process:
+        process.wait_until(lambda: has(process, "paused"))
+        url = next(event["url"] for event in process.events() if event["event"] == "metrics")
+        process.wait_until(lambda: b'tidemark_paused{job="test-job"} 1.0' in urllib.request.urlopen(url).read())
+        run_to_end(job, *BY_DRIVER, expect=6)  # it holds the job
+        facts = json.loads(run_to_end(job, "--json", command="status").out.read_text())
+        assert (facts["paused"], facts["run"]["state"], facts["planned_epoch"]) == (True, "running", paused_epoch)
+        printed(job, "signal", "resume")
+        process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
+        printed(job, "signal", "pause")
+        process.wait_until(lambda: [event["event"] for event in process.events()].count("paused") == 2)
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    ended = run_to_end(job, *BY_DRIVER, expect=10)
+    assert "paused by a signal" in ended.error_text().splitlines()[-1]
+    assert "exit 10" in printed(job, "status")
+    printed(job, "signal", "set", "snapshot.parallelism=3")
+    printed(job, "signal", "resume")
+    run_to_end(job, *BY_DRIVER)
+    assert_copied(tmp_path / "out", database)
+    assert "set snapshot.parallelism=3 done" in printed(job, "signal", "list")
+    run_to_end(job, "set", "snapshot.parallelism=0", command="signal", expect=2)

@@ -176,8 +176,10 @@ def test_after_more_than_that_the_table_is_read_again(
     if database.kind == "postgres" and "GENERATED" in statements[0]:
         assert told(notes) == []  # PostgreSQL's log lacks generated columns: they are not copied
         return
-    assert told(notes)[-2:] == ["left", "joined"]
-    columns = ["id", "name", "more"] if "DROP COLUMN name" not in statements[-1] else ["id", "more"]
+    may_be_renamed = database.kind != "postgres"  # MySQL's columns have no numbers: docs/adr/0036
+    is_dropped = "DROP COLUMN name" in statements[-1]
+    assert told(notes)[-2:] == (["left", "joined"] if may_be_renamed or not is_dropped else ["altered"])
+    columns = ["id", "more"] if is_dropped else ["id", "name", "more"]
     if "RENAME" in statements[0]:
         columns = ["id", "name", "more"]
     assert folded(tmp_path, database, *columns) == rows_of(database, "t", *columns)

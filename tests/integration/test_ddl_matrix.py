@@ -26,6 +26,7 @@ POINTS = (
     "sink.before_commit",
     "sink.after_commit",
     "driver.epoch_written",
+    "sink.after_adding",
     "schema.before_altered",
     "schema.after_altered",
     "tables.before_joined",

@@ -113,7 +113,7 @@ EVERYWHERE: dict[str, Disaster] = {
     "the list of copies is dropped": Disaster(
         in_target("DROP TABLE tidemark_tables"), 5, "not marked as written by this job", start_over
     ),
-    "the fence is dropped": Disaster(in_target("DROP TABLE tidemark_fence"), 5, "set back or exchanged", start_over),
+    "the fence is dropped": Disaster(in_target("DROP TABLE tidemark_fence")),
     "one copy is dropped": Disaster(in_target("DROP TABLE orders"), 9, "is gone", signal_for("orders")),
     "one copy is renamed": Disaster(
         in_target("ALTER TABLE orders RENAME TO elsewhere"), 9, "is gone", signal_for("orders")

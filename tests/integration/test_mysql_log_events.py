@@ -280,6 +280,38 @@ def test_heartbeat_in_statement_format_passes_and_unrelated_tables_with_the_righ
             list(changes_of(reader, table.range()))
 
 
+@pytest.mark.pitfall(34)
+def test_statements_on_named_tables_are_ignored_and_those_on_others_are_not(table: LoggedServer) -> None:
+    """Because of the trigger and the function, nothing proves that the statements change no captured table."""
+    table.execute(
+        "CREATE TRIGGER notes BEFORE INSERT ON u FOR EACH ROW SET NEW.v = 'x'",
+        "CREATE TABLE m (id INT PRIMARY KEY)",
+        "DROP FUNCTION IF EXISTS seven",
+        "CREATE FUNCTION seven() RETURNS INT DETERMINISTIC RETURN 7",
+    )
+    table.forget()
+    beats = (
+        "SET SESSION binlog_format = STATEMENT",
+        "REPLACE INTO d.u (id, v) VALUES (seven(), 'beat')",
+        "UPDATE u SET v = 'y' WHERE id = seven()",
+        "DELETE FROM u WHERE id = seven()",
+    )
+    table.execute(*beats)
+    table.execute("INSERT INTO t VALUES (1, 'a')")
+    options = ReadOptions(ignored_targets=frozenset([TableId("d", "u"), TableId("d", "t")]))
+    reader = table.reader("t", options=options)
+    assert rows(list(changes_of(reader, table.range()))) == [(I, 1, "a")]
+    with pytest.raises(UnknownLogEventError, match="as a statement") as caught:
+        table.read("t")
+    assert "log.ignore_statements_on: [d.u]" in caught.value.remedy
+    for statement in ("DELETE FROM t", "UPDATE u, t SET t.v = 'z', u.v = 'z'", "INSERT INTO m VALUES (seven())"):
+        table.execute("REPLACE INTO t VALUES (1, 'a')", "REPLACE INTO u VALUES (7, 'b')")
+        table.forget()
+        table.execute(beats[0], statement)
+        with pytest.raises(UnknownLogEventError, match="as a statement"):
+            list(changes_of(reader, table.range()))
+
+
 @pytest.mark.pitfall(105)
 def test_truncate_by_a_client_without_a_character_set(table: LoggedServer) -> None:
     table.execute("DROP TABLE IF EXISTS `café`", "CREATE TABLE `café` LIKE t", "INSERT INTO `café` VALUES (1, 'a')")

@@ -479,12 +479,12 @@ def test_the_next_split_starts_from_the_newest_anchor(mysql_database: Database) 
         assert reader.counters.replayed_changes == 10
         reader.read(table.split(split_id=2), table.schema, table.anchor)
         assert reader.counters.replayed_changes == 20  # not 30: the first split's log is not read again
-    scope = (table.source.job_uuid, table.source.server.identity)
+    scope = (table.source.job_uuid, 0, table.source.server.identity)
     newest = newest_anchor(scope, table.anchor)
     assert newest.order > first.report.high.order > table.anchor.order
     assert newest.gtids is not None
     assert newest.gtid_set().contains_all(first.report.high.gtid_set())
-    assert newest_anchor(("another job", scope[1]), table.anchor) == table.anchor
+    assert newest_anchor(("another job", 0, scope[2]), table.anchor) == table.anchor
 
 
 def test_a_window_across_log_files_is_replayed(source_database: Database) -> None:

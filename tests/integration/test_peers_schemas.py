@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.support.epochs import Notes, run_epochs
@@ -16,7 +15,7 @@ from tests.support.peer_tables import PeerTables
 from tests.support.postgres_values import array_of, otherwise_selected
 from tests.support.reference_rows import reference_rows
 from tests.support.servers import Database, fresh_database
-from tests.support.sink_state import SinkCase, plain_row
+from tests.support.sink_state import SinkCase, as_numbers, plain_row
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
@@ -185,9 +184,7 @@ class Copy:
         arrays = [
             array_of(column, values) for column, values in zip(schema.captured, zip(*texts, strict=True), strict=True)
         ]
-        numbers = [
-            array.cast(f"int{array.type.bit_width}") if pa.types.is_temporal(array.type) else array for array in arrays
-        ]
+        numbers = [array.cast(as_numbers(array.type)) for array in arrays]
         return Counter(
             repr(plain_row(schema, row)) for row in zip(*(array.to_pylist() for array in numbers), strict=True)
         )

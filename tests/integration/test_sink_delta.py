@@ -1,5 +1,7 @@
 """The Delta sink beyond the contract of all sinks."""
 
+import shutil
+import time
 import uuid
 import zipfile
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.tables import TableName, parse_table_template
 from tidemark.sinks.delta import buckets
+from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.locations import CatalogLake, FolderLake
 from tidemark.sinks.delta.settings import PACKAGE, delta_settings
 from tidemark.sinks.delta.sink import DeltaSink
@@ -142,6 +145,45 @@ def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[
     for schema in tables:
         assert [epoch for _, epoch in transactions_of(sink, schema)] == [1, 2, 3]
         assert len(rows_of_delta(sink, schema)) == 1
+
+
+def test_tables_of_an_epoch_become_visible_one_after_the_other(
+    delta: Callable[..., DeltaSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [replace(ORDERS, table=TableId("shop", f"orders{n}")) for n in range(2)]
+    sink, seen, commit = delta(), [], EpochWriter._commit
+    sink.prepare(JOB, tables)
+
+    def look(writer: EpochWriter, rows: Any, schema: TableSchema, *rest: Any) -> None:
+        if schema == tables[1]:
+            while not transactions_of(sink, tables[0]):
+                time.sleep(0.1)
+            seen.append([len(rows_of_delta(sink, table)) for table in tables])
+        commit(writer, rows, schema, *rest)
+
+    monkeypatch.setattr(EpochWriter, "_commit", look)
+    parts = log_part(1, *((schema, [(INSERT, order(1))]) for schema in tables))
+    write_epochs(sink, JOB, parts, {(schema.table, 1): schema for schema in tables})
+    assert seen == [[1, 0]]
+    assert [len(rows_of_delta(sink, table)) for table in tables] == [1, 1]
+
+
+def test_a_table_whose_files_come_from_a_backup_is_not_noticed(
+    delta: Callable[..., DeltaSink], delta_session: SparkSession, tmp_path: Path
+) -> None:
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    for name in (JOB_FILE, plan_file(1), plan_file(2)):
+        sink.checkpoint.create(name, b"written by the job")
+    write_epochs(sink, JOB, log_part(1, (ORDERS, [(INSERT, order(1))])), SCHEMAS)
+    shutil.copytree(folder_of(sink, ORDERS), tmp_path / "backup")
+    write_epochs(sink, JOB, log_part(2, (ORDERS, [(INSERT, order(2))])), SCHEMAS)
+    shutil.rmtree(folder_of(sink, ORDERS))
+    shutil.copytree(tmp_path / "backup", folder_of(sink, ORDERS))
+    delta_session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    sink.prepare(JOB, [ORDERS], [ORDERS.table])
+    write_epochs(sink, JOB, log_part(3, (ORDERS, [(INSERT, order(3))])), SCHEMAS)
+    assert sorted(rows_of_delta(sink, ORDERS)) == [order(1), order(3)]
 
 
 def test_changelog_keeps_every_change(delta: Callable[..., DeltaSink]) -> None:

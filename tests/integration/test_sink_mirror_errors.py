@@ -134,6 +134,42 @@ def test_connection_lost_at_each_statement(
     assert outcomes == ({"reported", "written"} if streamed else {"written"})
 
 
+class Watching(Breaking):
+    """Looks at the copy after each statement, on another connection."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__(0, after=True)
+        self.look = look
+
+    def _breaking(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(session: Any, *arguments: Any, **options: Any) -> Any:
+            self.taken += 1
+            result = method(session, *arguments, **options)
+            self.look()
+            return result
+
+        return call
+
+
+@STREAMED
+def test_a_reader_never_sees_half_of_an_epoch(copy: SinkCase, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if streamed:
+        monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        found = [copy.rows(table) for table in (ORDERS, ITEMS)]
+        seen.append((sum(row[0] == 77 for row in found[0]), sum(row[0] == 77 for row in found[1])))
+
+    watching = Watching(look)
+    with monkeypatch.context() as patched:
+        watching.install(patched)
+        copy.write(log_part(7, (ORDERS, [(INSERT, order(77))]), (ITEMS, [(INSERT, (77, "pen", 1))])))
+    look()
+    assert watching.taken > 3
+    assert set(seen) == {(0, 0), (1, 1)}
+
+
 def test_server_ends_the_connection_of_a_streaming_writer(copy: SinkCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
     own: list[Session] = []

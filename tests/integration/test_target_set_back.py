@@ -1,4 +1,5 @@
-"""A target or a checkpoint that was set back: the job stops before it writes, and the printed remedies work."""
+"""A target that was set back gets what it lacks. A checkpoint that was stops the job before it writes, and the printed remedies
+work."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase
+from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
+from tidemark.state.failpoints import FailpointError
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90)]
 
@@ -46,6 +49,20 @@ def job(source: Database, target: SinkCase, tmp_path: Path) -> Path:
     return write_job(tmp_path, source=source_of(source), sink=sink, snapshot={"split_rows": 5, "parallelism": 2})
 
 
+def warnings(notes: Notes) -> list[str]:
+    return [facts["text"] for event, facts in notes.found if event == "warning"]
+
+
+def die_at(job: Path, monkeypatch: pytest.MonkeyPatch, point: str, *overrides: str) -> None:
+    armed = job.parent / "armed"
+    armed.mkdir(exist_ok=True)
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    (armed / point).write_text("raise")
+    with pytest.raises(FailpointError):
+        run_epochs(job, *overrides)
+    (armed / point).unlink(missing_ok=True)
+
+
 def assert_complete(target: SinkCase, source: Database, job: Path) -> None:
     """The copy has the last note of each row."""
     expected = dict(source.query("SELECT id, note FROM orders"))
@@ -53,45 +70,127 @@ def assert_complete(target: SinkCase, source: Database, job: Path) -> None:
         files = sorted((job.parent / "out" / f"{source.name}.orders").glob("*.parquet"))
         rows = [row for file in files for row in pq.read_table(file).to_pylist()]
         rows.sort(key=lambda row: (row["_commit_version"], row["_seq"]))
-        assert {row["id"]: row["note"] for row in rows} == expected
+        found: dict[int, str] = {}
+        for row in rows:
+            if row["_change_type"] == "truncate":
+                found.clear()
+            elif row["_change_type"] == "delete":
+                found.pop(row["id"], None)
+            else:
+                found[row["id"]] = row["note"]
+        assert found == expected
     else:
         assert dict(target.place.query(f"SELECT id, note FROM {source.name}_orders")) == expected
 
 
-def test_a_target_from_a_backup_stops_the_job_until_its_newest_state_is_back(
-    job: Path, source: Database, target: SinkCase
-) -> None:
-    """The backup is from the middle of the snapshot, from before a change, or from its end."""
-    run_epochs(job, at_most=1)
-    backups = [target.back_up()]
+def test_a_target_from_a_backup_gets_what_it_lacks_from_the_log(job: Path, source: Database, target: SinkCase) -> None:
+    """Each time with another epoch under way."""
     run_epochs(job)
-    backups.append(target.back_up())
+    backups = [target.back_up()]
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}' WHERE id % 7 = 1", "DELETE FROM orders WHERE id = 39")
+        assert run_epochs(job) == ["stream"]
+        backups.append(target.back_up())
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
+    assert run_epochs(job) == ["stream"]
+    # The first one has no epoch of the log: see the next test.
+    for number, put_back in enumerate(backups[1:]):
+        put_back()
+        notes = Notes()
+        assert set(run_epochs(job, notes=notes)) == {"stream"}
+        assert [text for text in warnings(notes) if "the log is read again from" in text]
+        assert_complete(target, source, job)
+        source.execute(f"UPDATE orders SET note = 'after {number}' WHERE id < 5")
+        assert run_epochs(job) == ["stream"]
+        assert_complete(target, source, job)
+
+
+@pytest.mark.parametrize(
+    "point", ["planner.after_plan", "sink.before_commit", "tables.after_joined", "driver.epoch_committed"]
+)
+def test_a_target_is_set_back_while_an_epoch_is_not_committed(
+    job: Path, source: Database, target: SinkCase, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second' WHERE id % 7 = 1")
+    run_epochs(job)
+    put_back = target.back_up()
+    source.execute("UPDATE orders SET note = 'third' WHERE id % 3 = 1")
+    run_epochs(job)
+    if point != "tables.after_joined":
+        source.execute("DELETE FROM orders WHERE id = 39")
+        die_at(job, monkeypatch, point)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
+    if point == "tables.after_joined":
+        die_at(job, monkeypatch, "planner.before_plan")
+        put_back()
+    for _ in range(2):
+        assert set(run_epochs(job)) == {"stream"}
+        assert_complete(target, source, job)
+        source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2")
+
+
+@pytest.mark.parametrize(
+    "point", ["", "set_back.left", "tables.before_joined", "sink.before_commit", "sink.after_commit"]
+)
+def test_a_target_from_a_backup_of_the_first_load_gets_all_rows_again(
+    job: Path, source: Database, target: SinkCase, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    run_epochs(job, at_most=1)
+    put_back = target.back_up()
+    run_epochs(job)
     for note in ("second", "third"):
         source.execute(f"UPDATE orders SET note = '{note}' WHERE id % 7 = 1")
         assert run_epochs(job) == ["stream"]
-    newest = target.back_up()
-    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
-    for put_back in backups:
-        put_back()
-        with pytest.raises(SinkError, match="The target was set back or exchanged: the checkpoint says") as caught:
-            run_epochs(job)
-        assert caught.value.exit_code == 5
-        assert "Put back the newest state of the target" in caught.value.remedy
-        assert START_OVER in caught.value.remedy
-    newest()
+    put_back()
+    source.execute("DELETE FROM orders WHERE id > 38")
+    with pytest.raises(SinkError, match="The target was set back or exchanged: the checkpoint says") as caught:
+        run_epochs(job)
+    assert caught.value.exit_code == 5
+    assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    assert START_OVER in caught.value.remedy
+    if point:
+        die_at(job, monkeypatch, point, "source.on_log_lost=resnapshot")
+    assert "snapshot" in run_epochs(job, "source.on_log_lost=resnapshot")
+    assert_complete(target, source, job)
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id < 5")
     assert run_epochs(job) == ["stream"]
     assert_complete(target, source, job)
+
+
+def test_a_log_that_is_purged_meanwhile(
+    tmp_path: Path, postgres_source_database: Database, postgres_database: Database
+) -> None:
+    """PostgreSQL's slot keeps nothing that the target had."""
+    source = postgres_source_database
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    sink = {"type": "mirror", "url": postgres_database.url, "table": "copy_{table}"}
+    job = write_job(tmp_path, source=source_of(source, on_log_lost="resnapshot"), sink=sink)
+    target = SinkCase("postgres", None, postgres_database)  # type: ignore[arg-type]
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job)
+    put_back = target.back_up()
+    source.execute("INSERT INTO orders VALUES (2, 'third')")
+    run_epochs(job)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fourth'")
+    for _ in range(2):
+        run_epochs(job)
+        found = postgres_database.query("SELECT id, note FROM copy_orders ORDER BY id")
+        assert found == source.query("SELECT id, note FROM orders ORDER BY id")
+        source.execute("UPDATE orders SET note = 'fifth'")
 
 
 def test_starting_over_after_a_target_was_set_back_copies_everything(
     job: Path, source: Database, target: SinkCase
 ) -> None:
-    run_epochs(job)
+    run_epochs(job, at_most=1)
     put_back = target.back_up()
-    source.execute("UPDATE orders SET note = 'second'")
-    assert run_epochs(job) == ["stream"]
+    run_epochs(job)
     put_back()
-    with pytest.raises(SinkError, match="was set back"):
+    with pytest.raises(SinkError, match="was set back"):  # all rows would have to be read again
         run_epochs(job)
     shutil.rmtree(job.parent / "checkpoint")
     if target.kind == "parquet":

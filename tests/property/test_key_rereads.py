@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.property.model_job import MemoryStore
 from tests.property.model_moves import SCHEMA, Copy, MovingKeys, MovingTable, Splits
-from tidemark.readers.log import key_rereads as split_key_moves
+from tidemark.readers.log import key_rereads
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.projection.projection import ProjectionSettings
 from tidemark.readers.projection.projector import Projector
@@ -98,10 +98,10 @@ def caught_up(chance: random.Random) -> Run:
 @given(chance=st.randoms(use_true_random=False), read_at_once=st.integers(1, 4))
 def test_copy_ends_like_the_source(chance: random.Random, read_at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split_key_moves, "MAX_KEYS_PER_READ", read_at_once)
+        patch.setattr(key_rereads, "MAX_KEYS_PER_READ", read_at_once)
         run = caught_up(chance)
     assert run.copy.rows == run.table.rows
 
 
-def test_the_model_has_half_moves() -> None:
+def test_the_model_has_split_key_moves() -> None:
     assert sum(caught_up(random.Random(seed)).reread_rows > 2 for seed in range(30)) > 8

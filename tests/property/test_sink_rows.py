@@ -223,6 +223,24 @@ def test_fields_are_woven_in_order(rows: list[tuple[str | None, bytes | None, in
     assert [int(end) for end in interleaved.ends] == [sum(map(len, expected[: i + 1])) for i in range(len(rows))]
 
 
+@given(
+    listed(st.lists(st.none() | TEXTS, max_size=3)),
+    listed(st.lists(st.none() | st.booleans(), max_size=3)),
+    listed(st.lists(st.none() | st.dates(), max_size=3)),
+    listed(st.lists(st.none() | st.binary(max_size=4), max_size=3)),
+)
+def test_json_of_lists(texts: Any, truths: Any, days: Any, blobs: Any) -> None:
+    def written(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return python_base64.b64encode(value).decode()
+        return value.isoformat() if isinstance(value, date) else value
+
+    for kind, values in ((pa.string(), texts), (pa.bool_(), truths), (pa.date32(), days), (pa.binary(), blobs)):
+        batch = pa.RecordBatch.from_arrays([cut(values, pa.list_(kind))], names=["c"])
+        found = [json.loads(line)["c"] for line in bytes(json_rows(batch).data).decode().splitlines()]
+        assert found == [None if value is None else [written(element) for element in value] for value in values]
+
+
 @given(listed(st.floats()), listed(st.lists(st.floats(width=32), max_size=3)), listed(st.booleans()))
 def test_json_of_floats_vectors_and_truth_values(
     floats: list[float | None], vectors: list[list[float] | None], truths: list[bool | None]

@@ -47,10 +47,13 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
     with open_job(job, kept, standby=True) as opened:
         phases: list[str] = []
         while True:
-            context = RunContext(job, opened.held.server, opened.held.state)
+            context = RunContext(opened.job, opened.held.server, opened.held.state)
             engine = LocalEngine(context, opened.writing, SparkSessions(job, told))
             engine.phases = phases
-            loop = EpochLoop(context, opened.writing, engine, RunSummary(), told, interval_seconds=None)
+            steering = opened.held.steering
+            loop = EpochLoop(
+                context, opened.writing, engine, RunSummary(), told, interval_seconds=None, steering=steering
+            )
             try:
                 loop.run(max_epochs=1 if opened.finishes else at_most)
             except TidemarkError as error:

@@ -1,12 +1,15 @@
 """Values of a PostgreSQL table's columns as arrays, by another way than Tidemark's: the server's text, and Python."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from tidemark.state.table import Column, arrow_type_of
+from tidemark.state.table import Column, arrow_type_of, element_of, is_list
 
 EDGE_VALUES: dict[str, list[str]] = {
     "bool": ["true", "false"],
@@ -102,6 +105,10 @@ MAKE_TYPES = [
 def otherwise_selected(column: Column) -> str:
     """The texts that psycopg2 gives, for `array_of`."""
     name = '"{}"'.format(column.name.replace('"', '""'))
+    if is_list(column.arrow_type):
+        element = otherwise_selected(replace(column, name="element", arrow_type=element_of(column.arrow_type)))
+        texts = f"SELECT json_agg({element} ORDER BY place) FROM unnest({name}) WITH ORDINALITY AS e (element, place)"
+        return f"CASE WHEN {name} IS NOT NULL THEN coalesce(({texts}), '[]')::text END"
     if column.arrow_type == "date32":
         return f"({name} - date '1970-01-01')::text"
     if column.arrow_type.startswith("timestamp"):
@@ -115,6 +122,12 @@ def otherwise_selected(column: Column) -> str:
 
 def array_of(column: Column, texts: Sequence[str | None]) -> pa.Array:
     arrow = arrow_type_of(column.arrow_type)
+    if is_list(column.arrow_type):
+        rows = [None if text is None else json.loads(text) for text in texts]
+        element = replace(column, arrow_type=element_of(column.arrow_type))
+        ends = np.cumsum([0, *(len(row or []) for row in rows)])
+        offsets = pa.array([*ends[:-1], ends[-1]], pa.int32(), mask=np.array([*(row is None for row in rows), False]))
+        return pa.ListArray.from_arrays(offsets, array_of(element, [text for row in rows for text in row or []]))
     if pa.types.is_temporal(arrow):
         whole = pa.int32() if pa.types.is_date32(arrow) else pa.int64()
         return pa.array([None if text is None else int(text) for text in texts], whole).cast(arrow)

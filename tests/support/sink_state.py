@@ -49,22 +49,34 @@ DELTA = "delta"
 
 def plain(value: Any, column: Column) -> Any:
     """Returns the plain value for one from pyarrow, a driver or a test."""
-    kind = arrow_type_of(column.arrow_type)
+    if _is_time(column) and isinstance(value, str):
+        return _microseconds(value)
+    return _plain(value, arrow_type_of(column.arrow_type))
+
+
+def as_numbers(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with numbers in place of dates and times: Python's dates begin in year 1, ours do not."""
+    if pa.types.is_list(kind):
+        return pa.list_(as_numbers(kind.value_type))
+    if pa.types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    return kind
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_date(kind):
         return value if isinstance(value, int) else int(np.datetime64(_iso(value), "D").astype(np.int64))
     if pa.types.is_timestamp(kind):
         return value if isinstance(value, int) else int(np.datetime64(_iso(value), "us").astype(np.int64))
-    if _is_time(column) and isinstance(value, str):
-        return _microseconds(value)
     if pa.types.is_decimal(kind):
         return Decimal(value).quantize(Decimal(1).scaleb(-kind.scale), context=Context(prec=60))
     if pa.types.is_floating(kind):
         return float(np.float32(value)) if kind.bit_width == 32 else float(value)
     if pa.types.is_list(kind):
-        floats = np.frombuffer(bytes.fromhex(value), "<f4") if isinstance(value, str) else value
-        return tuple(float(np.float32(v)) for v in floats)
+        elements = np.frombuffer(bytes.fromhex(value), "<f4") if isinstance(value, str) else value
+        return tuple(_plain(element, kind.value_type) for element in elements)
     if pa.types.is_binary(kind):
         return bytes(value)
     return value
@@ -179,10 +191,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     table = pq.ParquetFile(path).read()
     columns = []
     for name, values in zip(table.column_names, table.columns, strict=True):
-        # Python's dates begin in year 1, ours do not.
-        if pa.types.is_temporal(values.type) and not name.startswith("_"):
-            values = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
-        columns.append(values)
+        columns.append(values if name.startswith("_") else values.cast(as_numbers(values.type)))
     return pa.Table.from_arrays(columns, names=table.column_names).to_pylist()
 
 

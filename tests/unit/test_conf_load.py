@@ -189,10 +189,24 @@ def test_a_postgres_job_may_start_at_an_lsn(tmp_path: Path) -> None:
         ([POSTGRES, "source.server_ids=1-9"], "source.server_ids: is for MySQL and MariaDB sources only"),
         ([POSTGRES, "source.zero_dates=error"], "source.zero_dates: is for MySQL and MariaDB sources only"),
         (
+            [POSTGRES, "snapshot.max_replica_lag_seconds=30"],
+            "snapshot.max_replica_lag_seconds: is for MySQL and MariaDB sources only",
+        ),
+        (
             [POSTGRES, "mode=incremental", "log.start={gtid: 0-1-1}"],
             "log.start: is for MySQL and MariaDB sources only",
         ),
         (["mode=incremental", "log.start={lsn: 0/1}"], "log.start: is for PostgreSQL sources only"),
+        (
+            [POSTGRES, "log.ignore_statements_on=[ops.beat]"],
+            "log.ignore_statements_on: is for MySQL and MariaDB sources only",
+        ),
+        (["log.ignore_statements_on=[shop.beat]"], "log.ignore_statements_on: has shop.beat, which is copied"),
+        (['log.ignore_statements_on=["ops.*"]'], "log.ignore_statements_on"),
+        (
+            ["source.columns={shop.t: {as_text: [a]}}"],
+            'source.columns."shop.t".as_text: is for arrays of PostgreSQL: no other source has any',
+        ),
         (
             [POSTGRES, "source.tables=[public.*]", "sink={type: mirror, url: 'postgresql://u:p@db/shop'}"],
             "sink.table: would write public.x to public.public_x on the same server",

@@ -30,7 +30,7 @@ from tidemark.state.key_statistics import IntegerKey, KeyStatistics
 from tidemark.state.log_extent import BinlogExtent, LogFile
 from tidemark.state.log_range import LogReport, PreparedXa
 from tidemark.state.phase import NEXT, Phase, move
-from tidemark.state.plan import EnumeratorState, LogWork, Plan, SnapshotWork, TableState, Walking
+from tidemark.state.plan import EnumeratorState, LogWork, Plan, Releasing, SnapshotWork, TableState, Walking
 from tidemark.state.position import BinlogPosition, Position
 from tidemark.state.split import Bound, KeyRange, Report
 from tidemark.state.table import TableId, TableSchema
@@ -488,6 +488,25 @@ def test_splits_wait_while_the_log_is_read_where_they_take_turns() -> None:
         assert (found, waiting.phase) == (kinds, Phase.SNAPSHOT)
     plan, _ = planned(state, settings=replace(settings, interleave=False))
     assert isinstance(plan.work, SnapshotWork)
+
+
+class OnePagedTable(EvenTables):
+    def release_snapshot(self, table: TableId) -> None:
+        pass
+
+
+def test_a_table_without_a_key_that_is_being_read_does_not_wait() -> None:
+    """Its chunks see one snapshot, which the source must keep, and the log is not read meanwhile."""
+    state = first_state(job("n1000", "n900", keyless=["n40"]), INTERLEAVED)
+    tables = tuple(replace(t, cursor=Releasing(7, 0, 20, 10)) if not t.columns else t for t in state.tables)
+    waiting = Observation(BinlogExtent(FILES), splits_wait=True)
+    plan, state = plan_epoch(replace(state, tables=tables), waiting, OnePagedTable(), INTERLEAVED)
+    assert plan is not None
+    assert isinstance(plan.work, SnapshotWork)
+    assert {split.table.name for task in plan.work.tasks for split in task} == {"n40"}
+    plan, _ = plan_epoch(absorb(state, splits_read(plan), INTERLEAVED), waiting, EvenTables(), INTERLEAVED)
+    assert plan is not None
+    assert isinstance(plan.work, LogWork)
 
 
 def test_tables_join_a_job_without_a_snapshot_by_the_log_alone() -> None:

@@ -49,7 +49,7 @@ def moved(old: int, new: int) -> list[Change]:
     return [(DELETE, note(old, None)), (INSERT, note(new))]
 
 
-def test_half_moves_are_inserts_that_lack_values_and_the_delete_before_them() -> None:
+def test_split_key_moves_are_inserts_that_lack_values_and_the_delete_before_them() -> None:
     batch = rows(NOTES, [*moved(1, 2), *moved(2, 3), (UPDATE, note(3)), (INSERT, note(4, "whole")), *moved(5, 6)])
     kept = np.array([False, True, True, True, True, True, False, False])
     assert split_key_moves(batch, kept).tolist() == [1]

@@ -23,6 +23,7 @@ NEEDS_A_PERSON = {
     3: "the source is not usable",
     4: "the source's log no longer has the job's position",
     9: "tables are parked, all others are up to date",
+    10: "a signal has paused the job",
 }
 """Exit codes that a retry can't change. After all others Airflow retries, which is safe. 6: the job is already running. 7: the
 source is out of reach. After 1, 5, 130 and a kill the job continues where it was."""

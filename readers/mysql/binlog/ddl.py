@@ -10,17 +10,35 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tidemark.readers.mysql.binlog.sql_tokens import NotSqlError, Token, TokenKind, tokens
-from tidemark.state.table import TableId
+from tidemark.readers.mysql.schema.constants import Literal, implicit_constant, literal_constant
+from tidemark.state.table import Column, TableId
 
 
 @dataclass(frozen=True, slots=True)
 class AddedColumn:
     """A column of ADD COLUMN. `is_null`: it is NULL in all rows that the table had, unless the server makes it NOT NULL by
-    itself (TIMESTAMP). `if_absent`: IF NOT EXISTS (MariaDB)."""
+    itself (TIMESTAMP). `if_absent`: IF NOT EXISTS (MariaDB). `default`: the literal that it is in these rows. `is_implicit`: it
+    is NOT NULL without a default, so its type decides what it is in them."""
 
     name: str
     is_null: bool
     if_absent: bool = False
+    default: Literal | None = None
+    is_implicit: bool = False
+
+    def constant(self, column: Column) -> str | None:
+        """Returns `Column.constant` of the job's column of that name. None if that is not certain."""
+        if self.default is not None:
+            return literal_constant(column, self.default)
+        return implicit_constant(column) if self.is_implicit else None
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedColumn:
+    """A column of DROP COLUMN. `if_present`: IF EXISTS (MariaDB)."""
+
+    name: str
+    if_present: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +48,10 @@ class Statement:
     `changed`: tables whose columns, keys, names or rows change. `truncated`: the one of them that only lost all its rows.
     `lost_index`: tables that may have lost a unique key. `dropped_databases`: all their tables are changed. `writes`: the
     statement changes rows, possibly of tables that it does not name (triggers, functions). `target`: the only table whose
-    rows it changes, apart from triggers and foreign keys; None if this is unknown. `cascades`: tables that get a foreign key
-    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `extended`: the table that gets the columns
-    `added`.
+    rows it changes, apart from triggers and foreign keys; None if this is unknown. `written`: the only table that it names to
+    be written, also if stored functions that it calls may write others. `cascades`: tables that get a foreign key
+    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `altered`: the table that gets the columns
+    `added` and loses `dropped`.
     """
 
     what: str
@@ -41,11 +60,13 @@ class Statement:
     dropped_databases: frozenset[str] = frozenset()
     writes: bool = False
     target: TableId | None = None
+    written: TableId | None = None
     unknown: bool = False
     truncated: TableId | None = None
     cascades: frozenset[TableId] = frozenset()
-    extended: TableId | None = None
+    altered: TableId | None = None
     added: tuple[AddedColumn, ...] = ()
+    dropped: tuple[DroppedColumn, ...] = ()
 
 
 def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
@@ -172,7 +193,9 @@ class _Parser:
         keyword = first.text.upper() if first.kind is TokenKind.WORD else ""
         self.at += 1
         if keyword in _WRITES:
-            return Statement(keyword, writes=True, target=self._target(keyword))
+            written = self._written(keyword)
+            is_known = written is not None and self.is_whole and not self._may_call_functions()
+            return Statement(keyword, writes=True, target=written if is_known else None, written=written)
         match keyword:
             case "CREATE":
                 return self._create()
@@ -192,10 +215,9 @@ class _Parser:
                 return Statement(keyword)
         return Statement("an unknown statement", unknown=True)
 
-    def _target(self, keyword: str) -> TableId | None:
-        """The only table whose rows INSERT, REPLACE, UPDATE or DELETE changes itself. None if it names several tables, or may
-        call a stored function, which can change any table."""
-        if not self.is_whole or keyword not in {"INSERT", "REPLACE", "UPDATE", "DELETE"}:
+    def _written(self, keyword: str) -> TableId | None:
+        """The only table that INSERT, REPLACE, UPDATE or DELETE names to be written. None if it names several."""
+        if keyword not in {"INSERT", "REPLACE", "UPDATE", "DELETE"}:
             return None
         while self.word("LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE"):
             pass
@@ -211,11 +233,11 @@ class _Parser:
             return None
         if keyword == "DELETE" and not (self.peek() is _END or self.peek().is_word("WHERE", "ORDER", "LIMIT")):
             return None
-        return None if self._may_call_functions() else table
+        return table
 
     def _may_call_functions(self) -> bool:
-        """True if the rest of the statement may call a stored function. A parenthesis directly after the table's name begins
-        its column list."""
+        """True if the rest of the statement may call a stored function, which can change any table. A parenthesis directly
+        after the table's name begins its column list."""
         for i in range(self.at, len(self.rest)):
             if self.rest[i].is_word(*_READS):
                 return True
@@ -246,7 +268,7 @@ class _Parser:
             if replaces:
                 return Statement("CREATE OR REPLACE TABLE", frozenset([table]))
             if self._selects():
-                return Statement("CREATE TABLE … SELECT", writes=True)
+                return Statement("CREATE TABLE … SELECT", writes=True, written=table)
             return Statement("CREATE TABLE")
         if self._is_index():
             return self._replace_index() if replaces else Statement("CREATE INDEX")
@@ -355,6 +377,7 @@ class _Parser:
 
 _END = Token(TokenKind.SYMBOL, "")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_QUOTING = re.compile(r"""['"\\]""")
 
 
 _TABLE_OPTIONS = frozenset(
@@ -374,9 +397,11 @@ _NO_COLUMN = frozenset(
         "UNIQUE", "VECTOR",
     }
 )  # fmt: skip
-"""Words after ADD that may begin something else than a column."""
-_NOT_NULL = frozenset({"AS", "AUTO_INCREMENT", "GENERATED", "KEY", "NOT", "ON", "PRIMARY", "SERIAL", "WITH", "WITHOUT"})
-"""Words in a column's definition with which it may have values in the rows that the table has."""
+"""Words after ADD or DROP that may begin something else than a column."""
+_MADE = frozenset({"AS", "AUTO_INCREMENT", "GENERATED", "KEY", "ON", "PRIMARY", "SERIAL", "WITH", "WITHOUT"})
+"""Words in a column's definition with which it may have any values in the rows that the table has."""
+_AFTER_DEFAULT = frozenset({"AFTER", "COMMENT", "FIRST", "INVISIBLE", "NOT", "NULL", "VISIBLE"})
+"""Words that may follow a literal default and are no part of an expression."""
 _SWITCHES = frozenset({"FORCE", "SECONDARY_LOAD", "SECONDARY_UNLOAD"})
 """Options without a value."""
 _PARTITION_VERBS = frozenset({"ANALYZE", "CHECK", "COALESCE", "OPTIMIZE", "REBUILD", "REORGANIZE", "REPAIR"})
@@ -390,6 +415,8 @@ class _AlterTable:
     table: TableId
     changed: set[TableId] = field(default_factory=set)
     added: list[AddedColumn] = field(default_factory=list)
+    dropped: list[DroppedColumn] = field(default_factory=list)
+    with_default: set[str] = field(default_factory=set)
     lost_index: bool = False
     cascades: bool = False
     reason: str = ""
@@ -400,12 +427,21 @@ class _AlterTable:
                 self.changed.add(self.table)
                 self.reason = self.reason or " of its columns, keys or rows"
             self._skip_part()
-        what = f"ALTER TABLE{self.reason or (' ADD COLUMN' if self.added else '')}"
+        added = {column.name.lower() for column in self.added}
+        if added & (self.with_default | {column.name.lower() for column in self.dropped}):
+            self.changed.add(self.table)
+        columns = " ADD COLUMN" if self.added else " DROP COLUMN" if self.dropped else ""
+        what = f"ALTER TABLE{self.reason or columns}"
         lost = frozenset([self.table]) if self.lost_index else frozenset()
         cascades = frozenset([self.table]) if self.cascades else frozenset()
-        extended = self.table if self.added else None
         return Statement(
-            what, frozenset(self.changed), lost, cascades=cascades, extended=extended, added=tuple(self.added)
+            what,
+            frozenset(self.changed),
+            lost,
+            cascades=cascades,
+            altered=self.table if self.added or self.dropped else None,
+            added=tuple(self.added),
+            dropped=tuple(self.dropped),
         )
 
     def _skip_part(self) -> None:
@@ -524,7 +560,8 @@ class _AlterTable:
     def _column(self, *, if_absent: bool) -> bool:
         """Takes a column's name and definition, up to the comma or parenthesis after it."""
         p = self.parser
-        name, is_null, depth = p.peek(), True, 0
+        name, depth, defaults = p.peek(), 0, list[Literal | None]()
+        is_not_null = is_made = False
         if not name.is_name or name.is_word(*_NO_COLUMN):
             return False
         p.at += 1
@@ -533,10 +570,41 @@ class _AlterTable:
             depth += token.is_symbol("(") - token.is_symbol(")")
             if token.is_word("REFERENCES"):
                 return False
-            if token.is_word(*_NOT_NULL) or (token.is_word("DEFAULT") and not p.peek().is_word("NULL")):
-                is_null = False
-        self.added.append(AddedColumn(name.text, is_null, if_absent))
+            is_not_null = is_not_null or token.is_word("NOT")
+            is_other_not = token.is_word("NOT") and (depth > 0 or not p.peek().is_word("NULL"))
+            is_made = is_made or is_other_not or token.is_word(*_MADE)
+            if token.is_word("DEFAULT") and not p.peek().is_word("NULL"):
+                defaults.append(self._literal())
+        is_null = not (is_not_null or is_made or defaults)
+        default = defaults[0] if len(defaults) == 1 and not is_made else None
+        is_implicit = is_not_null and not (is_made or defaults)
+        self.added.append(AddedColumn(name.text, is_null, if_absent, default, is_implicit))
         return True
+
+    def _literal(self) -> Literal | None:
+        """Returns the literal that comes next and is the whole default, without taking it. None if anything else comes."""
+        p, at = self.parser, 0
+        sign = p.peek().text if p.peek().is_symbol("-") or p.peek().is_symbol("+") else ""
+        at += len(sign)
+        token = p.peek(at)
+        at += 1
+        if token.kind is TokenKind.TEXT and not sign:
+            literal = None if _QUOTING.search(token.text) else Literal(token.text, is_text=True)
+        elif token.is_word("TRUE", "FALSE") and not sign:
+            literal = Literal("1" if token.is_word("TRUE") else "0", is_text=False)
+        elif token.kind is TokenKind.WORD and token.text.isdecimal():
+            literal = Literal(sign + token.text, is_text=False)
+            if p.peek(at).is_symbol("."):
+                fraction = p.peek(at + 1)
+                literal = Literal(f"{sign}{token.text}.{fraction.text}", is_text=False)
+                at += 2
+                if fraction.kind is not TokenKind.WORD or not fraction.text.isdecimal():
+                    return None
+        else:
+            return None
+        after = p.peek(at)
+        ends = after is _END or after.is_symbol(",") or after.is_symbol(")") or after.is_word(*_AFTER_DEFAULT)
+        return literal if ends else None
 
     def _drop(self) -> bool:
         p = self.parser
@@ -548,7 +616,15 @@ class _AlterTable:
             return p.peek().text.upper() != "PRIMARY"
         if p.peek().is_word("PARTITION"):
             self.reason = " DROP PARTITION"
-        return False
+        is_column = p.word("COLUMN")
+        if_present = p.words("IF", "EXISTS")
+        name = p.peek()
+        if not name.is_name or (not is_column and name.is_word(*_NO_COLUMN)):
+            return False
+        p.at += 1
+        p.word("RESTRICT", "CASCADE")
+        self.dropped.append(DroppedColumn(name.text, if_present))
+        return p.peek() is _END or p.peek().is_symbol(",")
 
     def _alter_part(self) -> bool:
         p = self.parser
@@ -556,6 +632,7 @@ class _AlterTable:
             return True
         p.word("COLUMN")
         p.words("IF", "EXISTS")
+        self.with_default.add(p.peek().text.lower())
         p.at += 1
         return p.words("DROP", "DEFAULT") or (p.word("SET") and p.word("DEFAULT", "VISIBLE", "INVISIBLE"))
 

@@ -2,14 +2,14 @@
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Group
 from tidemark.readers.mysql.binlog.connection import different_log
-from tidemark.readers.mysql.binlog.ddl import AddedColumn, Statement, classify
+from tidemark.readers.mysql.binlog.ddl import AddedColumn, DroppedColumn, Statement, classify
 from tidemark.readers.mysql.binlog.events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
@@ -317,7 +317,7 @@ class EventHandler:
     def _load(self, event: Event) -> None:
         """Refuses LOAD DATA of a session with binlog_format=STATEMENT."""
         if self.log.wanted and not self.log.state[w.TX_SKIP]:
-            raise self._not_rows("LOAD DATA")
+            raise self._not_rows(Statement("LOAD DATA"))
 
     # Statements
 
@@ -357,8 +357,8 @@ class EventHandler:
                 f"{log.position}: the log has {meaning.what}, and Tidemark can't tell whether it changes captured tables.",
                 START_OVER_NOW,
             )
-        if meaning.writes and self._may_touch(found, meaning.target):
-            raise self._not_rows(meaning.what, meaning.target)
+        if meaning.writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
+            raise self._not_rows(meaning)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
             return self._named(meaning.truncated)
         changed = self._wanted(meaning) or self._lacking(meaning)
@@ -383,13 +383,16 @@ class EventHandler:
         return []
 
     def _lacking(self, meaning: Statement) -> list[TableId]:
-        """Returns the wanted tables that get a column of which the job does not know that it is NULL in all earlier rows."""
-        named = [] if meaning.extended is None else self._named(meaning.extended)
-        return [table for table in named if self.log.options.replay or not self._knows(table, meaning.added)]
+        """Returns the wanted tables that get a column of which the job does not know what it is in all earlier rows, or lose a
+        column that it still copies."""
+        named = [] if meaning.altered is None else self._named(meaning.altered)
+        return [table for table in named if self.log.options.replay or not self._knows(table, meaning)]
 
-    def _knows(self, table: TableId, added: Iterable[AddedColumn]) -> bool:
+    def _knows(self, table: TableId, meaning: Statement) -> bool:
         columns = {column.name.lower(): column for column in self.log.wanted[table].columns}
-        return all(_is_followed(columns.get(new.name.lower()), new) for new in added)
+        return all(_is_followed(columns.get(new.name.lower()), new) for new in meaning.added) and all(
+            _is_gone(columns.get(old.name.lower()), old) for old in meaning.dropped
+        )
 
     def _check_key(self, table: TableId) -> None:
         """Raises SchemaChangedError unless the job's key of a table that lost an index is its primary key. The key may not be
@@ -423,6 +426,13 @@ class EventHandler:
     def _fold(self, name: str) -> str:
         return name.lower() if self.log.source.lower_case_names else name
 
+    def _is_ignored(self, written: TableId | None) -> bool:
+        """True for a table that the job file lets statements write. Never for a captured one."""
+        if written is None or self._named(written):
+            return False
+        name = (self._fold(written.database), self._fold(written.name))
+        return any(name == (self._fold(t.database), self._fold(t.name)) for t in self.log.options.ignored_targets)
+
     def _may_touch(self, found: Query, target: TableId | None) -> bool:
         """True unless the statement certainly changes no captured table. MySQL lists the databases that it changes. `target`:
         the only table that it changes, apart from triggers and foreign keys."""
@@ -437,15 +447,21 @@ class EventHandler:
             self._isolated[target] = self.log.source.is_isolated(target)
         return not self._isolated[target]
 
-    def _not_rows(self, what: str, target: TableId | None = None) -> UnknownLogEventError:
+    def _not_rows(self, meaning: Statement) -> UnknownLogEventError:
         remedy = f"SET GLOBAL binlog_format=ROW on the source, let applications reconnect, then {START_OVER}."
+        target, written = meaning.target, meaning.written
+        if written is not None and not self._named(written):
+            remedy = (
+                "If no trigger, foreign key or function lets it change captured tables: log.ignore_statements_on: "
+                f"[{written}]. Else: {remedy}"
+            )
         if target is not None and not self._named(target):
             remedy = (
                 f"GRANT TRIGGER ON {target} TO <account> and start the job again: it continues if the table has no triggers "
-                f"and no foreign keys refer to it. Else: {remedy}"
+                f"and no foreign keys refer to it. {remedy}"
             )
         return UnknownLogEventError(
-            f"{self.log.position}: the log has {what} as a statement, not as rows, and it may change captured tables.",
+            f"{self.log.position}: the log has {meaning.what} as a statement, not as rows, and it may change captured tables.",
             remedy,
         )
 
@@ -514,12 +530,21 @@ class EventHandler:
             )
 
 
+def _is_gone(known: Column | None, old: DroppedColumn) -> bool:
+    """True if the job does without the column."""
+    return old.if_present if known is None else known.dropped
+
+
 def _is_followed(known: Column | None, new: AddedColumn) -> bool:
     """True if the job's column is right in all rows after the statement. A column that the table had before is not changed by
-    IF NOT EXISTS."""
+    IF NOT EXISTS. A name that comes back after a column was dropped is another column's."""
+    if known is not None and known.dropped:
+        return False
     if known is None or not known.added:
         return known is not None and new.if_absent
-    return new.is_null or not known.captured
+    if not known.captured:
+        return True
+    return new.is_null if known.constant is None else known.constant == new.constant(known)
 
 
 _UNREADABLE = Statement("a statement that is not valid in its character set", unknown=True)

@@ -1,7 +1,8 @@
 """Finds positions in the log: its end, an anchor (a position with exactly the GTIDs before it), and `log.start`."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from tidemark.conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
@@ -10,13 +11,15 @@ from tidemark.readers.mysql.binlog.connection import LogSource, file_begun
 from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
-from tidemark.readers.mysql.binlog.rows import gtids_of
+from tidemark.readers.mysql.binlog.rows import gtids_of, states_of
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.server import ServerInfo, binary_logs, read_log_status
 from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet, Source
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId, TableSchema
 
 _CLOCK_MARGIN_SECONDS = 60
 """A transaction's time may be a little earlier than its file's creation."""
@@ -40,16 +43,32 @@ class LogPositions:
 
     @property
     def has_gtids(self) -> bool:
-        """True if positions carry GTID sets."""
+        """True if positions carry MySQL's GTID sets."""
         return self.server.flavour == "mysql" and self.server.gtid_mode == "ON"
 
-    def find_anchor(self) -> BinlogPosition:
-        """The end of the log, with the exact set of GTIDs if the server has them.
+    @property
+    def has_state(self) -> bool:
+        """True if positions carry the state of MariaDB's log."""
+        return self.server.flavour == "mariadb"
 
-        Reads the current file from its start: its first event has the GTIDs of all files before.
+    def find_anchor(self) -> BinlogPosition:
+        """The end of the log, with the exact set of GTIDs if the server has them (MariaDB: the state of its log).
+
+        Reads the current file from its start: its first event has the GTIDs of all files before. On MariaDB files without
+        transactions don't tell the time of the last one, and those before them do.
         """
         end = log_end(self.connection, self.server)
-        return self._read_to(end) if self.has_gtids else end
+        if not self.has_gtids and not self.has_state:
+            return end
+        found = self._read_to(end)
+        if not self.has_state or found.last_at is not None:
+            return found
+        files = self._files()
+        for file in reversed(files[: files.index(end.file)]):
+            last_at = self._scan(self._start_of(file), self._start_of(end.file)).finish().last_at
+            if last_at is not None:
+                return replace(found, last_at=last_at)
+        return found
 
     def resolve(self, start: LogStart) -> BinlogPosition:
         """The position of `log.start`, with GTIDs if the server has them.
@@ -75,6 +94,79 @@ class LogPositions:
                     "log.start names an LSN, which is for PostgreSQL sources only.", "Correct log.start."
                 )
 
+    # Another server
+
+    def same_place(self, position: BinlogPosition, schemas: Mapping[TableId, TableSchema]) -> BinlogPosition:
+        """The position after the last transaction that another server's log has up to `position`. This server must have all of
+        them, and before the position no others that changed the tables. Raises LogPositionLostError, with the reason."""
+        wanted = self.known_gtids(position)
+        if wanted is None:
+            raise LogPositionLostError(
+                "Only GTIDs can tell where its log has what the job has read, and there are none.", START_OVER_NOW
+            )
+        missing = wanted.minus(self.executed())
+        if missing.intervals:
+            raise LogPositionLostError(
+                f"It lacks transactions that the job has read: {self._text(missing)}. Only the other server had them.",
+                START_OVER_NOW,
+            )
+        files = self._files()
+        unlogged = self._unlogged()
+        before = [self._gtids_before(file) for file in files]
+        unknown = before[0].union(unlogged).minus(wanted)
+        wanted = wanted.minus(unlogged)
+        if unknown.intervals or (self.has_state and not wanted.minus(before[0]).intervals):
+            raise LogPositionLostError(
+                f"Its log starts with {files[0]}, after transactions that the job "
+                f"{f'has not read: {self._text(unknown)}' if unknown.intervals else 'has read'}.",
+                START_OVER_NOW,
+            )
+        last = max((i for i, gtids in enumerate(before) if wanted.minus(gtids).intervals), default=0)
+        for i in range(last):
+            # The transactions of a file are those before the next one.
+            if before[i + 1].minus(before[i]).minus(wanted).intervals:
+                self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
+        start = self._start_of(files[last])
+        place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
+        if self.has_state and (position.last_at is None or place.last_at != position.last_at):
+            raise LogPositionLostError(
+                "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
+                START_OVER_NOW,
+            )
+        self._require_none_of(start, place, wanted, schemas)
+        return place
+
+    def known_gtids(self, position: BinlogPosition) -> GtidSet | None:
+        """The transactions up to the position, None if it does not tell."""
+        if self.has_state:
+            return None if position.gtid_state is None else GtidSet.parse_state(position.gtid_state)
+        if not self.has_gtids or position.gtids is None:
+            return None
+        return position.gtid_set().union(GtidSet.parse(position.unlogged or ""))
+
+    def executed(self) -> GtidSet:
+        """All transactions of the server."""
+        if not self.has_state:
+            return self._gtid_variable("gtid_executed")
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT @@GLOBAL.gtid_binlog_state")
+            row = cursor.fetchone()
+        return GtidSet.parse_state("" if row is None else str(row[0]))
+
+    def _text(self, gtids: GtidSet) -> str:
+        return gtids.state() if self.has_state else str(gtids)
+
+    def _require_none_of(
+        self, start: BinlogPosition, stop: BinlogPosition, known: GtidSet, schemas: Mapping[TableId, TableSchema]
+    ) -> None:
+        """Raises LogPositionLostError if a transaction of the range that is not `known` changed the tables."""
+        reader = LogReader(self.source, schemas)
+        try:
+            for batch in reader.read(LogRange(start, stop), skip=known):
+                raise _foreign_transaction(str(batch.table), start)
+        except SourceNotUsableError as error:  # such as an ALTER TABLE
+            raise _foreign_transaction(error.message, start) from error
+
     # Files
 
     def _files(self) -> list[str]:
@@ -84,9 +176,24 @@ class LogPositions:
         return files
 
     def _start_of(self, file: str) -> BinlogPosition:
-        return BinlogPosition(file, FILE_START, str(self._gtids_before(file)) if self.has_gtids else None)
+        position = BinlogPosition(file, FILE_START)
+        if self.has_state:
+            return replace(position, gtid_state=self._gtids_before(file).state())
+        if not self.has_gtids:
+            return position
+        return replace(position, gtids=str(self._gtids_before(file)), unlogged=str(self._unlogged()) or None)
+
+    def _unlogged(self) -> GtidSet:
+        """BinlogPosition.unlogged. A replica that does not log what it replicates has others, too, and nobody knows their
+        places: none are returned for it."""
+        if not self.has_gtids or not self.server.log_replica_updates:
+            return GtidSet()
+        purged = self._gtid_variable("gtid_purged")  # first, because files may be purged meanwhile
+        return purged.minus(self._gtids_before(self._files()[0]))
 
     def _gtids_before(self, file: str) -> GtidSet:
+        if self.has_state:
+            return GtidSet.parse_state(self._first_event(file, "Gtid_list") or "")
         return GtidSet.parse(self._first_event(file, "Previous_gtids") or "")
 
     def _first_event(self, file: str, kind: str) -> str | None:
@@ -139,7 +246,7 @@ class LogPositions:
         start = self._last_file(lambda file: wanted.contains_all(self._gtids_before(file)))
         scan = self._scan(self._start_of(start), log_end(self.connection, self.server))
         found = scan.find(lambda transaction: not wanted.contains(transaction.source, transaction.number))
-        if not found.gtid_set().contains_all(wanted):
+        if not found.gtid_set().contains_all(wanted.minus(self._unlogged())):
             raise JobFileError(
                 f"log.start: before {found} the log has {found.gtids}; some of {wanted} come after other transactions.",
                 "Give a set that was @@gtid_executed while nothing was being committed, or file and pos.",
@@ -213,6 +320,14 @@ class LogPositions:
         return file_begun(self.source, file) * 1_000_000
 
 
+def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"After {start} its log has transactions between those that the job has read, and the job has not read them. They "
+        f"change the job's tables: {what}",
+        START_OVER_NOW,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Transaction:
     source: Source
@@ -236,20 +351,53 @@ class _Scan:
 
     def find(self, matches: Callable[[_Transaction], bool]) -> BinlogPosition:
         """The boundary before the first transaction that matches; the end of the range if none does."""
-        gtids = None if self.start.gtids is None else self.start.gtid_set()
+        before, last_at = self._before(), self.start.last_at
         for flush in self._flushes():
             for i, line in enumerate(flush.transactions.tolist()):
                 source = flush.sources[line[w.TX_SOURCE_INDEX]] if line[w.TX_SOURCE_INDEX] >= 0 else _NO_SOURCE
                 if matches(_Transaction(source, line[w.TX_GTID_NUMBER], line[w.TX_TIMESTAMP])):
-                    if gtids is not None:
-                        gtids = gtids.union(gtids_of(flush.transactions[:i], flush.sources))
-                    version = line[w.TX_BEGIN]
-                    file = flush.files[version >> _VERSION_BITS]
-                    pos = version & ((1 << _VERSION_BITS) - 1)
-                    return BinlogPosition(file, pos, None if gtids is None else str(gtids))
-            if gtids is not None:
-                gtids = gtids.union(gtids_of(flush.transactions, flush.sources))
+                    before = self._with(before, flush, i)
+                    return self._position(flush, line[w.TX_BEGIN], before, last_at)
+                last_at = line[w.TX_TIMESTAMP] // 1_000_000
+            before = self._with(before, flush, len(flush.transactions))
         return self.reader.end
+
+    def after(self, wanted: GtidSet) -> BinlogPosition:
+        """The boundary after the last transaction of `wanted`."""
+        before = self._before()
+        if not wanted.minus(before).intervals:
+            return self.start
+        for flush in self._flushes():
+            lines, known = flush.transactions, before
+            before = self._with(known, flush, len(lines))
+            if wanted.minus(before).intervals:
+                continue
+
+            def has_all(count: int, known: GtidSet = known, flush: Flush = flush) -> bool:
+                return not wanted.minus(self._with(known, flush, count)).intervals
+
+            count = bisect_left(range(len(lines)), 1, key=has_all)
+            version, at_us = int(lines[count - 1, w.TX_VERSION]), int(lines[count - 1, w.TX_TIMESTAMP])
+            return self._position(flush, version, self._with(known, flush, count), at_us // 1_000_000)
+        raise LogPositionLostError("Its log lacks transactions that it has executed.", START_OVER_NOW)
+
+    def _before(self) -> GtidSet:
+        """The transactions before the range, if positions tell them."""
+        if self.start.gtid_state is not None:
+            return GtidSet.parse_state(self.start.gtid_state)
+        return GtidSet() if self.start.gtids is None else self.start.gtid_set()
+
+    def _with(self, before: GtidSet, flush: Flush, count: int) -> GtidSet:
+        """Adds the first `count` transactions of a flush."""
+        found_in = gtids_of if self.start.gtid_state is None else states_of
+        return before.union(found_in(flush.transactions[:count], flush.sources))
+
+    def _position(self, flush: Flush, version: int, before: GtidSet, last_at: int | None) -> BinlogPosition:
+        position = BinlogPosition(flush.files[version >> _VERSION_BITS], version & ((1 << _VERSION_BITS) - 1))
+        if self.start.gtid_state is not None:
+            return replace(position, gtid_state=before.state(), last_at=last_at)
+        gtids = None if self.start.gtids is None else str(before)
+        return replace(position, gtids=gtids, unlogged=self.start.unlogged)
 
     def _flushes(self) -> Iterable[Flush]:
         return self.reader.flushes(LogRange(self.start, self.stop), {}, ReadOptions())

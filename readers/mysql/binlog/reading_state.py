@@ -23,6 +23,7 @@ from tidemark.readers.mysql.binlog.rows import (
     batches,
     empty_rows,
     gtids_of,
+    states_of,
     transaction_ids,
 )
 from tidemark.readers.mysql.binlog.tables import KnownTables
@@ -41,13 +42,15 @@ from tidemark.state.table import TableId, TableSchema
 class ReadOptions:
     """`skip`: transactions whose rows are not wanted. `replay`: the range completes a split, so a change that makes this
     impossible raises SplitChangedError. `cascades_pass`: foreign keys whose changes are not logged may be added.
-    `reconnect_attempts`: new connections in a row without progress. `bad_values`: what
-    becomes of values that their Arrow type can't hold. The sizes bound the memory."""
+    `ignored_targets`: tables that statements may write, since these change no captured table. `reconnect_attempts`: new
+    connections in a row without progress. `bad_values`: what becomes of values that their Arrow type can't hold. The sizes
+    bound the memory."""
 
     skip: GtidSet | None = None
     replay: bool = False
     zero_dates_null: bool = False
     cascades_pass: bool = False
+    ignored_targets: frozenset[TableId] = frozenset()
     bad_values: BadValueRule = STOP
     reconnect_attempts: int | None = None
     max_delay_seconds: float = 5.0
@@ -78,7 +81,8 @@ class DeferredTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Everything before `position` is emitted; of `deferred`, also the rows before `seq`."""
+    """Everything before `position` is emitted; of `deferred`, also the rows before `seq`. `gtids`: MySQL's. `gtid_state`:
+    MariaDB's, as `GtidSet.parse_state` has it."""
 
     position: BinlogPosition
     gtids: GtidSet | None
@@ -88,6 +92,7 @@ class Progress:
     changes: int = 0
     transactions: int = 0
     timestamp_us: int | None = None
+    gtid_state: GtidSet | None = None
 
     @property
     def reached(self) -> tuple[BinlogPosition, bool, int]:
@@ -143,6 +148,7 @@ class LogState:
             self.start,
             None if self.start.gtids is None else self.start.gtid_set(),
             dict(self.prepared),
+            gtid_state=None if self.start.gtid_state is None else GtidSet.parse_state(self.start.gtid_state),
         )
         self.finished = False
         self.expected = (self.start.file, self.start.pos)
@@ -416,6 +422,9 @@ class LogState:
                     f"The source's log was reset, or the server was restored. {START_OVER_NOW}",
                 )
             gtids = gtids.union(found)
+        gtid_state = before.gtid_state
+        if gtid_state is not None and len(transactions):
+            gtid_state = gtid_state.union(states_of(transactions, self.sources.sources))
         deferred = self.deferred
         started = len(np.unique(self.rows.tx[:count])) if count else 0
         if before.deferred is not None and before.seq and count and self.rows.tx[0] == 0:
@@ -429,6 +438,7 @@ class LogState:
             before.changes + count + truncations,
             before.transactions + started + int(truncations > 0),
             int(transactions[-1, w.TX_TIMESTAMP]) if len(transactions) else before.timestamp_us,
+            gtid_state,
         )
 
 

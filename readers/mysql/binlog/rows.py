@@ -22,7 +22,7 @@ from tidemark.readers.mysql.decoding.arrow import to_arrow
 from tidemark.readers.mysql.decoding.decode import ColumnBuffers
 from tidemark.readers.mysql.keys.key_columns import null_key
 from tidemark.state.change_batch import batch_schema
-from tidemark.state.gtid import GtidSet, Source
+from tidemark.state.gtid import GtidSet, Interval, Source
 from tidemark.state.kernel import Bytes, Int64s
 from tidemark.state.table import TableSchema
 
@@ -138,3 +138,13 @@ def gtids_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
             ends = mine[np.concatenate((breaks, [len(mine)])) - 1] + 1
             intervals[source] = tuple(zip(starts.tolist(), ends.tolist(), strict=True))
     return GtidSet(intervals)
+
+
+def states_of(transactions: Int64s, sources: Sequence[Source]) -> GtidSet:
+    """MariaDB: the last transaction of each source, as `GtidSet.parse_state` has it."""
+    last = dict[Source, tuple[Interval, ...]]()
+    for number, source in enumerate(sources):
+        mine = transactions[transactions[:, TX_SOURCE_INDEX] == number, TX_GTID_NUMBER]
+        if len(mine):
+            last[source] = ((1, int(mine.max()) + 1),)
+    return GtidSet(last)

@@ -16,7 +16,7 @@ NO_BACKSLASH_ESCAPES = 1 << 20
 class TokenKind(Enum):
     WORD = auto()  # a keyword, a plain name or a number
     NAME = auto()  # a quoted name
-    TEXT = auto()  # a string, without its content
+    TEXT = auto()  # a string, as it is between its quotes
     SYMBOL = auto()
 
 
@@ -75,7 +75,7 @@ def tokens(statement: str, sql_mode: int = 0) -> Iterator[Token]:
             if _is_name(quote, sql_mode):
                 yield Token(TokenKind.NAME, match[1].replace(quote * 2, quote))
             else:
-                yield Token(TokenKind.TEXT, "")
+                yield Token(TokenKind.TEXT, match[1])
             at = match.end()
         else:
             yield Token(TokenKind.SYMBOL, statement[at])

@@ -79,10 +79,10 @@ class ReadHooks:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `cascades_pass`: as in
-    ReadOptions. `where`: snapshot.where. `masked`:
-    tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow type can't
-    hold, and of rows with an invalid date in their key. The readers of a process with the same job and server share anchors."""
+    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `log_number`: how many times the job
+    went on in another log. `cascades_pass`, `ignored_targets`: as in ReadOptions. `where`: snapshot.where. `masked`: tables
+    whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow type can't hold, and
+    of rows with an invalid date in their key. The readers of a process with the same job, log and server share anchors."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -90,8 +90,10 @@ class SnapshotSource:
     method: WatermarkMethod
     server_ids: tuple[int, ...]
     job_uuid: str
+    log_number: int = 0
     zero_dates_null: bool = True
     cascades_pass: bool = False
+    ignored_targets: frozenset[TableId] = frozenset()
     where: Mapping[TableId, str] = field(default_factory=dict)
     masked: frozenset[TableId] = frozenset()
     bad_values: BadValueRule = STOP
@@ -125,7 +127,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         self._hooks = ReadHooks() if hooks is None else hooks
         self._watermarks = Watermarks(source.server, source.method, self._log) if watermarks is None else watermarks
         self._keys = MySqlKeys(session, {})
-        self._scope = (source.job_uuid, source.server.identity)
+        self._scope = (source.job_uuid, source.log_number, source.server.identity)
         self._begun: dict[str, int] = {}
 
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
@@ -245,7 +247,10 @@ class SplitReader(RetryingSplitReader[Connection]):
         log_range = LogRange(low.start, end, low.prepared)
         source = self._source
         options = ReadOptions(
-            zero_dates_null=source.zero_dates_null, cascades_pass=source.cascades_pass, bad_values=source.bad_values
+            zero_dates_null=source.zero_dates_null,
+            cascades_pass=source.cascades_pass,
+            ignored_targets=source.ignored_targets,
+            bad_values=source.bad_values,
         )
         reader = LogReader(self._log(), {schema.table: schema}, options)
         for batch in reader.read(log_range, skip=low.contained, replay=True):
@@ -307,7 +312,7 @@ def require_columns(connection: Connection, schema: TableSchema) -> None:
     """Raises SchemaChangedError unless the table still has the columns of `schema`."""
     found = read_tables(connection, [schema.table])[schema.table]
     now = [(c.name, c.source_type, c.charset, c.collation) for c in found.columns]
-    known = [(c.name, c.source_type, c.charset, c.collation) for c in schema.columns]
+    known = [(c.name, c.source_type, c.charset, c.collation) for c in schema.present]
     if now != known[: len(now)] or len(known) != len(now) + found.hidden_hashes:
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."

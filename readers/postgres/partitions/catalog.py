@@ -124,14 +124,29 @@ def look(connection: Connection, known: Partitions) -> Partitions:
     return Partitions(ended_xid, tuple(tables))
 
 
-def may_have_values(connection: Connection, before: WatchedTable, names: Sequence[str]) -> bool:
-    """Returns True if rows that the table had before one of the columns was added may have a value in it: the catalog says so
-    (pg_attribute.atthasmissing), or they were rewritten since. VACUUM FULL and CLUSTER write such values into the rows and keep
-    the rows' transaction ids, and the catalog no longer tells. `before`: the table without the columns."""
+def values_of_older_rows(
+    connection: Connection, before: WatchedTable, numbers: Sequence[int]
+) -> dict[int, tuple[str, str]] | None:
+    """Returns what new columns are in the rows that the table had before they were added, by column number: the value's type
+    and text. Those that are NULL in these rows are missing. None if it is not certain.
+
+    Such rows do not have the columns, and the catalog has the values (pg_attribute.attmissingval). VACUUM FULL and CLUSTER
+    write them into the rows, keep the rows' transaction ids, and clear them in the catalog; but then the table has another
+    file. `before`: the table without the columns. A partition that was created since has none of its rows, and no values if
+    it was created with the columns."""
     files = {before.oid: before.filenode} | {partition.oid: partition.filenode for partition in before.partitions}
+    values: dict[int, tuple[str, str]] = {}
+    nulls: set[int] = set()
     with connection.cursor() as cursor:
-        cursor.execute(_VALUES, {"oid": before.oid, "names": list(names)})
-        return any(is_missing or file != files.get(oid, file and oid) for oid, file, is_missing in cursor.fetchall())
+        cursor.execute(_VALUES, {"oid": before.oid, "numbers": list(numbers)})
+        for oid, file, number, is_missing, kind, text in cursor.fetchall():
+            if file != files.get(oid, file and oid) or (is_missing and (kind is None or text is None)):
+                return None
+            if is_missing and values.setdefault(number, (kind, text)) != (kind, text):
+                return None
+            if not is_missing and file is not None and oid in files:
+                nulls.add(number)
+    return None if nulls.intersection(values) else values
 
 
 def were_types_altered(connection: Connection, oid: int, numbers: Sequence[int], ended_xid: int) -> bool:
@@ -148,10 +163,15 @@ def were_types_altered(connection: Connection, oid: int, numbers: Sequence[int],
 _VALUES = """
 WITH RECURSIVE tree(oid) AS (
     SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid)
-SELECT c.oid::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END, EXISTS (
-    SELECT FROM pg_attribute AS a
-    WHERE a.attrelid = c.oid AND a.attname = ANY (%(names)s::name[]) AND NOT a.attisdropped AND a.atthasmissing)
-FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid"""
+SELECT c.oid::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END, r.attnum, a.atthasmissing,
+       CASE WHEN y.typtype = 'e' THEN 'enum' WHEN y.typnamespace = 'pg_catalog'::regnamespace AND y.typtype = 'b'
+            THEN y.typname::text END,
+       CASE WHEN y.typtype IN ('b', 'e') AND y.typcategory <> 'A' AND y.typdelim = ','
+            THEN (a.attmissingval::text::text[])[1] END
+FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid
+JOIN pg_attribute AS r ON r.attrelid = %(oid)s::oid AND r.attnum = ANY (%(numbers)s::int2[])
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = r.attname AND NOT a.attisdropped
+JOIN pg_type AS y ON y.oid = a.atttypid"""
 _ALTERED_TYPES = f"""
 WITH RECURSIVE types(type) AS (
     SELECT a.atttypid FROM pg_attribute AS a

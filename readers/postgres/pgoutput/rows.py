@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.gather import copy, measure
 from tidemark.readers.log.log_batch import LogBatch, meta_arrays, runs, with_added
+from tidemark.readers.postgres.array_texts import ArrayTexts, lists
 from tidemark.readers.postgres.pgoutput.arrays import TX_FIELD_LSN, TX_FIELD_TIME, TX_FIELD_XID, TX_FIELDS, Rows, Value
 from tidemark.readers.postgres.pgoutput.hex_bytes import copy_hex, measure_hex
 from tidemark.readers.postgres.pgoutput.messages import damaged
@@ -20,7 +21,7 @@ from tidemark.state.change_batch import UNCHANGED_FIELD, batch_schema
 from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int32s, Int64s
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import Column, TableSchema, arrow_type_of
+from tidemark.state.table import Column, TableSchema, arrow_type_of, is_list
 
 COLUMN_BUFFER_BYTES = 48 << 20
 MAX_ROWS = 1 << 17
@@ -79,7 +80,7 @@ class _Found:
 
 def _column(schema: TableSchema, column: Column, buf: Bytes, found: _Found, rule: BadValueRule) -> pa.Array:
     start, size, valid, chosen = found.start, found.size, found.valid, found.chosen
-    kind = arrow_type_of(column.arrow_type)
+    kind = pa.string() if is_list(column.arrow_type) else arrow_type_of(column.arrow_type)
     offsets = np.empty(len(chosen) + 1, np.int32)
     hexadecimal = pa.types.is_binary(kind)
     total = measure_hex(size, valid, chosen, offsets) if hexadecimal else measure(size, chosen, offsets)
@@ -95,7 +96,10 @@ def _column(schema: TableSchema, column: Column, buf: Bytes, found: _Found, rule
         )
     if total < 0:
         raise damaged(f"{schema.table}.{column.name} has a value that is not bytea")
-    values = _array(kind if hexadecimal else pa.string(), offsets, data, valid[chosen] == Value.TEXT)
+    present = valid[chosen] == Value.TEXT
+    if is_list(column.arrow_type):
+        return lists(schema, column, ArrayTexts(offsets, data, present.astype(np.uint8)), rule)
+    values = _array(kind if hexadecimal else pa.string(), offsets, data, present)
     return values if hexadecimal else text_array(schema, column, values, rule)
 
 

@@ -126,7 +126,7 @@ class KnownTables:
         if newest is not None and newest[0] == form:  # rows of older slots are emitted before those of the newest
             return newest[1]
         schema = whole.logged_with([column.name for column in relation.columns])
-        if whole.columns[: len(schema.columns)] != schema.columns:
+        if whole.present[: len(schema.present)] != schema.present:
             raise _changed(whole.table, "lacks a column in the log, but has a younger one: columns were renamed")
         self._check(relation, schema)
         slot = len(self.slots)

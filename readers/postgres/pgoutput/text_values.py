@@ -17,7 +17,7 @@ from tidemark.readers.postgres.bad_values import settled_times, with_marked_text
 from tidemark.readers.postgres.pgoutput.messages import damaged
 from tidemark.state import marks
 from tidemark.state.errors import TidemarkError
-from tidemark.state.table import Column, TableSchema, arrow_type_of
+from tidemark.state.table import Column, TableSchema, arrow_type_of, canonical_constant
 
 _INFINITE_DAYS = {"-infinity": marks.MINUS_INFINITE_DATE, "infinity": marks.INFINITE_DATE}
 _INFINITE_TIMES = {"-infinity": marks.MINUS_INFINITE_TIME, "infinity": marks.INFINITE_TIME}
@@ -26,6 +26,12 @@ _TEMPORAL = re.compile(
     r"(?P<year>\d{4,})-(?P<month>\d\d)-(?P<day>\d\d)"
     r"(?: (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?(?:\+00)?)?(?P<bc> BC)?"
 )
+_CONSTANT_TYPES = frozenset(
+    {
+        "bool", "date", "enum", "float4", "float8", "int2", "int4", "int8", "json", "jsonb", "numeric", "text", "timestamp",
+        "timestamptz", "uuid", "varchar",
+    }
+)  # fmt: skip
 _PLAIN = r"^\d{4}-[^B]*$"
 """Matches texts that Arrow can parse: years of four digits, not BC, not infinite."""
 
@@ -56,6 +62,18 @@ def text_array(schema: TableSchema, column: Column, texts: pa.StringArray, rule:
     except pa.ArrowInvalid as exc:
         raise _unreadable(where) from exc
     return rule.settled(BadColumn.of(schema, column.name), marks.with_nan_marks(numbers, are_nan), are_nan, "holds NaN")
+
+
+def constant_of(schema: TableSchema, column: Column, type_name: str, text: str) -> str | None:
+    """Returns `Column.constant` for a value's text. None for types whose texts a target may change, and for values without a
+    place in the canonical type. `type_name`: as in pg_type, "enum" for an enum."""
+    if type_name not in _CONSTANT_TYPES:
+        return None
+    try:
+        value = text_array(schema, column, pa.array([text]))
+        return canonical_constant(str(pc.cast(value, pa.string())[0].as_py()), column.arrow_type)
+    except (TidemarkError, pa.ArrowInvalid):
+        return None
 
 
 def _booleans(where: str, texts: pa.StringArray) -> pa.BooleanArray:

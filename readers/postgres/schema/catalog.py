@@ -6,7 +6,7 @@ from tidemark.conf.tables import TableGlob
 from tidemark.readers.findings import own_table_refused
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.table_facts import TableFacts, UniqueIndex
-from tidemark.readers.postgres.schema.types import canonical_type, is_toastable
+from tidemark.readers.postgres.schema.types import canonical_type, is_toastable, list_type
 from tidemark.readers.schema_checks import (
     require_copied_key,
     require_excluded_columns,
@@ -63,8 +63,10 @@ def schema_of(
     exclude_columns: Collection[str] = (),
     key_override: Sequence[str] | None = None,
     version: int = 1,
+    texts: Collection[str] | None = None,
 ) -> TableSchema:
-    """All columns in the server's order, and the key. Generated columns are not captured: the log lacks them.
+    """All columns in the server's order, and the key. Generated columns are not captured: the log lacks them. `texts`: the
+    columns whose arrays are texts and not lists, None for all; those of the key always are.
 
     The key is the primary key, else the columns of the unique index that `key_override` names, in the index's order,
     else (). Raises UnsupportedTypeError for the first captured column that can't be carried, JobFileError for excluded
@@ -87,6 +89,8 @@ def schema_of(
     for column in facts.columns:
         captured = column.name not in exclude_columns and not column.generated
         arrow_type = canonical_type(facts.table, column.name, column.source_type, column.base) if captured else ""
+        if captured and texts is not None and column.name not in (*texts, *key):
+            arrow_type = list_type(column.base) or arrow_type
         columns.append(
             Column(
                 name=column.name,

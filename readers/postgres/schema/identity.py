@@ -33,7 +33,7 @@ def require_same_shape(schema: TableSchema, facts: TableFacts, *, all_logged: bo
     """Raises SchemaChangedError if a captured column is gone, or its name is another column's, if there is a new column, or if
     the job's key is no longer the table's. `all_logged` False: the publication lists columns, so the log has no new ones."""
     _require_same_columns(schema, {column.name: column.number for column in facts.columns})
-    known = {column.name for column in schema.columns if not column.generated}
+    known = {column.name for column in schema.present if not column.generated}
     new = [column.name for column in facts.columns if not column.generated and column.name not in known]
     if new and all_logged:
         raise SchemaChangedError(

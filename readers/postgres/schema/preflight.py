@@ -12,6 +12,7 @@ from tidemark.readers.postgres.schema.server_checks import (
     publication_exists,
 )
 from tidemark.readers.postgres.schema.table_checks import (
+    check_arrays,
     check_columns,
     check_identity,
     check_key,
@@ -28,12 +29,20 @@ from tidemark.state.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The job's requirements of its source. `needs_key`: every table must have a key."""
+    """The job's requirements of its source. `needs_key`: every table must have a key. `lists`: the sink takes arrays as
+    lists."""
 
     needs_key: bool
     slot: str
     publication: str
     tables: TableSettings = field(default_factory=TableSettings)
+    lists: bool = False
+
+    def texts(self, table: TableId) -> frozenset[str] | None:
+        """The columns whose arrays stay text; None for all. The text of a hashed column is hashed."""
+        nothing: frozenset[str] = frozenset()
+        settings = self.tables
+        return settings.as_text.get(table, nothing) | settings.hashed.get(table, nothing) if self.lists else None
 
 
 def preflight(
@@ -51,8 +60,14 @@ def preflight(
     schemas: dict[TableId, TableSchema] = {}
     for table, facts in tables.items():
         excluded = demands.tables.exclude_columns.get(table, frozenset())
-        schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
+        schema, problems = check_columns(
+            facts,
+            exclude_columns=excluded,
+            key_override=demands.tables.keys.get(table),
+            texts=demands.texts(table),
+        )
         findings += [*check_rows(facts), *problems]
+        findings += check_arrays(facts, demands.tables.as_text.get(table, frozenset()))
         if schema is not None:
             schemas[table] = schema
             findings += check_select(facts, schema)

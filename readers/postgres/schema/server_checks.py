@@ -6,7 +6,7 @@ from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_table
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
-from tidemark.readers.postgres.slot.slot import slot_exists
+from tidemark.readers.postgres.slot.slot import FAILOVER_MAJOR, slot_exists, survives_failover
 from tidemark.state.table import TableId, TableSchema
 
 _ROLE = """
@@ -46,7 +46,42 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
                 "restart the server.",
             )
         )
-    return [*found, *_worth_knowing(connection, server)]
+    return [*found, *_worth_knowing(connection, server), *_without_failover(connection, server, slot)]
+
+
+def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str:
+    """Returns what a job does after a standby of the server was promoted."""
+    if server.version[0] < FAILOVER_MAJOR:
+        return (
+            f"{server.name} has no copies of logical slots on standbys: after a fail-over all rows are read again "
+            f"(source.on_log_lost). PostgreSQL {FAILOVER_MAJOR} and later have them."
+        )
+    if survives_failover(connection, slot) is False:
+        return f"The slot {slot} is not copied to standbys: after a fail-over all rows are read again (source.on_log_lost)."
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('synchronized_standby_slots')")
+        row = cursor.fetchone()
+    waits = row is not None and bool(row[0])
+    after = (
+        f"The job reads nothing that the standbys of {row[0]} lack (synchronized_standby_slots)."
+        if waits and row is not None
+        else "If the job has read what the standby lacks, all rows are read again; synchronized_standby_slots prevents it."
+    )
+    return (
+        f"The slot {slot} goes to standbys with sync_replication_slots = on: after a fail-over the job goes on. {after}"
+    )
+
+
+def _without_failover(connection: Connection, server: ServerInfo, slot: str) -> list[Finding]:
+    if server.version[0] < FAILOVER_MAJOR or server.in_recovery or survives_failover(connection, slot) is not False:
+        return []
+    return [
+        warning(
+            f"The slot {slot} was created without failover: standbys keep no copy of it.",
+            f'While no run reads from it, over a connection with replication=database: ALTER_REPLICATION_SLOT "{slot}" '
+            "(FAILOVER true).",
+        )
+    ]
 
 
 def check_role(connection: Connection) -> list[Finding]:

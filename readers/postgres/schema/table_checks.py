@@ -7,18 +7,23 @@ from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import quote_identifier, quote_table
 from tidemark.readers.postgres.schema.catalog import schema_of, type_problems
 from tidemark.readers.postgres.schema.table_facts import TableFacts
+from tidemark.readers.postgres.schema.types import list_type
 from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
 from tidemark.state.table import TableSchema
 
 
 def check_columns(
-    facts: TableFacts, *, exclude_columns: Collection[str], key_override: tuple[str, ...] | None
+    facts: TableFacts,
+    *,
+    exclude_columns: Collection[str],
+    key_override: tuple[str, ...] | None,
+    texts: Collection[str] | None = None,
 ) -> tuple[TableSchema | None, list[Finding]]:
     """The table's schema, or why it has none; and which columns the log lacks."""
     schema, problems = schema_or_findings(
         facts.table,
         type_problems(facts, exclude_columns),
-        lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override),
+        lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override, texts=texts),
     )
     if schema is None:
         return None, problems
@@ -31,6 +36,21 @@ def check_columns(
             "None is needed. To silence the warning, exclude them in source.columns.",
             table=facts.table,
         )
+    ]
+
+
+def check_arrays(facts: TableFacts, as_text: Collection[str]) -> list[Finding]:
+    """Refuses `as_text` for columns that are text anyway, and for misspelt ones."""
+    arrays = {column.name for column in facts.columns if list_type(column.base) is not None}
+    return [
+        refusal(
+            f"source.columns names {name} of {facts.table} in as_text, but no copy has it as lists.",
+            f"Columns with lists are {', '.join(sorted(arrays)) or 'none'}. Correct as_text.",
+            table=facts.table,
+            setting=("source", "columns", str(TableName(facts.table.database, facts.table.name)), "as_text"),
+        )
+        for name in sorted(as_text)
+        if name not in arrays
     ]
 
 

@@ -14,6 +14,7 @@
 | json, jsonb, uuid, xml, enums, arrays, ranges, composite types, time, interval, inet, money, bit, tsvector, … and types of extensions (citext, hstore, PostGIS as hex EWKB) | text: the server's output form under the settings of `connect.SESSION` |
 | regclass, regtype, … and aclitem | refused: their text is a name, which can change without a change of the row |
 | a domain | as its base type |
+| arrays of these types, of char, json, jsonb, uuid, time, interval and network addresses, outside a key, for sinks that take lists | list of what an element is. Several dimensions and other first indices than 1 do not fit: the job stops |
 
 The text of an enum, a composite type or a range depends on the type: `ALTER TYPE … RENAME VALUE` (or ADD, RENAME, DROP
 ATTRIBUTE) changes the text of rows without changing a row. The planner notices it and stops the job (partitions/checks.py).
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 
 from tidemark.readers.postgres.connect import quote_identifier
 from tidemark.state.errors import UnsupportedTypeError
-from tidemark.state.table import Column, TableId
+from tidemark.state.table import Column, TableId, is_list
 
 MAX_PRECISION = 38
 _NO_MODIFIER = -1
@@ -62,6 +63,25 @@ _NAMES_OF_OTHERS = frozenset(
         "regtype",
     }
 )
+_LISTED_TEXTS = frozenset(
+    {
+        "bpchar",
+        "cidr",
+        "inet",
+        "interval",
+        "json",
+        "jsonb",
+        "macaddr",
+        "macaddr8",
+        "name",
+        "text",
+        "time",
+        "timetz",
+        "uuid",
+        "varchar",
+    }
+)
+"""Types whose arrays are lists of texts."""
 _TEXT_IN_BINARY = frozenset({"text", "name", "json", "bpchar", "character", "character varying"})
 """Types whose binary form is their text, as format_type() names them."""
 
@@ -90,7 +110,20 @@ def canonical_type(table: TableId, column: str, source_type: str, base: BaseType
 
 def is_toastable(arrow_type: str) -> bool:
     """True if values of the canonical type may be stored outside their row (TOAST): all types of variable length."""
-    return arrow_type in ("string", "binary") or arrow_type.startswith("decimal")
+    return arrow_type in ("string", "binary") or arrow_type.startswith("decimal") or is_list(arrow_type)
+
+
+def list_type(base: BaseType) -> str | None:
+    """Returns the canonical name of a list for arrays of simple types, None for other types. An array's modifier is that of its
+    elements."""
+    if not base.name.startswith("_"):
+        return None
+    element = BaseType(base.name[1:], base.modifier)
+    if element.name == "numeric":
+        return f"list<{_numeric_type(element.modifier)}>"
+    if element.name in _LISTED_TEXTS:
+        return "list<string>"
+    return f"list<{_PLAIN[element.name]}>" if element.name in _PLAIN else None
 
 
 def _numeric_type(modifier: int) -> str:
@@ -105,12 +138,18 @@ def _numeric_type(modifier: int) -> str:
 
 def select_expression(column: Column) -> str:
     """Returns SQL whose binary form is the column's canonical value: that of int2, int4, int8, float4, float8, bool, numeric,
-    bytea, date, timestamp or timestamptz as `arrow_type` says, and UTF-8 text for `string`."""
+    bytea, date, timestamp or timestamptz as `arrow_type` says, and UTF-8 text for `string` and lists."""
     name = quote_identifier(column.name)
     if column.arrow_type == "int64":
         return f"{name}::int8"  # oid has four bytes
+    if is_list(column.arrow_type):
+        return _text_of(name)
     if column.arrow_type != "string" or _is_text_in_binary(column.source_type):
         return name
+    return _text_of(name)
+
+
+def _text_of(name: str) -> str:
     return f"CASE num_nulls({name}) WHEN 0 THEN concat({name}) END"  # concat calls the type's output function
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import Connection, error_code, error_text
+from tidemark.readers.postgres.connect import Connection, error_code, error_text, version_of
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
@@ -20,6 +20,8 @@ from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 
+FAILOVER_MAJOR = 17
+"""The first version whose standbys keep copies of logical slots."""
 _POLL_SECONDS = 0.1
 FLUSH_SECONDS = 60.0
 _UNASKED_FLUSH_SECONDS = 0.5
@@ -180,6 +182,12 @@ def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bo
     return True
 
 
+def survives_failover(connection: Connection, slot: str) -> bool | None:
+    """Returns whether standbys may keep a copy of the slot; None if there is no slot."""
+    found = _find(connection, slot)
+    return None if found is None else bool(found.get("failover"))
+
+
 def slot_exists(connection: Connection, slot: str) -> bool:
     return _find(connection, slot) is not None
 
@@ -204,7 +212,10 @@ def _create(connection: Connection, slot: str) -> None:
     older = waits.open_transactions(connection)
     try:
         _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{waits.SETTLE_SECONDS:.0f}s")
-        _one(connection, "SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false)", slot)
+        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a fail-over.
+        failover = ", true" if version_of(connection)[0] >= FAILOVER_MAJOR else ""
+        create = f"SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false{failover})"
+        _one(connection, create, slot)
         _one(connection, "SELECT set_config('statement_timeout', '0', false)")
     except psycopg2.Error as exc:
         if error_code(exc) == _TIMED_OUT:

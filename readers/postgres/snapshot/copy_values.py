@@ -8,11 +8,12 @@ import pyarrow as pa
 
 from tidemark.readers.bad_values import STOP, BadColumn, BadValueRule
 from tidemark.readers.gather import copy, measure
+from tidemark.readers.postgres.array_texts import ArrayTexts, lists
 from tidemark.readers.postgres.bad_values import settled_times, with_marked_texts
 from tidemark.readers.postgres.snapshot.copy_walker import NOT_A_NUMBER, read_integers, read_numerics
 from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
-from tidemark.state.kernel import Bytes, Int64s
+from tidemark.state.kernel import Bytes, Int32s, Int64s
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema, arrow_type_of
 
@@ -41,6 +42,8 @@ class CopiedColumn:
         """Returns the values, copied out of the buffer. Raises DamagedLogError; SourceNotUsableError for a value that the type
         can't hold, unless `bad_values` says otherwise."""
         kind = arrow_type_of(self.column.arrow_type)
+        if pa.types.is_list(kind):
+            return lists(self.schema, self.column, ArrayTexts(*self._content(), self.valid), self.bad_values)
         if pa.types.is_string(kind) or pa.types.is_binary(kind):
             return self._bytes(kind)
         if pa.types.is_decimal(kind):
@@ -67,7 +70,8 @@ class CopiedColumn:
             raise self._damaged()
         return out
 
-    def _bytes(self, kind: pa.DataType) -> pa.Array:
+    def _content(self) -> tuple[Int32s, Bytes]:
+        """Returns the offsets and the bytes of values of variable length."""
         rows = np.arange(len(self.valid), dtype=np.int64)
         offsets = np.empty(len(rows) + 1, np.int32)
         total = measure(self.size, rows, offsets)
@@ -78,7 +82,10 @@ class CopiedColumn:
             )
         data = np.empty(total, np.uint8)
         copy(self.buf, self.start, rows, offsets, data)
-        array = self._made(kind, offsets, data)
+        return offsets, data
+
+    def _bytes(self, kind: pa.DataType) -> pa.Array:
+        array = self._made(kind, *self._content())
         if pa.types.is_string(kind):
             try:
                 array.validate(full=True)

@@ -176,7 +176,7 @@ def require_shape(key: TableKey, schema: TableSchema) -> None:
     """Raises SchemaChangedError unless it is still the same table and has the columns of `schema`."""
     if key.oid != schema.oid:
         raise is_another_table(schema.table)
-    if key.shape != tuple((c.number, c.name, c.source_type, c.collation) for c in schema.columns):
+    if key.shape != tuple((c.number, c.name, c.source_type, c.collation) for c in schema.present):
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."
         )

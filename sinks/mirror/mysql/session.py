@@ -136,8 +136,8 @@ class MySqlSession(LedgerSession):
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")
 
-    def has_values(self, target: TargetName, column: str) -> bool:
-        return bool(self.query(f"SELECT 1 FROM {full_name(target)} WHERE {quoted(column)} IS NOT NULL LIMIT 1"))
+    def has_row(self, target: TargetName, condition: str) -> bool:
+        return bool(self.query(f"SELECT 1 FROM {full_name(target)} WHERE {condition} LIMIT 1"))
 
     def server_problem(self, schemas: Sequence[str]) -> tuple[str, str] | None:
         return None  # MySQL can't be asked for an account's effective rights

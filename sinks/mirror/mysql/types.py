@@ -26,6 +26,7 @@ from tidemark.state.table import Column, TableSchema, arrow_type_of
 Flavour = Literal["mysql", "mariadb"]
 
 MAX_NAME_LENGTH = 64
+_LONG_TYPES = ("tinytext", "text", "mediumtext", "longtext", "json")
 _KEY_CHARACTERS = 768
 """InnoDB's index entries have at most 3072 bytes."""
 _VECTOR_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (9, 0), "mariadb": (11, 7)}
@@ -98,6 +99,34 @@ class MySqlDialect:
 
     def column_definition(self, column: Column, *, key: bool) -> str:
         return f"{quoted(column.name)} {self.column_type(column, key=key)} {'NOT NULL' if key else 'NULL'}"
+
+    def constant(self, column: Column) -> str:
+        kind, text = arrow_type_of(column.arrow_type), str(column.constant)
+        if pa.types.is_boolean(kind):
+            return str(int(text == "true"))
+        if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind):
+            return text
+        if pa.types.is_temporal(kind):
+            return f"'{text.removesuffix('Z')}'"
+        literal = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+        return f"({literal})" if self._has_expressions_only(column) else literal
+
+    def _has_expressions_only(self, column: Column) -> bool:
+        """Whether a default of the column must be an expression."""
+        return self.flavour == "mysql" and self.column_type(column, key=False).lower().startswith(_LONG_TYPES)
+
+    def differs(self, column: Column, existing: TargetColumn) -> str:
+        if column.constant is None:
+            return f"{quoted(existing.name)} IS NOT NULL"
+        if arrow_type_of(column.arrow_type) != pa.string():
+            return f"NOT ({quoted(existing.name)} <=> {self.constant(column)})"
+        value = f"CAST(CONVERT({quoted(existing.name)} USING utf8mb4) AS BINARY)"
+        return f"NOT ({value} <=> CAST({self.constant(column)} AS BINARY))"
+
+    def drop_default(self, column: Column) -> str:
+        if self._has_expressions_only(column):  # the server refuses SET DEFAULT for such columns, also NULL
+            return f"MODIFY COLUMN {self.column_definition(column, key=False)}"
+        return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"

@@ -68,6 +68,20 @@ class PostgresDialect:
     def column_definition(self, column: Column, *, key: bool) -> str:
         return f"{quoted(column.name)} {self.column_type(column, key=key)}{' NOT NULL' if key else ''}"
 
+    def constant(self, column: Column) -> str:
+        text = str(column.constant).replace("\\", "\\\\").replace("'", "''")
+        return f"E'{text}'"
+
+    def differs(self, column: Column, existing: TargetColumn) -> str:
+        if column.constant is None:
+            return f"{quoted(column.name)} IS NOT NULL"
+        is_text = arrow_type_of(column.arrow_type) == pa.string()
+        value = f'{quoted(column.name)}::text COLLATE "C"' if is_text else quoted(column.name)
+        return f"{value} IS DISTINCT FROM {self.constant(column)}"
+
+    def drop_default(self, column: Column) -> str:
+        return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
+
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
 

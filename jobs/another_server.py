@@ -1,0 +1,175 @@
+"""What a job does if another server answers: the source failed over, or `source.url` was changed.
+
+If the server's log has exactly what the job has read at one of its positions, the job goes on from there. Tables whose rows are
+not all read leave, and come back: their watermarks belong to the other server. If there is no such position, but the server
+is a copy of the other one, all tables are read again (`source.on_log_lost`). Both are entries of `joined`, so the
+planned epoch of the other server's log that nobody has read is passed over (`Joined.restarts`).
+
+A PostgreSQL server that was promoted has the same log up to some position. If all that the job has read is before it, nothing
+changes but the server: a planned epoch is read there, and highs stay (docs/adr/0034).
+"""
+
+import time
+from collections.abc import Collection
+
+from tidemark.conf.model import JobFile
+from tidemark.jobs.lost_log import offset_from
+from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.parking import leave_to_come_back, may_be_half_written, to_be_found
+from tidemark.jobs.partition_watch import Look, look_before
+from tidemark.jobs.recovered_state import highs_so_far, recover_state
+from tidemark.jobs.sources import find_source
+from tidemark.readers.findings import raise_passing
+from tidemark.readers.source import FindsPlace, FoundSource, SharesLog
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import LogPositionLostError, TidemarkError
+from tidemark.state.failpoints import failpoint
+from tidemark.state.job_state import JobState, Joined
+from tidemark.state.partitions import Partitions
+from tidemark.state.phase import Phase
+from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
+from tidemark.state.position import Position
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.split import ReleaseChunk
+from tidemark.state.table import TableId
+
+OFTEN = 3
+OFTEN_SECONDS = 300.0
+"""A job that has gone to another server OFTEN times in so short a time stops."""
+_RESNAPSHOT = "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
+
+
+def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
+    """Makes the job ready to go on at the server that answers now, durable; the job must be opened again. Returns False if
+    that is the same server as before. Raises the error with its reason if the job can't go on there."""
+    if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode == "full":
+        return False
+    with find_source(to_be_found(job, state), state) as found:
+        raise_passing(found.findings)  # a fail-over is under way
+        if found.identity() == state.server_identity or not isinstance(found, FindsPlace) or _changes_often(state):
+            return False
+        _go_on_there(error, job, state, found, found, events)
+    return True
+
+
+def _changes_often(state: JobState) -> bool:
+    """True if each connection may reach another server: a load balancer, rather than a fail-over."""
+    recent = (time.time() - OFTEN_SECONDS) * 1_000_000
+    return sum(bool(joined.server_identity) and joined.at_us > recent for joined in state.joined) >= OFTEN
+
+
+def _go_on_there(
+    error: LogPositionLostError,
+    job: JobFile,
+    state: JobState,
+    found: FoundSource,
+    places: FindsPlace,
+    events: Events,
+) -> None:
+    checkpoint = Checkpoint.at(job.checkpoint)
+    is_half_written = may_be_half_written(job, checkpoint, state)
+    now = recover_state(checkpoint, job, state)
+    what = f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
+    leaving, restarts, look = _incomplete(now, state), True, None
+    try:
+        if isinstance(places, SharesLog):
+            until = places.shared_until(state)
+            look = _proven_look(checkpoint, state, until)
+            unproven = _unproven(checkpoint, state, look)
+            restarts = bool(unproven) or _reaches_beyond(checkpoint, now, until)
+            leaving = leaving | unproven if restarts else set()
+        _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
+        start = places.same_place(state, now.position)
+        text = f"{what} Its log has all that the job has read, and the job goes on from {start}."
+    except LogPositionLostError as lost:
+        is_copy = job.mode == "full+incremental" and places.is_related(state, now.position)
+        if not is_copy or not job.source.reads_again_after_lost_log:
+            message, remedy = f"{what} {lost.message}", f"{_RESNAPSHOT} {error.remedy}" if is_copy else error.remedy
+            raise LogPositionLostError(message, remedy) from lost
+        leaving, start, restarts = {schema.table for schema in state.schemas}, found.joining_start(()), True
+        text = f"{what} {lost.message} So all copies are emptied, and their rows are read again (source.on_log_lost)."
+    is_same_log = isinstance(places, SharesLog) and start == now.position  # else versions may become smaller
+    if leaving:
+        leave_to_come_back(checkpoint, state, leaving)
+        failpoint("another_server.left")
+    moved = Joined(
+        start,
+        (),
+        (),
+        left_files=checkpoint.left_count(),
+        partitions=None if look is None else Partitions(look.ended_xid, ()),
+        after_epoch=max(checkpoint.plan_epochs(), default=0),
+        at_us=time.time_ns() // 1000,
+        restarts=restarts,
+        server_identity=found.identity(),
+        version_offset=None if is_same_log else offset_from(job, state, start),
+    )
+    checkpoint.create_joined(state, moved)
+    failpoint("another_server.moved")
+    events.note("moved", start=str(start), text=text)
+
+
+def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Look:
+    """Raises LogPositionLostError if the last look at the tables may have seen what the new server never had."""
+    look = look_before(checkpoint, state, until)
+    if look is None:
+        raise LogPositionLostError(
+            f"The job may have looked at its tables and partitions after {until}, up to where both servers have the same log.",
+            START_OVER_NOW,
+        )
+    return look
+
+
+def _unproven(checkpoint: Checkpoint, state: JobState, look: Look) -> set[TableId]:
+    """Returns the tables of which the job has found something after that look: they joined it, or have new columns."""
+    joined = {s.table for later in state.joined if later.after_epoch >= look.epoch for s in later.schemas}
+    altered = {altered.schema.table for altered in checkpoint.altered() if altered.at_us >= look.at_us}
+    return (joined | altered) & {schema.table for schema in state.schemas}
+
+
+def _reaches_beyond(checkpoint: Checkpoint, now: EnumeratorState, until: Position) -> bool:
+    """True if the planned epoch, or the high of a split or a staged chunk, may be after `until`."""
+    cursors = [table.cursor for table in now.tables]
+    highs: list[Position] = [] if now.last_high is None else [now.last_high]
+    highs += [cursor.snapshot.high for cursor in cursors if isinstance(cursor, Staging)]
+    match now.awaited:
+        case AwaitedLog(log_range):
+            highs.append(log_range.stop)
+        case AwaitedSplits():
+            if _releases(checkpoint, now.epoch):
+                return True
+            highs += highs_so_far(checkpoint, now.epoch)
+        case None:
+            pass
+    if any(isinstance(cursor, Releasing) for cursor in cursors):
+        return True  # the chunks' high is in their files only
+    return any(position.order > until.order for position in highs)
+
+
+def _releases(checkpoint: Checkpoint, epoch: int) -> bool:
+    work = checkpoint.plan(epoch).plan.work
+    splits = [split for task in work.tasks for split in task] if isinstance(work, SnapshotWork) else []
+    return any(isinstance(split.pages, ReleaseChunk) for split in splits)
+
+
+def _require_whole(job: JobFile, now: EnumeratorState, leaving: Collection[TableId], *, is_half_written: bool) -> None:
+    """Raises LogPositionLostError if more than a position of the log is needed from the other server."""
+    if is_half_written:
+        raise LogPositionLostError(
+            f"Epoch {now.epoch} was read from the other server's log, but perhaps not written.", START_OVER_NOW
+        )
+    if now.prepared:
+        raise LogPositionLostError(
+            "XA transactions were prepared in the other server's log, and their outcome was not read.", START_OVER_NOW
+        )
+    if leaving and job.mode != "full+incremental":
+        raise LogPositionLostError("Tables have joined the job, and are not followed yet.", START_OVER_NOW)
+
+
+def _incomplete(now: EnumeratorState, state: JobState) -> set[TableId]:
+    """Returns the tables that can't go on at another server: the log has not passed the watermarks of their splits."""
+    waiting = {schema.table for schema in state.schemas} - {s.table for s in state.schemas_after(now.joined)}
+    if now.phase is Phase.STREAM:
+        return waiting
+    known = {schema.table for schema in state.schemas}
+    return waiting | {table.table for table in now.tables if not table.passed and table.table in known}

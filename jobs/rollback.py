@@ -1,0 +1,76 @@
+"""Rolling back: a job reads the log again from an older consistent cut on (`tidemark checkpoints JOB.yaml rollback EPOCH`).
+
+Epoch numbers, the fence and versions of changes only grow: what was read before is read again as later epochs.
+"""
+
+import time
+
+from tidemark.conf.model import JobFile
+from tidemark.enumerator.enumerator import absorb, in_mode, of_job
+from tidemark.jobs.lost_log import offset_from
+from tidemark.jobs.parking import to_be_found
+from tidemark.jobs.recovered_state import read_outcome, recover_state, required_state, settings_of
+from tidemark.jobs.sources import acquire_lease, find_source
+from tidemark.readers.findings import raise_passing
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError, JobHeldError
+from tidemark.state.job_state import JobState, Joined
+from tidemark.state.phase import Phase
+from tidemark.state.plan import AwaitedLog, EnumeratorState
+from tidemark.state.position import Position
+
+_LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those that are kept."
+
+
+def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
+    """Makes the next start of the job read the log again from the position that it had after `epoch`, durable. Returns the
+    position. Raises CheckpointError if more than the log would have to be read again, LogPositionLostError if the source no
+    longer has that log, JobHeldError if the job runs, unless `standby`: then waits for its end."""
+    try:
+        lease = acquire_lease(job, wait=standby)
+    except JobHeldError as error:
+        raise JobHeldError(error.message, "Stop the job first.") from error
+    with lease:
+        checkpoint = Checkpoint.at(job.checkpoint)
+        state = required_state(checkpoint, job)
+        if epoch > checkpoint.committed_epoch():
+            raise CheckpointError(f"Epoch {epoch} is not committed.", _LIST)
+        position = position_of_cut(checkpoint, job, state, recover_state(checkpoint, job, state), epoch)
+        with find_source(to_be_found(job, state), state) as found:
+            raise_passing(found.findings)
+            found.require_same_log(state, [position])
+        joined = Joined(
+            position,
+            (),
+            (),
+            left_files=checkpoint.left_count(),
+            after_epoch=max(checkpoint.plan_epochs(), default=0),
+            at_us=time.time_ns() // 1000,
+            restarts=True,
+            version_offset=offset_from(job, state, position),
+        )
+        checkpoint.create_joined(state, joined)
+    return position
+
+
+def position_of_cut(
+    checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, epoch: int
+) -> Position:
+    """Returns the log's position after `epoch`. Raises CheckpointError unless only the log was followed since, by the same
+    tables with the same columns."""
+    if epoch not in checkpoint.plan_epochs() or not checkpoint.has_log_report(epoch):
+        raise CheckpointError(f"The checkpoint does not keep what epoch {epoch} read, or it read no log.", _LIST)
+    record = checkpoint.plan(epoch)
+    planned = in_mode(of_job(record.state, state), job.mode)
+    if now.phase is not Phase.STREAM or not isinstance(planned.awaited, AwaitedLog):
+        raise CheckpointError("The job's first load is not complete.", "Let the job run until it follows the log.")
+    if any(joined.schemas or joined.server_identity for joined in state.joined[planned.joined :]):
+        raise CheckpointError(f"Tables have joined the job, or it moved to another server, after epoch {epoch}.", _LIST)
+    if any(altered.at_us > record.planned_at_us for altered in checkpoint.altered()):
+        raise CheckpointError(f"A table has got or lost columns after epoch {epoch}.", _LIST)
+    then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
+    if then.phase is not Phase.STREAM or then.prepared:
+        raise CheckpointError(
+            f"After epoch {epoch} the first load was not complete, or XA transactions were prepared.", _LIST
+        )
+    return then.position

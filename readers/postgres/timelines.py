@@ -1,0 +1,95 @@
+"""Timelines: up to where the log of a server that was promoted is that of the server that a job has read before.
+
+A standby that is promoted begins a new timeline. Its history file says at which position each earlier one ended: up to there
+both servers have the same log, byte for byte. The file is read over a replication connection, which the job's role may open.
+"""
+
+import contextlib
+
+import psycopg2
+import psycopg2.extras
+
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.libpq import connection_settings
+from tidemark.conf.source import Tls
+from tidemark.readers.postgres.connect import APPLICATION_NAME, error_text, is_transient
+from tidemark.readers.postgres.server import ServerIdentity
+from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
+from tidemark.state.position import WalPosition
+from tidemark.state.remedies import START_OVER
+
+_PAGE_HEADER_BYTES, _SEGMENT_HEADER_BYTES = 24, 40
+_SIZES = "SELECT setting::bigint FROM pg_settings WHERE name IN ('wal_block_size', 'wal_segment_size') ORDER BY name"
+
+
+def shared_until(endpoint: Endpoint, tls: Tls | None, before: ServerIdentity) -> WalPosition:
+    """Returns the position up to which the server's log is that of `before`. Raises LogPositionLostError, with the reason, if
+    it has no part of that log, or if nobody may ask; SourceUnavailableError if the connection is lost."""
+    try:
+        connection = psycopg2.connect(
+            **connection_settings(endpoint, tls, APPLICATION_NAME),
+            connection_factory=psycopg2.extras.LogicalReplicationConnection,
+        )
+        with contextlib.closing(connection), connection.cursor() as cursor:
+            cursor.execute("IDENTIFY_SYSTEM")
+            ((system, timeline, *_),) = cursor.fetchall()
+            now = ServerIdentity(str(system), int(timeline))
+            if now.system != before.system:
+                raise _of_another_system(now, before)
+            if now.timeline <= before.timeline:
+                raise _is_older(now, before)
+            cursor.execute(f"TIMELINE_HISTORY {now.timeline}")
+            ((_, history),) = cursor.fetchall()
+            cursor.execute(_SIZES)
+            (page_bytes,), (segment_bytes,) = cursor.fetchall()
+    except psycopg2.Error as error:
+        if is_transient(error):
+            raise SourceUnavailableError(
+                f"The connection to the source was lost: {error_text(error)}", "Run the job again: it continues."
+            ) from error
+        raise LogPositionLostError(
+            f"The server does not tell its timeline history: {error_text(error)}.",
+            "Let the role of source.url open replication connections (REPLICATION, max_wal_senders, pg_hba.conf), and run "
+            f"the job again. Otherwise {START_OVER}.",
+        ) from error
+    text = history if isinstance(history, str) else bytes(history).decode("utf-8", "replace")
+    ends = parse_history(text)
+    if before.timeline not in ends:
+        raise LogPositionLostError(
+            f"The server is on timeline {now.timeline}, which does not come from timeline {before.timeline}, the job's: a "
+            "standby was promoted that had not followed the job's server, or the server was restored.",
+            f"Connect to the server that the job has read. If it is gone, {START_OVER}.",
+        )
+    return _after_header(ends[before.timeline], int(page_bytes), int(segment_bytes))
+
+
+def parse_history(text: str) -> dict[int, int]:
+    """Returns at which LSN each earlier timeline ended. `text`: of a timeline history file."""
+    ends = {}
+    for line in text.splitlines():
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            high, _, low = words[1].partition("/")
+            ends[int(words[0])] = int(high, 16) << 32 | int(low, 16)
+    return ends
+
+
+def _after_header(lsn: int, page_bytes: int, segment_bytes: int) -> WalPosition:
+    """Returns the last position that has the same log before it: no record begins in the header of a page."""
+    if lsn % page_bytes:
+        return WalPosition(lsn)
+    return WalPosition(lsn + (_PAGE_HEADER_BYTES if lsn % segment_bytes else _SEGMENT_HEADER_BYTES))
+
+
+def _of_another_system(now: ServerIdentity, before: ServerIdentity) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"This is another server: its system identifier is {now.system}, the job's is {before.system}.",
+        f"Connect to the server that the job has read, or to a standby of it. If it is gone, {START_OVER}.",
+    )
+
+
+def _is_older(now: ServerIdentity, before: ServerIdentity) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"The server is on timeline {now.timeline}, and the job's is {before.timeline}: a former primary answers.",
+        "Connect to the server that was promoted.",
+    )

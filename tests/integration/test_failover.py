@@ -1,0 +1,358 @@
+"""The source fails over to a replica: the job goes on there (docs/adr/0035)."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devtools.server import Server
+from tests.support.epochs import Notes, run_epochs
+from tests.support.failover import await_replica, follow, on, promote, replicated, reset, seed, stop_receiving
+from tests.support.forwarder import forwarding
+from tests.support.history import assert_copied, read_history
+from tests.support.jobs import running, source_of, write_job
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.state import failpoints
+from tidemark.state.errors import LogPositionLostError
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def own_pair(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
+    with replicated(request.param) as servers:
+        yield servers
+
+
+@pytest.fixture
+def pair(own_pair: tuple[Server, Server]) -> tuple[Server, Server]:
+    """A primary and its replica."""
+    reset(*own_pair)
+    return own_pair
+
+
+@pytest.fixture
+def source(pair: tuple[Server, Server]) -> Iterator[Database]:
+    """On the primary."""
+    with fresh_database(pair[0]) as database:
+        create_tables(database, rows=60, uids=Uids())
+        yield database
+
+
+def job_of(database: Database, folder: Path, target: Database | None = None, **source: Any) -> Path:
+    sink = {"type": "files", "path": str(folder / "out")}
+    if target is not None:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    return write_job(
+        folder,
+        source=source_of(database, **({"on_log_lost": "stop"} | source)),
+        snapshot={"split_rows": 20, "parallelism": 2},
+        sink=sink,
+    )
+
+
+def assert_mirrored(source: Database, target: Database) -> None:
+    for table, key in KEYS.items():
+        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+
+
+def fail_over(source: Database, pair: tuple[Server, Server]) -> Database:
+    """Promotes the replica. Returns the database there."""
+    await_replica(*pair)
+    promote(pair[1])
+    return on(pair[1], source)
+
+
+def moved(notes: Notes) -> list[str]:
+    return [facts["text"] for event, facts in notes.found if event == "moved"]
+
+
+def is_copied(root: Path, source: Database) -> bool:
+    try:
+        assert_copied(root, source)
+    except AssertionError:
+        return False
+    return True
+
+
+def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    armed = folder / "armed"
+    armed.mkdir(exist_ok=True)
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    (armed / point).write_text("raise")
+    with pytest.raises(FailpointError):
+        run_epochs(job)
+    (armed / point).unlink(missing_ok=True)
+
+
+def test_a_job_goes_on_at_the_promoted_replica_and_back(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    primary, replica = pair
+    run_epochs(job_of(source, tmp_path))
+    source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0", "FLUSH BINARY LOGS", *UPDATE_ALL)
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL, "FLUSH BINARY LOGS", *UPDATE_ALL)
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path), notes=notes)) == {"stream"}
+    assert ["has all that the job has read" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+    there.execute(*UPDATE_ALL)
+    run_epochs(job_of(there, tmp_path))
+    follow(primary, replica)
+    await_replica(replica, primary)
+    promote(primary)
+    source.execute(*UPDATE_ALL)
+    assert set(run_epochs(job_of(source, tmp_path))) == {"stream"}
+    assert_copied(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("sink", ["files", "mirror"])
+@pytest.mark.parametrize(
+    "point",
+    ["planner.after_plan", "log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"],
+)
+def test_an_epoch_is_not_committed_when_the_primary_dies(
+    source: Database,
+    pair: tuple[Server, Server],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    sink: str,
+) -> None:
+    """A files sink can't tell whether it has an epoch that was read: then all rows are read again."""
+    target: Database | None = request.getfixturevalue("postgres_database") if sink == "mirror" else None
+    run_epochs(job_of(source, tmp_path, target))
+    source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
+    die_at(job_of(source, tmp_path, target), tmp_path, monkeypatch, point)
+    source.execute(*UPDATE_ALL)
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL, "DELETE FROM customers WHERE code LIKE '%3'")
+    is_unknown = sink == "files" and point in {"sink.before_commit", "sink.after_commit", "driver.epoch_written"}
+    if is_unknown:
+        with pytest.raises(LogPositionLostError, match="perhaps not written") as caught:
+            run_epochs(job_of(there, tmp_path, target))
+        assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    policy = "resnapshot" if is_unknown else "stop"
+    phases = run_epochs(job_of(there, tmp_path, target, on_log_lost=policy))
+    assert ("snapshot" in phases) == is_unknown
+    for _ in range(2):
+        if target is None:
+            assert_copied(tmp_path / "out", there)
+        else:
+            assert_mirrored(there, target)
+        there.execute(*UPDATE_ALL)
+        assert run_epochs(job_of(there, tmp_path, target, on_log_lost=policy)) == ["stream"]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("point", ["", "another_server.left", "tables.before_joined", "tables.after_joined"])
+def test_the_primary_dies_during_the_first_load(
+    source: Database,
+    pair: tuple[Server, Server],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    epochs: int,
+    point: str,
+) -> None:
+    """Tables whose rows are not all read are read again: watermarks belong to their server."""
+    uids = Uids()
+    uids.take(10_000)  # those of `create_tables`
+    with Writers(source, uids, count=2, seed=epochs, pause_seconds=0.005):
+        run_epochs(job_of(source, tmp_path), at_most=epochs)
+    there = fail_over(source, pair)
+    if point:
+        die_at(job_of(there, tmp_path), tmp_path, monkeypatch, point)
+    with Writers(there, uids, count=2, seed=epochs + 10, pause_seconds=0.005):
+        run_epochs(job_of(there, tmp_path))
+    run_epochs(job_of(there, tmp_path))
+    assert_copied(tmp_path / "out", there)
+
+
+def test_a_replica_that_lacks_what_was_read(source: Database, pair: tuple[Server, Server], tmp_path: Path) -> None:
+    """Transactions that only the dead primary had are in the copy. So all rows are read again, if the job file says so."""
+    primary, replica = pair
+    run_epochs(job_of(source, tmp_path))
+    await_replica(primary, replica)
+    stop_receiving(replica)
+    source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0", "FLUSH BINARY LOGS", *UPDATE_ALL)
+    run_epochs(job_of(source, tmp_path))
+    promote(replica)
+    there = on(replica, source)
+    there.execute("DELETE FROM customers WHERE code LIKE '%3'")
+    for _ in range(2):
+        with pytest.raises(LogPositionLostError, match="Only the other server had them") as caught:
+            run_epochs(job_of(there, tmp_path))
+        assert caught.value.exit_code == 4
+        assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    notes = Notes()
+    run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"), notes=notes)
+    assert ["Only the other server had them" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+    there.execute(*UPDATE_ALL)
+    assert run_epochs(job_of(there, tmp_path)) == ["stream"]
+    assert_copied(tmp_path / "out", there)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("touches", [False, True])
+def test_a_replica_with_transactions_of_its_own(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path, *, touches: bool, flush: bool
+) -> None:
+    """Such as accounts that were created there. They don't matter, unless they changed tables of the job."""
+    _, replica = pair
+    await_replica(*pair)
+    there = on(replica, source)
+    there.execute("CREATE DATABASE IF NOT EXISTS t_other", "CREATE TABLE t_other.t (id INT PRIMARY KEY)")
+    row = "INSERT INTO orders (id, uid, version) VALUES (1000000, 9999, 1)"
+    there.execute(row if touches else "INSERT INTO t_other.t VALUES (1)")
+    if flush:
+        there.execute("FLUSH BINARY LOGS")
+    source.execute(*UPDATE_ALL)
+    run_epochs(job_of(source, tmp_path))
+    source.execute("UPDATE customers SET version = version + 1")
+    assert fail_over(source, pair) == there
+    there.execute("UPDATE orders SET version = version + 1")
+    if touches:
+        with pytest.raises(LogPositionLostError, match="change the job's tables"):
+            run_epochs(job_of(there, tmp_path))
+    phases = run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot" if touches else "stop"))
+    assert ("snapshot" in phases) == touches
+    assert_copied(tmp_path / "out", there)
+
+
+def test_a_transaction_of_its_own_after_what_was_read_is_followed(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    run_epochs(job_of(source, tmp_path))
+    await_replica(*pair)
+    there = on(pair[1], source)
+    there.execute("DELETE FROM orders WHERE id = 5", "UPDATE customers SET version = version + 1")
+    source.execute("UPDATE order_lines SET version = version + 1")
+    fail_over(source, pair)
+    run_epochs(job_of(there, tmp_path))
+    assert_copied(tmp_path / "out", there)
+
+
+def test_a_stranger_is_refused(source: Database, pair: tuple[Server, Server], tmp_path: Path) -> None:
+    run_epochs(job_of(source, tmp_path))
+    reset(pair[1], pair[0])
+    there = on(pair[1], source)
+    there.server.connect().cursor().execute(f"CREATE DATABASE {source.name}")
+    create_tables(there, rows=10, uids=Uids())
+    with pytest.raises(LogPositionLostError, match="Only the other server had them") as caught:
+        run_epochs(job_of(there, tmp_path, on_log_lost="resnapshot"))
+    assert caught.value.exit_code == 4
+    assert "on_log_lost" not in caught.value.remedy
+
+
+def test_a_job_without_rows_goes_on(source: Database, pair: tuple[Server, Server], tmp_path: Path) -> None:
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL)
+    assert run_epochs(job_of(there, tmp_path), "mode=incremental") == ["stream"]
+    assert_copied(tmp_path / "out", there)
+
+
+def test_a_replica_that_was_made_from_a_backup(source: Database, pair: tuple[Server, Server], tmp_path: Path) -> None:
+    """Its log starts after the backup's transactions, which it has. Back at the primary, they are known."""
+    primary, replica = pair
+    await_replica(*pair)
+    seed(replica, primary)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job_of(source, tmp_path))
+    source.execute(*UPDATE_ALL, "FLUSH BINARY LOGS", *UPDATE_ALL)
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL, "FLUSH BINARY LOGS", *UPDATE_ALL)
+    assert set(run_epochs(job_of(there, tmp_path))) == {"stream"}
+    follow(primary, replica)
+    await_replica(replica, primary)
+    promote(primary)
+    source.execute(*UPDATE_ALL)
+    assert set(run_epochs(job_of(source, tmp_path))) == {"stream"}
+    assert_copied(tmp_path / "out", source)
+
+
+def test_a_job_that_started_in_a_file_without_transactions(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    source.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    run_epochs(job_of(source, tmp_path))
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL)
+    assert set(run_epochs(job_of(there, tmp_path))) == {"stream"}
+    assert_copied(tmp_path / "out", there)
+
+
+@pytest.mark.parametrize("key", ["timestamp", "gtid"])
+def test_a_job_that_started_inside_the_log(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path, key: str
+) -> None:
+    await_replica(*pair)
+    variable = "gtid_executed" if pair[0].kind == "mysql" else "gtid_binlog_pos"
+    query = (
+        "SELECT DATE_ADD(UTC_TIMESTAMP(), INTERVAL 1 SECOND)" if key == "timestamp" else f"SELECT @@GLOBAL.{variable}"
+    )
+    [(start,)] = source.query(query)
+    while key == "timestamp" and source.query("SELECT UTC_TIMESTAMP()")[0][0] < start:
+        time.sleep(0.05)
+
+    def job(database: Database) -> Path:
+        sink = {"type": "files", "path": str(tmp_path / "out")}
+        log = {"start": {key: f"{start}Z" if key == "timestamp" else start}}
+        return write_job(tmp_path, mode="incremental", source=source_of(database), log=log, sink=sink)
+
+    source.execute(*UPDATE_ALL)
+    run_epochs(job(source))
+    there = fail_over(source, pair)
+    there.execute(*UPDATE_ALL)
+    run_epochs(job(there))
+    history = read_history(tmp_path / "out", source.schema, "orders")
+    assert history.column("version").to_pylist() == [2] * 60 + [3] * 60
+
+
+def test_a_running_job_goes_on_when_the_primary_is_killed(
+    source: Database, pair: tuple[Server, Server], tmp_path: Path
+) -> None:
+    primary, replica = pair
+    uids = Uids()
+    uids.take(10_000)
+    with forwarding(primary) as forwarder:
+        url = source.server.url.replace(f":{primary.port}", f":{forwarder.port}")
+        job = write_job(
+            tmp_path,
+            trigger="200ms",
+            source=source_of(source, url=url),
+            sink={"type": "files", "path": str(tmp_path / "out")},
+            reconnect={"attempts": 60, "max_delay_seconds": 1},
+        )
+        with running(job) as process:
+            process.wait_until(lambda: any(event.get("phase") == "stream" for event in process.events()))
+            with Writers(source, uids, count=1, seed=1, pause_seconds=0.01) as writers:
+                process.wait_until(lambda: writers.transactions > 50)
+            await_replica(primary, replica)
+            primary.kill()
+            forwarder.server = replica
+            try:
+                promote(replica)
+                there = on(replica, source)
+                with Writers(there, uids, count=1, seed=2, pause_seconds=0.01):
+                    process.wait_until(lambda: any(event["event"] == "moved" for event in process.events()))
+                there.execute(*UPDATE_ALL)
+                process.wait_until(lambda: is_copied(tmp_path / "out", there))
+                process.popen.send_signal(signal.SIGINT)
+                assert process.wait() == 130
+            finally:
+                primary.start()
+        assert_copied(tmp_path / "out", there)

@@ -1,0 +1,158 @@
+"""`tidemark checkpoints JOB.yaml rollback EPOCH`: the log is read again from an older cut on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.epochs import run_epochs
+from tests.support.history import assert_copied, read_history
+from tests.support.jobs import run_to_end, source_of, write_job
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.rollback import roll_back
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError, LogPositionLostError
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+
+
+@pytest.fixture(params=["mysql_database", "mariadb_database"])
+def source(request: pytest.FixtureRequest) -> Database:
+    database: Database = request.getfixturevalue(request.param)
+    create_tables(database, rows=60, uids=Uids())
+    return database
+
+
+def mirror_of(source: Database, target: Database, folder: Path) -> Path:
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    return write_job(folder, source=source_of(source), sink=sink)
+
+
+def go_back(job: Path, epoch: int) -> None:
+    roll_back(
+        load_job_file(job), epoch, standby=True
+    )  # the server may still be ending the connection of the run before
+
+
+def committed(folder: Path) -> int:
+    return Checkpoint.at(str(folder / "checkpoint")).committed_epoch()
+
+
+def assert_mirrored(source: Database, target: Database) -> None:
+    for table, key in KEYS.items():
+        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+
+
+@pytest.mark.parametrize("point", ["", "planner.after_plan", "sink.before_commit", "driver.epoch_written"])
+def test_rows_that_were_damaged_since_are_right_again(
+    source: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    for _ in range(2):
+        source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id = 7")
+        run_epochs(job)
+    if point:
+        source.execute(*UPDATE_ALL)
+        die_at(job, tmp_path, monkeypatch, point)
+    postgres_database.execute("UPDATE copy_orders SET version = 77", "DELETE FROM copy_customers")
+    source.execute("DELETE FROM orders WHERE id = 8")
+    go_back(job, epoch)
+    assert set(run_epochs(job)) == {"stream"}
+    assert_mirrored(source, postgres_database)
+    source.execute(*UPDATE_ALL)
+    assert run_epochs(job) == ["stream"]
+    assert_mirrored(source, postgres_database)
+
+
+def test_the_command(source: Database, postgres_database: Database, tmp_path: Path) -> None:
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    told = run_to_end(job, "rollback", str(epoch), command="checkpoints")
+    assert f"where epoch {epoch} ended" in " ".join(told.out.read_text().split())
+    assert run_epochs(job) == ["stream"]
+    assert_mirrored(source, postgres_database)
+    run_to_end(job, "rollback", command="checkpoints", expect=2)
+    assert "is not committed" in run_to_end(job, "rollback", "999", command="checkpoints", expect=1).error_text()
+
+
+def test_cuts_of_the_first_load_are_refused(source: Database, tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        source=source_of(source),
+        snapshot={"split_rows": 20, "parallelism": 2},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_epochs(job, at_most=2)
+    with pytest.raises(CheckpointError):
+        go_back(job, 1)
+    run_epochs(job)
+    with pytest.raises(CheckpointError):
+        go_back(job, 1)
+    run_epochs(job)
+    assert_copied(tmp_path / "out", source)
+
+
+def test_versions_in_files_ascend(source: Database, tmp_path: Path) -> None:
+    """The changes come a second time, as later ones: the newest version of each key is the right one."""
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id = 7")
+    run_epochs(job)
+    go_back(job, epoch)
+    run_epochs(job)
+    assert newest(tmp_path / "out", source, "orders") == dict(source.query("SELECT id, version FROM orders"))
+
+
+def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_database: Database, tmp_path: Path) -> None:
+    create_tables(postgres_source_database, rows=20, uids=Uids())
+    job = mirror_of(postgres_source_database, postgres_database, tmp_path)
+    run_epochs(job)
+    postgres_source_database.execute(*UPDATE_ALL)
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    for _ in range(3):
+        postgres_source_database.execute(*UPDATE_ALL)
+        run_epochs(job)
+    with pytest.raises(LogPositionLostError):
+        go_back(job, epoch)
+    run_epochs(job)
+    assert_mirrored(postgres_source_database, postgres_database)
+
+
+def newest(root: Path, source: Database, table: str) -> dict[int, int]:
+    """The version of each row, by its id, in the order of `_commit_version` and `_seq`."""
+    found: dict[int, int] = {}
+    for row in read_history(root, source.schema, table).to_pylist():
+        if row["_change_type"] == "delete":
+            found.pop(row["id"], None)
+        else:
+            found[row["id"]] = row["version"]
+    return found
+
+
+def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    armed = folder / "armed"
+    armed.mkdir(exist_ok=True)
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    (armed / point).write_text("raise")
+    with pytest.raises(FailpointError):
+        run_epochs(job)
+    (armed / point).unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""A PostgreSQL primary, its standby, and an address that leads to one of them."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from devtools.server import Server
+from devtools.servers import start_server
+from tests.support.forwarder import Forwarder, forwarding
+from tests.support.servers import Database
+
+WAIT_SECONDS = 60
+PHYSICAL_SLOT = "standby"
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`database` is on the primary. `address` leads to it until the standby is promoted."""
+
+    primary: Server
+    standby: Server
+    database: Database
+    address: Forwarder
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{self.primary.user}@127.0.0.1:{self.address.port}/{self.database.name}"
+
+    @property
+    def promoted(self) -> Database:
+        """The database on the server that was the standby."""
+        return replace(self.database, server=self.standby)
+
+    def await_standby(self) -> None:
+        """Until the standby has replayed all that the primary has written."""
+        _ask(self.primary, "SELECT pg_switch_wal()")
+        end = _ask(self.primary, "SELECT pg_current_wal_flush_lsn()::text")
+        _until(self.standby, f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn")
+
+    def await_slot(self, *, advance: bool = False) -> None:
+        """Until the standby has a copy of the job's slot that it keeps when it is promoted. For that, the slot must go on after
+        the standby has begun to copy it: by a running job, or by `advance`."""
+        kept = (
+            "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE synced AND NOT temporary AND invalidation_reason IS NULL "
+            f"AND slot_name = '{self.database.name}')"
+        )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not _ask(self.standby, kept):
+            assert time.monotonic() < deadline, _ask(self.standby, "SELECT jsonb_agg(s) FROM pg_replication_slots AS s")
+            _ask(self.primary, "SELECT pg_log_standby_snapshot()")
+            if advance:
+                end = "pg_current_wal_flush_lsn()"
+                self.database.query(f"SELECT pg_replication_slot_advance('{self.database.name}', {end})")
+            _ask(
+                self.standby, "SELECT pg_reload_conf()"
+            )  # wakes the process that copies slots, which sleeps up to 30 s
+            time.sleep(_POLL_SECONDS)
+
+    def promote(self) -> None:
+        _ask(self.standby, "SELECT pg_promote()")
+        _until(self.standby, "SELECT NOT pg_is_in_recovery()")
+
+    def fall_behind(self) -> None:
+        """The standby gets nothing from now on, until it is promoted."""
+        self.standby.stop()
+
+    def fail_over(self) -> None:
+        """Kills the primary, promotes the standby and lets the address lead to it."""
+        self.primary.kill()
+        assert self.standby.process is not None
+        if self.standby.process.exit_code() is not None:
+            self.standby.start()
+        self.promote()
+        self.address.server = self.standby
+
+
+@contextmanager
+def primary_and_standby(name: str, version: str = "18", **options: str | int | bool) -> Iterator[Pair]:
+    """Servers of the caller's own, with an empty database. The standby keeps copies of slots (PostgreSQL 17 and later)."""
+    with start_server("postgres", options, version) as primary:
+        assert primary.data_folder is not None
+        keeps_slots = {"sync_replication_slots": True} if int(version) >= 17 else {}
+        conninfo = f"host=127.0.0.1 port={primary.port} user={primary.user} dbname=postgres"
+        follows = {"primary_conninfo": conninfo, "primary_slot_name": PHYSICAL_SLOT, "hot_standby_feedback": True}
+        _ask(primary, f"SELECT pg_create_physical_replication_slot('{PHYSICAL_SLOT}', true)")
+        _ask(primary, f"CREATE DATABASE {name}", rows=False)
+        with start_server("postgres", {**options, **keeps_slots, **follows}, version) as standby:
+            standby.stop()
+            assert standby.data_folder is not None
+            _copy(primary, standby.data_folder)
+            standby.start()
+            with forwarding(primary) as address:
+                yield Pair(primary, standby, Database(primary, name), address)
+
+
+def _copy(primary: Server, data: Path) -> None:
+    """Makes `data` the data of a standby: PostgreSQL's low-level backup."""
+    assert primary.data_folder is not None
+    owner = data.stat()
+    shutil.rmtree(data)
+    with contextlib.closing(primary.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backup_start('standby', true)")
+        shutil.copytree(
+            primary.data_folder,
+            data,
+            symlinks=True,
+            ignore=lambda folder, names: (
+                {"postmaster.pid", "postmaster.opts"}.intersection(names)
+                | (set(names) if folder.endswith(("pg_replslot", "pg_dynshmem")) else set())
+            ),
+        )
+        cursor.execute("SELECT labelfile FROM pg_backup_stop(false)")
+        ((label,),) = cursor.fetchall()
+    (data / "backup_label").write_text(label)
+    (data / "standby.signal").touch()
+    for folder, _, names in os.walk(data):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    data.chmod(0o700)
+
+
+def _until(server: Server, question: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not _ask(server, question):
+        assert time.monotonic() < deadline, question
+        time.sleep(_POLL_SECONDS)
+
+
+def _ask(server: Server, query: str, *, rows: bool = True) -> object:
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetchone()[0] if rows else None
