@@ -1,6 +1,7 @@
 """The Spark session that a job runs in."""
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -81,7 +82,7 @@ def open_session(job: JobFile) -> SparkSession:
             raise SinkError(f"Spark did not start; perhaps {packages} can't be downloaded.", remedy) from error
         raise
     session.sparkContext.setLogLevel("ERROR" if debugging() else "FATAL")
-    _silence_query_context_loggers()
+    _silence_spark_loggers()
     # A change batch is one row of several MiB: the JVM must pass rows on one by one, not 10,000 at a time.
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1")
     _let_workers_import_us(session.sparkContext)
@@ -99,14 +100,20 @@ def _java_options(given: str) -> str:
     return " ".join(filter(None, [*options, given]))
 
 
-def _silence_query_context_loggers() -> None:
-    """They print stack traces of errors that we raise on stderr. Spark before 4.0 has none."""
+def _silence_spark_loggers() -> None:
+    """They print stack traces of errors that we raise on stderr. Spark before 4.0 has no loggers of query contexts."""
+    # py4j logs by the root logger, among others if a second signal comes while it waits for the JVM.
+    logging.getLogger().addFilter(_is_not_of_py4j)
     if find_spec("pyspark.logger") is None:
         return
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = not debugging()
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return debugging() or record.module not in ("java_gateway", "clientserver")
 
 
 def _with_retries(master: str) -> str:
