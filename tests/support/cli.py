@@ -1,5 +1,8 @@
-"""The command line in this process: a command that ends before Spark starts needs no JVM to be tested."""
+"""The command line in this process: a command that ends before Spark starts needs no JVM to be tested, and no process of
+its own, whose start takes a second and a half of processor time."""
 
+import contextlib
+import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +33,10 @@ class Ended:
     out: str
     err: str
 
+    def events(self) -> list[dict[str, Any]]:
+        """The events of a run."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
     @property
     def last_line(self) -> str:
         return self.err.splitlines()[-1] if self.err else ""
@@ -39,15 +46,12 @@ CommandLine = Callable[..., Ended]
 
 
 @pytest.fixture
-def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[CommandLine]:
+def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Runs `tidemark ARGUMENTS`. A failure must name cause and remedy in its last line, without a traceback."""
-    undo: list[Callable[[], None]] = []
-    monkeypatch.setattr(cli, "install_redaction", lambda: undo.append(install_redaction()))
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
+        with _undone(monkeypatch), pytest.raises(SystemExit) as caught:
             cli.main([str(argument) for argument in arguments])
         ended = Ended(caught.value.code, *capsys.readouterr())  # type: ignore[arg-type]
         if ended.code != 0:
@@ -56,11 +60,22 @@ def tidemark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
             assert "Traceback" not in ended.err
         return ended
 
-    yield run
-    for uninstall in undo:
-        uninstall()
-    for number, handler in previous.items():
-        signal.signal(number, handler)
+    return run
+
+
+@contextlib.contextmanager
+def _undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes back what a command line does to its process. A process that is started later would inherit ignored signals."""
+    undo: list[Callable[[], None]] = []
+    monkeypatch.setattr(cli, "install_redaction", lambda: undo.append(install_redaction()))
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for uninstall in undo:
+            uninstall()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
