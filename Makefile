@@ -31,8 +31,8 @@ check: setup ## format, lint, types, import direction
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: setup servers ## all tests except the long chaos tests and Airflow's (WORKERS=2)
-	$(PYTEST) -m "$(MOST)"
+test: setup servers ## all tests except the long chaos tests and Airflow's (WORKERS=2, EVERY_SERVER=1)
+	TIDEMARK_TEST_EVERY_SERVER=$(EVERY_SERVER) $(PYTEST) -m "$(MOST)"
 
 test-fast: setup ## tests that need no server and no Spark
 	$(PYTEST) -m "$(MOST) and not integration and not chaos"

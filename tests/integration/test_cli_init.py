@@ -1,16 +1,14 @@
 """`tidemark init`: the first job file of a source is valid, and says what is left out."""
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from devtools.job_process import Process, start_process
 from devtools.servers import start_server
-from tests.support.jobs import run_to_end
+from tests.support.cli import CommandLine, Ended
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
@@ -19,7 +17,7 @@ from tidemark.conf.redaction import Secret
 from tidemark.jobs.commands.init import init
 from tidemark.state.errors import JobFileError, SourceNotUsableError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 
 @dataclass
@@ -27,6 +25,7 @@ class Case:
     database: Database
     endpoint: Endpoint
     folder: Path
+    tidemark: CommandLine
 
     @property
     def variable(self) -> str:
@@ -36,15 +35,17 @@ class Case:
     def password(self) -> str:
         return self.endpoint.password.get_secret_value()
 
-    def init(self, url: str, *arguments: str, expect: int = 0, **environment: str) -> Process:
-        argv = ("-m", "tidemark.jobs.cli", "init", url, *arguments)
-        process = start_process(self.folder, sys.executable, *argv, environment=environment)
-        assert process.wait() == expect, process.error_text()
-        return process
+    def init(self, url: str, *arguments: str, expect: int = 0, **environment: str) -> Ended:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            ended = self.tidemark("init", url, *arguments)
+        assert ended.code == expect, ended.err
+        return ended
 
 
 @pytest.fixture
-def case(any_source_database: Database, tmp_path: Path) -> Iterator[Case]:
+def case(any_source_database: Database, tidemark: CommandLine, tmp_path: Path) -> Iterator[Case]:
     database = any_source_database
     database.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "CREATE TABLE events (v INT)")
     with contextlib.ExitStack() as stack:
@@ -57,17 +58,17 @@ def case(any_source_database: Database, tmp_path: Path) -> Iterator[Case]:
                 all_grants += ["BACKUP_ADMIN, XA_RECOVER_ADMIN ON *.*", "SELECT ON performance_schema.log_status"]
             found = stack.enter_context(account(database.server, *all_grants))
             endpoint = replace(found, database=database.name)
-        yield Case(database, endpoint, tmp_path)
+        yield Case(database, endpoint, tmp_path, tidemark)
 
 
 def test_a_first_job_file_is_valid_and_has_no_password(case: Case) -> None:
     path = case.folder / "job.yaml"
     told = case.init(case.endpoint.url_with_password(), "-o", str(path))
     text = path.read_text()
-    assert case.password not in text + told.out.read_text() + told.error_text()
-    assert f"export {case.variable}=…" in told.out.read_text()
+    assert case.password not in text + told.out + told.err
+    assert f"export {case.variable}=…" in told.out
     events = f"{case.database.schema}.events"
-    assert f"warning: {events} is left out." in told.error_text()
+    assert f"warning: {events} is left out." in told.err
     assert f"${{{case.variable}}}" in text
     assert "GRANT SELECT" in text
     job = load_job_file(path, environ={case.variable: case.password})
@@ -76,7 +77,7 @@ def test_a_first_job_file_is_valid_and_has_no_password(case: Case) -> None:
     assert job.source.url == case.endpoint or job.source.url == replace(case.endpoint, database=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(case.variable, case.password)
-        run_to_end(path, "--connect", command="validate")
+        assert case.tidemark("validate", path, "--connect").code == 0
     case.init(case.endpoint.url_with_password(), "-o", str(path), expect=2)  # it is there
     assert path.read_text() == text
 
@@ -84,10 +85,10 @@ def test_a_first_job_file_is_valid_and_has_no_password(case: Case) -> None:
 def test_the_password_comes_from_the_environment(case: Case) -> None:
     url = replace(case.endpoint, password=Secret("")).url_with_password()
     named = url.replace("@", ":${SOURCE_LOGIN}@", 1)
-    printed = case.init(named, SOURCE_LOGIN=case.password).out.read_text()
+    printed = case.init(named, SOURCE_LOGIN=case.password).out
     assert ":${SOURCE_LOGIN}@" in printed
     case.init(named, expect=2)
-    printed = case.init(url, **{case.variable: case.password}).out.read_text()
+    printed = case.init(url, **{case.variable: case.password}).out
     assert f"${{{case.variable}}}" in printed
 
 

@@ -15,7 +15,7 @@ from tests.support.servers import Database
 from tidemark.state import failpoints
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 
 def job_of(database: Database, folder: Path, target: Database | None = None, **changes: Any) -> Path:

@@ -14,7 +14,7 @@ from tidemark.state import failpoints
 from tidemark.state.errors import DifferencesError
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 WRITES_BEFORE = (
     "UPDATE t SET name = 'older', v = 7 WHERE id = 2",
     "DELETE FROM t WHERE id = 3",

@@ -11,7 +11,7 @@ from tests.support.servers import Database
 from tidemark.state import failpoints
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 OTHER_SERVER = {"mysql": "mariadb", "mariadb": "postgres", "postgres": "mysql"}
 WRITES_BEFORE = (
     "UPDATE t SET name = 'older' WHERE id = 2",

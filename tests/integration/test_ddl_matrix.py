@@ -16,7 +16,7 @@ from tests.support.servers import Database
 from tidemark.state import failpoints
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 PAGE = Path(__file__).parents[2] / "docs" / "schema-changes.md"
 NAMES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 OUTCOMES = {None: "nothing to do", "altered": "followed", "left": "read again", "parked": "parked", "joined": "joins"}

@@ -29,7 +29,7 @@ from tidemark.state.job_state import JobState
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.signals import Signal
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 

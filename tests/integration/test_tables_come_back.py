@@ -29,7 +29,7 @@ from tidemark.state.failpoints import FailpointError
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.table import TableId
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 

@@ -26,7 +26,7 @@ from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, Tabl
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 

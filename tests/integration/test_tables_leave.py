@@ -15,7 +15,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 

@@ -7,6 +7,7 @@ PostgreSQL that is tried. A test that stops a server or changes its settings tak
 from `devtools.servers.start_server`.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,9 @@ __all__ = ["Database", "FindServer", "fresh_database"]
 BROKER = pytest.StashKey[ServerBroker]()
 USED = pytest.StashKey[set[ServerWanted]]()
 """The shared servers that this process has connected to or looked up since the set was last cleared."""
+
+EVERY_SERVER = "TIDEMARK_TEST_EVERY_SERVER"
+"""This variable of the environment is 1 where tests with the mark `once_per_family` run on each server of a family."""
 
 SERVER_FIXTURES = ("mysql_server", "mysql_nogtid_server", "mariadb_server", "postgres_server", "postgres_source_server")
 
@@ -46,10 +50,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every test that uses a server as an integration test."""
+    """Marks every test that uses a server as an integration test, and skips what `make test` leaves out."""
     for item in items:
         if set(SERVER_FIXTURES) & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
+        if _is_left_out(item):
+            item.add_marker(pytest.mark.skip(reason="make test EVERY_SERVER=1 runs it"))
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether the test's mark `once_per_family` leaves out its server. MySQL without GTIDs is of the family of MySQL."""
+    if os.environ.get(EVERY_SERVER) == "1" or item.get_closest_marker("once_per_family") is None:
+        return False
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "mysql_nogtid_server" in callspec.params.values()
 
 
 class SharedServer(Server):
