@@ -16,13 +16,11 @@ from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, Uids, create_tables
+from tests.support.workload import POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 Printed = Callable[..., str]
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @pytest.fixture

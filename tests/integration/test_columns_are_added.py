@@ -3,69 +3,15 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
-from tests.support.jobs import source_of, write_job
+from tests.support.altered_tables import POINTS, create, folded, history_of, job_of, rows_of, told
+from tests.support.epochs import Notes, die_at, run_epochs
+from tests.support.jobs import source_of
 from tests.support.servers import Database
-from tidemark.state import failpoints
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-
-def job_of(database: Database, folder: Path, target: Database | None = None, **changes: Any) -> Path:
-    sink: dict[str, Any] = {"type": "files", "path": str(folder / "out"), "on_schema_change": "evolve"}
-    if target is not None:
-        sink |= {"type": "mirror", "url": target.url, "table": "copy_{table}"}
-        del sink["path"]
-    job = {
-        "source": source_of(database, on_table_error="park"),
-        "checkpoint": str(folder / "checkpoint"),
-        "snapshot": {"split_rows": 3, "parallelism": 2},
-        "sink": sink,
-    }
-    return write_job(folder, **(job | changes))
-
-
-def create(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))",
-        "CREATE TABLE other (id INT PRIMARY KEY)",
-        "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd'), (5, 'e'), (6, 'f'), (7, 'g')",
-    )
-
-
-def rows_of(database: Database, table: str, *columns: str) -> list[Any]:
-    return list(database.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id"))
-
-
-def folded(folder: Path, database: Database, *columns: str) -> list[Any]:
-    """The table as a reader of its change files gets it."""
-    rows: dict[int, tuple[Any, ...]] = {}
-    for row in history_of(folder, database).to_pylist():
-        if row["_change_type"] == "truncate":
-            rows.clear()
-        elif row["_change_type"] == "delete":
-            rows.pop(row["id"], None)
-        else:
-            rows[row["id"]] = tuple(row.get(column) for column in columns)
-    return [rows[key] for key in sorted(rows)]
-
-
-def history_of(folder: Path, database: Database) -> pa.Table:
-    """Newer files have more columns: their schemas are merged, as Spark's option mergeSchema does."""
-    files = sorted((folder / "out" / f"{database.schema}.t").glob("**/*.parquet"))
-    whole = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
-    return whole.sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
-
-
-def told(notes: Notes) -> list[str]:
-    return [event for event, _ in notes.found if event in {"altered", "parked", "left", "joined"}]
 
 
 CHANGES = {
@@ -100,21 +46,11 @@ def test_into_files(any_source_database: Database, tmp_path: Path, change: str) 
     assert history_of(tmp_path, database).column("_is_snapshot").to_pylist().count(True) == 7
 
 
-POINTS = [
-    "schema.before_altered",
-    "schema.after_altered",
-    "log.before_report",
-    "sink.before_commit",
-    "driver.epoch_written",
-]
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
     database = any_source_database
@@ -123,12 +59,7 @@ def test_into_a_mirror_through_a_kill(
     job = job_of(database, tmp_path, target)
     run_epochs(job)
     database.execute(*WRITES_BEFORE, "ALTER TABLE t ADD COLUMN more INT", *WRITES_AFTER)
-    armed = tmp_path / "armed"
-    armed.mkdir()
-    (armed / point).write_text("raise")
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    with pytest.raises(FailpointError):
-        run_epochs(job)
+    die_at(job, point)
     run_epochs(job)
     columns = ("id", "name", "more")
     assert rows_of(target, "copy_t", *columns) == rows_of(database, "t", *columns)

@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_columns_are_added import POINTS, folded, job_of, rows_of, told
-from tests.support.epochs import Notes, run_epochs
+from tests.support.altered_tables import POINTS, folded, job_of, rows_of, told
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.state import failpoints
 from tidemark.state.errors import DifferencesError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 WRITES_BEFORE = (
@@ -41,7 +39,6 @@ def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: str | None,
 ) -> None:
     database, notes = any_source_database, Notes()
@@ -50,13 +47,8 @@ def test_into_a_mirror_through_a_kill(
     job = job_of(database, tmp_path, target)
     run_epochs(job)
     database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
-    armed = tmp_path / "armed"
-    armed.mkdir()
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
     if point is not None:
-        (armed / point).write_text("raise")
-        with pytest.raises(FailpointError):
-            run_epochs(job, notes=notes)
+        die_at(job, point, notes=notes)
     run_epochs(job, notes=notes)
     assert told(notes) in ([], ["altered"])
     assert rows_of(target, "copy_t", "id", "name") == rows_of(database, "t", "id", "name")

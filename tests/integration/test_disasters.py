@@ -14,7 +14,7 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
-from tests.support.workload import KEYS, Uids, create_tables
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
@@ -23,8 +23,6 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 
 pytestmark = pytest.mark.integration
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @dataclass(frozen=True)

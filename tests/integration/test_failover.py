@@ -9,20 +9,16 @@ from typing import Any
 import pytest
 
 from devtools.server import Server
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.failover import await_replica, follow, on, promote, replicated, reset, seed, stop_receiving
 from tests.support.forwarder import forwarding
-from tests.support.history import assert_copied, read_history
-from tests.support.jobs import running, source_of, write_job
+from tests.support.history import assert_copied, assert_mirrored, read_history
+from tests.support.jobs import running, source_of, write_job, write_workload_job
 from tests.support.servers import Database, fresh_database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
-from tidemark.state import failpoints
+from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.state.errors import LogPositionLostError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = pytest.mark.integration
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
@@ -47,21 +43,7 @@ def source(pair: tuple[Server, Server]) -> Iterator[Database]:
 
 
 def job_of(database: Database, folder: Path, target: Database | None = None, **source: Any) -> Path:
-    sink = {"type": "files", "path": str(folder / "out")}
-    if target is not None:
-        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
-    return write_job(
-        folder,
-        source=source_of(database, **({"on_log_lost": "stop"} | source)),
-        snapshot={"split_rows": 20, "parallelism": 2},
-        sink=sink,
-    )
-
-
-def assert_mirrored(source: Database, target: Database) -> None:
-    for table, key in KEYS.items():
-        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
-        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+    return write_workload_job(folder, source_of(database, **({"on_log_lost": "stop"} | source)), target)
 
 
 def fail_over(source: Database, pair: tuple[Server, Server]) -> Database:
@@ -81,16 +63,6 @@ def is_copied(root: Path, source: Database) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    armed = folder / "armed"
-    armed.mkdir(exist_ok=True)
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job)
-    (armed / point).unlink(missing_ok=True)
 
 
 def test_a_job_goes_on_at_the_promoted_replica_and_back(
@@ -125,7 +97,6 @@ def test_an_epoch_is_not_committed_when_the_primary_dies(
     pair: tuple[Server, Server],
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: str,
     sink: str,
 ) -> None:
@@ -133,7 +104,7 @@ def test_an_epoch_is_not_committed_when_the_primary_dies(
     target: Database | None = request.getfixturevalue("postgres_database") if sink == "mirror" else None
     run_epochs(job_of(source, tmp_path, target))
     source.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
-    die_at(job_of(source, tmp_path, target), tmp_path, monkeypatch, point)
+    die_at(job_of(source, tmp_path, target), point)
     source.execute(*UPDATE_ALL)
     there = fail_over(source, pair)
     there.execute(*UPDATE_ALL, "DELETE FROM customers WHERE code LIKE '%3'")
@@ -160,7 +131,6 @@ def test_the_primary_dies_during_the_first_load(
     source: Database,
     pair: tuple[Server, Server],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     epochs: int,
     point: str,
 ) -> None:
@@ -171,7 +141,7 @@ def test_the_primary_dies_during_the_first_load(
         run_epochs(job_of(source, tmp_path), at_most=epochs)
     there = fail_over(source, pair)
     if point:
-        die_at(job_of(there, tmp_path), tmp_path, monkeypatch, point)
+        die_at(job_of(there, tmp_path), point)
     with Writers(there, uids, count=2, seed=epochs + 10, pause_seconds=0.005):
         run_epochs(job_of(there, tmp_path))
     run_epochs(job_of(there, tmp_path))

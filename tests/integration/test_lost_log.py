@@ -8,16 +8,14 @@ import pytest
 
 from devtools.server import Server
 from devtools.servers import start_server
-from tests.support.epochs import Notes, run_epochs
-from tests.support.history import assert_copied
-from tests.support.jobs import source_of, write_job
+from tests.support.epochs import Notes, die_at, run_epochs
+from tests.support.history import assert_copied, assert_mirrored
+from tests.support.jobs import source_of, write_workload_job
 from tests.support.lost_logs import end_of_log, lose_log, reset_log
 from tests.support.servers import Database, fresh_database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
-from tidemark.state import failpoints
+from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +25,6 @@ SERVERS: dict[str, tuple[str, dict[str, str]]] = {
     "mariadb": ("mariadb", {}),
     "postgres": ("postgres", {}),
 }
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @pytest.fixture(scope="module", params=list(SERVERS))
@@ -46,21 +43,7 @@ def source(own_server: Server) -> Iterator[Database]:
 
 
 def job_of(database: Database, folder: Path, target: Database | None = None, **source: Any) -> Path:
-    sink = {"type": "files", "path": str(folder / "out")}
-    if target is not None:
-        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
-    return write_job(
-        folder,
-        source=source_of(database, **({"on_log_lost": "resnapshot"} | source)),
-        snapshot={"split_rows": 20, "parallelism": 2},
-        sink=sink,
-    )
-
-
-def assert_mirrored(source: Database, target: Database) -> None:
-    for table, key in KEYS.items():
-        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
-        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+    return write_workload_job(folder, source_of(database, **({"on_log_lost": "resnapshot"} | source)), target)
 
 
 def warnings(notes: Notes) -> list[str]:
@@ -97,13 +80,11 @@ def test_all_rows_are_read_again_each_time(
 @pytest.mark.parametrize(
     "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
 )
-def test_it_is_lost_while_an_epoch_is_not_committed(
-    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_it_is_lost_while_an_epoch_is_not_committed(source: Database, tmp_path: Path, point: str) -> None:
     job = job_of(source, tmp_path)
     run_epochs(job)
     source.execute(*UPDATE_ALL)
-    die_at(job, tmp_path, monkeypatch, point)
+    die_at(job, point)
     source.execute(*UPDATE_ALL)
     lose_log(source)
     run_epochs(job)
@@ -127,16 +108,14 @@ def test_it_is_lost_while_an_epoch_is_not_committed(
         "snapshot.after_low",
     ],
 )
-def test_the_job_dies_while_it_reads_again(
-    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_the_job_dies_while_it_reads_again(source: Database, tmp_path: Path, point: str) -> None:
     if source.kind == "postgres" and point == "snapshot.after_low":
         point = "publish.before"
     job = job_of(source, tmp_path)
     run_epochs(job)
     source.execute(*UPDATE_ALL)
     lose_log(source)
-    die_at(job, tmp_path, monkeypatch, point)
+    die_at(job, point)
     source.execute(*UPDATE_ALL, "DELETE FROM order_lines WHERE line_no = 1")
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
@@ -144,16 +123,16 @@ def test_the_job_dies_while_it_reads_again(
 
 @pytest.mark.parametrize("again", ["log.lost", "tables.after_joined", "sink.before_commit", "driver.epoch_written"])
 def test_the_job_dies_again_before_the_epoch_of_the_lost_log_is_committed(
-    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+    source: Database, tmp_path: Path, again: str
 ) -> None:
     """That epoch's log is needed no more, and is not asked for at the next start."""
     job = job_of(source, tmp_path)
     run_epochs(job)
     source.execute(*UPDATE_ALL)
-    die_at(job, tmp_path, monkeypatch, "log.before_report")
+    die_at(job, "log.before_report")
     source.execute(*UPDATE_ALL)
     lose_log(source)
-    die_at(job, tmp_path, monkeypatch, again)
+    die_at(job, again)
     source.execute(*UPDATE_ALL)
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
@@ -161,28 +140,18 @@ def test_the_job_dies_again_before_the_epoch_of_the_lost_log_is_committed(
 
 @pytest.mark.parametrize("point", ["log.before_report", "sink.before_commit", "sink.after_commit"])
 def test_a_table_is_excluded_while_an_epoch_of_the_lost_log_is_not_committed(
-    source: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    source: Database, tmp_path: Path, point: str
 ) -> None:
     source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     job = job_of(source, tmp_path)
     run_epochs(job)
     source.execute(*UPDATE_ALL, "INSERT INTO t VALUES (2)")
-    die_at(job, tmp_path, monkeypatch, point)
+    die_at(job, point)
     source.execute(*UPDATE_ALL)
     lose_log(source)
     job_of(source, tmp_path, exclude_tables=[f"{source.schema}.t"])
     run_epochs(job)
     assert_copied(tmp_path / "out", source)
-
-
-def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    armed = folder / "armed"
-    armed.mkdir(exist_ok=True)
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job)
-    (armed / point).unlink(missing_ok=True)
 
 
 def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source: Database, tmp_path: Path) -> None:

@@ -8,24 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
-from tests.support.history import assert_copied, read_history
-from tests.support.jobs import BY_DRIVER, run_to_end, running, source_of, write_job
+from tests.support.epochs import Notes, die_at, run_epochs
+from tests.support.history import assert_copied, assert_mirrored, read_history
+from tests.support.jobs import BY_DRIVER, run_to_end, running, source_of, write_job, write_workload_job
 from tests.support.keyless import CREATE
 from tests.support.postgres_standby import PHYSICAL_SLOT, Pair, primary_and_standby
 from tests.support.servers import Database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
-from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import Exhausted, Releasing, Staging, Untouched
 
 pytestmark = pytest.mark.integration
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @pytest.fixture
@@ -46,22 +42,7 @@ def pair(bare_pair: Pair) -> Pair:
 
 
 def job_of(pair: Pair, folder: Path, target: Database | None = None, **changes: Any) -> Path:
-    sink = {"type": "files", "path": str(folder / "out")}
-    if target is not None:
-        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
-    return write_job(
-        folder,
-        source=source_of(pair.database, url=pair.url, on_log_lost="stop"),
-        snapshot={"split_rows": 20, "parallelism": 2},
-        sink=sink,
-        **changes,
-    )
-
-
-def assert_mirrored(source: Database, target: Database) -> None:
-    for table, key in KEYS.items():
-        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
-        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+    return write_workload_job(folder, source_of(pair.database, url=pair.url, on_log_lost="stop"), target, **changes)
 
 
 def moved(notes: Notes) -> list[str]:
@@ -71,16 +52,6 @@ def moved(notes: Notes) -> list[str]:
 def emptied(folder: Path) -> list[str]:
     """The tables whose copies were emptied to be read again."""
     return [t for t in KEYS if "truncate" in read_history(folder / "out", "public", t)["_change_type"].to_pylist()]
-
-
-def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    armed = folder / "armed"
-    armed.mkdir(exist_ok=True)
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job)
-    (armed / point).unlink(missing_ok=True)
 
 
 def test_a_job_goes_on_at_the_promoted_standby(pair: Pair, tmp_path: Path) -> None:
@@ -149,7 +120,7 @@ def test_it_goes_on_while_it_runs_under_writers(bare_pair: Pair, tmp_path: Path)
     ],
 )
 def test_the_job_dies_together_with_the_primary(
-    pair: Pair, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, sink: str
+    pair: Pair, postgres_database: Database, tmp_path: Path, point: str, sink: str
 ) -> None:
     target = postgres_database if sink == "mirror" else None
     job = job_of(pair, tmp_path, target)
@@ -157,11 +128,11 @@ def test_the_job_dies_together_with_the_primary(
     pair.database.execute(*UPDATE_ALL)
     run_epochs(job)
     pair.database.execute(*UPDATE_ALL)
-    die_at(job, tmp_path, monkeypatch, point)
+    die_at(job, point)
     pair.await_standby()
     pair.fail_over()
     pair.promoted.execute(*UPDATE_ALL)
-    die_at(job, tmp_path, monkeypatch, "another_server.moved")
+    die_at(job, "another_server.moved")
     notes = Notes()
     run_epochs(job, notes=notes)
     assert not any(event == "joined" for event, _ in notes.found)
@@ -172,9 +143,7 @@ def test_the_job_dies_together_with_the_primary(
 
 
 @pytest.mark.parametrize("point", ["planner.after_plan", "log.before_report"])
-def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair, tmp_path: Path, point: str) -> None:
     job = job_of(pair, tmp_path)
     run_epochs(job)
     pair.database.execute(*UPDATE_ALL)
@@ -182,7 +151,7 @@ def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(
     pair.await_standby()
     pair.fall_behind()
     pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
-    die_at(job, tmp_path, monkeypatch, point)
+    die_at(job, point)
     pair.fail_over()
     pair.promoted.execute("DELETE FROM orders WHERE id % 7 = 0")
     run_epochs(job)
@@ -195,7 +164,7 @@ def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(
 
 @pytest.mark.parametrize("point", ["", "sink.before_commit", "sink.after_commit"])
 def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_stops(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    pair: Pair, tmp_path: Path, point: str
 ) -> None:
     job = job_of(pair, tmp_path)
     run_epochs(job)
@@ -205,7 +174,7 @@ def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_
     pair.fall_behind()
     pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
     if point:
-        die_at(job, tmp_path, monkeypatch, point)
+        die_at(job, point)
     else:
         run_epochs(job)
     pair.fail_over()

@@ -4,21 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.epochs import run_epochs
-from tests.support.history import assert_copied, read_history
+from tests.support.epochs import die_at, run_epochs
+from tests.support.history import assert_copied, assert_mirrored, read_history
 from tests.support.jobs import run_to_end, source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, Uids, create_tables
+from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.rollback import roll_back
-from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, LogPositionLostError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = pytest.mark.integration
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 @pytest.fixture(params=["mysql_database", "mariadb_database"])
@@ -43,15 +39,9 @@ def committed(folder: Path) -> int:
     return Checkpoint.at(str(folder / "checkpoint")).committed_epoch()
 
 
-def assert_mirrored(source: Database, target: Database) -> None:
-    for table, key in KEYS.items():
-        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
-        assert target.query(query % f"copy_{table}") == source.query(query % table), table
-
-
 @pytest.mark.parametrize("point", ["", "planner.after_plan", "sink.before_commit", "driver.epoch_written"])
 def test_rows_that_were_damaged_since_are_right_again(
-    source: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    source: Database, postgres_database: Database, tmp_path: Path, point: str
 ) -> None:
     job = mirror_of(source, postgres_database, tmp_path)
     run_epochs(job)
@@ -63,7 +53,7 @@ def test_rows_that_were_damaged_since_are_right_again(
         run_epochs(job)
     if point:
         source.execute(*UPDATE_ALL)
-        die_at(job, tmp_path, monkeypatch, point)
+        die_at(job, point)
     postgres_database.execute("UPDATE copy_orders SET version = 77", "DELETE FROM copy_customers")
     source.execute("DELETE FROM orders WHERE id = 8")
     go_back(job, epoch)
@@ -146,13 +136,3 @@ def newest(root: Path, source: Database, table: str) -> dict[int, int]:
         else:
             found[row["id"]] = row["version"]
     return found
-
-
-def die_at(job: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    armed = folder / "armed"
-    armed.mkdir(exist_ok=True)
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job)
-    (armed / point).unlink(missing_ok=True)

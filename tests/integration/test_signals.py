@@ -11,7 +11,7 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
@@ -30,8 +30,6 @@ from tidemark.state.plan import SnapshotWork
 from tidemark.state.signals import Signal
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 class Case:

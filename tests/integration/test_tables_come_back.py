@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, Uids, Writers, create_tables
+from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
@@ -30,8 +30,6 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.table import TableId
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 def job_of(database: Database, folder: Path, *excluded: str, target: Database | None = None, **changes: Any) -> Path:
@@ -454,18 +452,12 @@ def told(notes: Notes) -> list[tuple[str, str]]:
     return [(event, facts["table"].rpartition(".")[2]) for event, facts in notes.found if event in kinds]
 
 
-def dies_in_an_epoch_that_was_read(job: Path, folder: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    armed = folder / "armed"
-    armed.mkdir()
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job)
+def dies_in_an_epoch_that_was_read(job: Path, folder: Path, point: str) -> None:
+    die_at(job, point)
     checkpoint = Checkpoint.at(str(folder / "checkpoint"))
     newest = max(checkpoint.plan_epochs())
     assert checkpoint.has_log_report(newest)
     assert checkpoint.committed_epoch() == newest - 1
-    (armed / point).unlink(missing_ok=True)
 
 
 def created_again(database: Database) -> list[str]:
@@ -480,7 +472,6 @@ def created_again(database: Database) -> list[str]:
 def test_a_table_is_gone_after_its_changes_were_read(
     any_source_database: Database,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: str,
     is_created_again: bool,
     on_schema_change: str,
@@ -491,7 +482,7 @@ def test_a_table_is_gone_after_its_changes_were_read(
     job = job_of(database, tmp_path)
     run_epochs(job)
     database.execute(*UPDATE_ALL)
-    dies_in_an_epoch_that_was_read(job, tmp_path, point, monkeypatch)
+    dies_in_an_epoch_that_was_read(job, tmp_path, point)
     database.execute(*created_again(database)[: 3 if is_created_again else 1])
     database.execute("UPDATE orders SET version = version + 1")
     run_epochs(job, f"sink.on_schema_change={on_schema_change}", notes=(notes := Notes()))
@@ -509,14 +500,14 @@ def test_a_table_is_gone_after_its_changes_were_read(
 
 
 def test_a_signal_is_taken_once_the_epoch_that_was_read_is_committed(
-    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    any_source_database: Database, tmp_path: Path
 ) -> None:
     database = any_source_database
     create_tables(database, rows=20, uids=Uids())
     job = job_of(database, tmp_path)
     run_epochs(job)
     database.execute(*UPDATE_ALL)
-    dies_in_an_epoch_that_was_read(job, tmp_path, "sink.after_commit", monkeypatch)
+    dies_in_an_epoch_that_was_read(job, tmp_path, "sink.after_commit")
     read_again(job, database, "customers")
     run_epochs(job, notes=(notes := Notes()))
     assert told(notes) == [("joined", "customers")]

@@ -12,7 +12,7 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, Uids, Writers, create_tables
+from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
@@ -27,8 +27,6 @@ from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 def job_of(source: Database, folder: Path, target: Database | None = None, **settings: Any) -> Path:

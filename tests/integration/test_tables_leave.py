@@ -5,19 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import assert_history, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import KEYS, Uids, Writers, create_tables
-from tidemark.state import failpoints
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
 
 
 def job_of(database: Database, folder: Path, *excluded: str, **snapshot: Any) -> Path:
@@ -82,20 +78,13 @@ def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp
 @pytest.mark.parametrize(
     "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
 )
-def test_an_epoch_that_was_read_keeps_its_content(
-    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
+def test_an_epoch_that_was_read_keeps_its_content(any_source_database: Database, tmp_path: Path, point: str) -> None:
     """The run dies in an epoch of the log; then the table is excluded. An epoch with a report has the table's changes."""
     database = any_source_database
     create_tables(database, rows=20, uids=Uids())
     run_epochs(job_of(database, tmp_path))
     database.execute(*UPDATE_ALL)
-    armed = tmp_path / "armed"
-    armed.mkdir()
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job_of(database, tmp_path))
+    die_at(job_of(database, tmp_path), point)
     checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
     was_read = checkpoint.has_log_report(max(checkpoint.plan_epochs()))
     assert was_read == (point != "log.before_report")

@@ -8,14 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase
-from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
-from tidemark.state.failpoints import FailpointError
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90)]
 
@@ -51,16 +49,6 @@ def job(source: Database, target: SinkCase, tmp_path: Path) -> Path:
 
 def warnings(notes: Notes) -> list[str]:
     return [facts["text"] for event, facts in notes.found if event == "warning"]
-
-
-def die_at(job: Path, monkeypatch: pytest.MonkeyPatch, point: str, *overrides: str) -> None:
-    armed = job.parent / "armed"
-    armed.mkdir(exist_ok=True)
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    (armed / point).write_text("raise")
-    with pytest.raises(FailpointError):
-        run_epochs(job, *overrides)
-    (armed / point).unlink(missing_ok=True)
 
 
 def assert_complete(target: SinkCase, source: Database, job: Path) -> None:
@@ -109,7 +97,7 @@ def test_a_target_from_a_backup_gets_what_it_lacks_from_the_log(job: Path, sourc
     "point", ["planner.after_plan", "sink.before_commit", "tables.after_joined", "driver.epoch_committed"]
 )
 def test_a_target_is_set_back_while_an_epoch_is_not_committed(
-    job: Path, source: Database, target: SinkCase, monkeypatch: pytest.MonkeyPatch, point: str
+    job: Path, source: Database, target: SinkCase, point: str
 ) -> None:
     run_epochs(job)
     source.execute("UPDATE orders SET note = 'second' WHERE id % 7 = 1")
@@ -119,11 +107,11 @@ def test_a_target_is_set_back_while_an_epoch_is_not_committed(
     run_epochs(job)
     if point != "tables.after_joined":
         source.execute("DELETE FROM orders WHERE id = 39")
-        die_at(job, monkeypatch, point)
+        die_at(job, point)
     put_back()
     source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
     if point == "tables.after_joined":
-        die_at(job, monkeypatch, "planner.before_plan")
+        die_at(job, "planner.before_plan")
         put_back()
     for _ in range(2):
         assert set(run_epochs(job)) == {"stream"}
@@ -135,7 +123,7 @@ def test_a_target_is_set_back_while_an_epoch_is_not_committed(
     "point", ["", "set_back.left", "tables.before_joined", "sink.before_commit", "sink.after_commit"]
 )
 def test_a_target_from_a_backup_of_the_first_load_gets_all_rows_again(
-    job: Path, source: Database, target: SinkCase, monkeypatch: pytest.MonkeyPatch, point: str
+    job: Path, source: Database, target: SinkCase, point: str
 ) -> None:
     run_epochs(job, at_most=1)
     put_back = target.back_up()
@@ -151,7 +139,7 @@ def test_a_target_from_a_backup_of_the_first_load_gets_all_rows_again(
     assert "set source.on_log_lost: resnapshot" in caught.value.remedy
     assert START_OVER in caught.value.remedy
     if point:
-        die_at(job, monkeypatch, point, "source.on_log_lost=resnapshot")
+        die_at(job, point, "source.on_log_lost=resnapshot")
     assert "snapshot" in run_epochs(job, "source.on_log_lost=resnapshot")
     assert_complete(target, source, job)
     source.execute("UPDATE orders SET note = 'fourth' WHERE id < 5")

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epochs import EpochLoop
@@ -12,7 +14,9 @@ from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job, require_another_opening
+from tidemark.state import failpoints
 from tidemark.state.errors import TidemarkError
+from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import PlanRecord
 
 
@@ -64,3 +68,14 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
                 if not opened.finishes:
                     return phases
             opened = opened.again()
+
+
+def die_at(path: Path, point: str, *overrides: str, notes: Notes | None = None) -> None:
+    """Runs the job until it reaches a failpoint, which ends it as a kill does. Fails if the run never reaches it."""
+    armed = path.parent / "armed"
+    armed.mkdir(exist_ok=True)
+    (armed / point).write_text("raise")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "_FOLDER", str(armed))
+        with pytest.raises(FailpointError):
+            run_epochs(path, *overrides, notes=notes)

@@ -76,3 +76,10 @@ def assert_copied(root: Path, database: Database) -> int:
         rows = database.query(f"SELECT uid, version, {', '.join(key)} FROM {table}")
         assert_history(history, {row[2:]: row[:2] for row in rows}, name=table, key=key)
     return count
+
+
+def assert_mirrored(source: Database, target: Database) -> None:
+    """Compares the rows of a mirror's tables `copy_…` with the source as it is now."""
+    for table, key in KEYS.items():
+        query = f"SELECT {', '.join(key)}, uid, version FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table

@@ -22,6 +22,7 @@ __all__ = [
     "start_process",
     "start_tidemark",
     "write_job",
+    "write_workload_job",
 ]
 
 SPARK = {
@@ -67,6 +68,15 @@ def write_job(folder: Path, **changes: Any) -> Path:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, sort_keys=False))
     return path
+
+
+def write_workload_job(folder: Path, source: dict[str, Any], target: Database | None = None, **changes: Any) -> Path:
+    """A job of the tables of `tests.support.workload`, a few splits each: into files in `folder`/out, or into tables `copy_…`
+    of `target`."""
+    sink = {"type": "files", "path": str(folder / "out")}
+    if target is not None:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+    return write_job(folder, source=source, snapshot={"split_rows": 20, "parallelism": 2}, sink=sink, **changes)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ POSTGRES_TABLES = {
     "quantity BIGINT, note BYTEA, PRIMARY KEY (order_id, line_no)",
 }
 KEYS = {"orders": ("id",), "customers": ("code",), "order_lines": ("order_id", "line_no")}
+UPDATE_ALL = tuple(f"UPDATE {table} SET version = version + 1" for table in KEYS)
+"""Statements that change each row of the tables."""
 _TRANSIENT = {
     1205,
     1213,
