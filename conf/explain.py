@@ -152,7 +152,7 @@ def keys_in_order(section: type[Section]) -> list[str]:
 
 def _found(node: Node | None, path: Path) -> str:
     """Returns the value as written, or nothing if it may be secret, is missing or is long."""
-    if not isinstance(node, Scalar) or path[-1] in ("url", "mask_key") or path[:2] == ("spark", "conf"):
+    if not isinstance(node, Scalar) or path[-1] in ("url", "mask_key", "webhook") or path[:2] == ("spark", "conf"):
         return ""
     if node.taken_from is not None:
         return f"the value of {node.taken_from}"

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tidemark.conf.contradictions import contradictions
+from tidemark.conf.notify import Notify
 from tidemark.conf.problems import dotted
 from tidemark.conf.quantities import TRIGGER_FORM, Every, Once, Trigger, parse_trigger
 from tidemark.conf.reading import Log, LogStart, Snapshot, StartAtEnd
@@ -180,6 +181,9 @@ class JobFile(Section):
     metrics: Annotated[Metrics | None, Written("a section with port, host")] = Field(
         None, description="Metrics for Prometheus."
     )
+    notify: Annotated[Notify | None, Written("a section with webhook, on")] = Field(
+        None, description="A service that is told of failures."
+    )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 
     _places: Mapping[Path, str] = PrivateAttr(default_factory=dict)
@@ -272,6 +276,8 @@ class JobFile(Section):
                     f"source.columns: {', '.join(hashed)} has plain SHA-256 masks, which can be undone by trying likely "
                     "values; source.mask_key prevents this"
                 )
+        if self.notify is not None and self.notify.is_clear_text:
+            found.append("notify.webhook: without https, others in the network can read what is sent, and the URL")
         for name, endpoint, tls in (
             ("source", self.source.url, self.source.tls),
             *([("sink", self.sink.url, self.sink.tls)] if self.sink.type == "mirror" else []),

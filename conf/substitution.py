@@ -38,7 +38,9 @@ _FILE_NAME = re.compile(r"(?:file|path|dir|location|store|provider|class|type|en
 
 STAND_IN = "unsetenvironmentvariable"
 """The text in place of a missing value, where one is allowed: letters only, so that it fits names, hosts and keys."""
-_STAND_IN_SECTIONS = frozenset({"source", "sink", "spark"})
+STAND_IN_URL = f"https://{STAND_IN}/"
+"""The text in place of a missing URL of `notify`."""
+_STAND_IN_SECTIONS = frozenset({"source", "sink", "spark", "notify"})
 
 
 class SubstitutionError(Exception):
@@ -54,7 +56,7 @@ class Substitution:
     """Fills in one job file's values. ``folder`` is where relative secret files start.
 
     Values of ``--set`` are filled in only with ``overrides``: a scheduler may let other people choose them. ``connects``
-    False: values of the sections source, sink and spark may be missing; STAND_IN takes their place, in a URL's port a
+    False: values of the sections source, sink, spark and notify may be missing; STAND_IN takes their place, in a URL's port a
     number.
     """
 
@@ -113,7 +115,7 @@ class Substitution:
             if not self._may_stand_in(path):
                 raise
             is_port = path[-1] == "url" and before.endswith(":") and "@" in before
-            return "1" if is_port else STAND_IN
+            return "1" if is_port else _stand_in_of(path) if not before else STAND_IN
 
     def _read_or_stand_in(self, name: str, path: Path, *, shown: str) -> str:
         try:
@@ -121,7 +123,7 @@ class Substitution:
         except MissingValueError:
             if not self._may_stand_in(path):
                 raise
-            return STAND_IN
+            return _stand_in_of(path)
 
     def _may_stand_in(self, path: Path) -> bool:
         return not self.connects and bool(path) and path[0] in _STAND_IN_SECTIONS
@@ -209,6 +211,10 @@ def is_secret_setting(name: str, value: str) -> bool:
     if value in ("true", "false"):
         return False
     return is_secret_name(name) or _SECRET_OPTION.search(value) is not None
+
+
+def _stand_in_of(path: Path) -> str:
+    return STAND_IN_URL if path == ("notify", "webhook") else STAND_IN
 
 
 def _login_span(text: str) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
@@ -54,6 +54,14 @@ def ending_of(error: BaseException) -> Ending:
             return Ending(UNEXPECTED, redact(f"unexpected: {_described(error)}."), _UNEXPECTED_REMEDY)
         case _:
             raise error
+
+
+def ending_without_values(error: BaseException) -> Ending:
+    """As `ending_of`, for what is kept or sent: the texts of unexpected errors may contain values of rows."""
+    ending = ending_of(error)
+    if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError):
+        return replace(ending, cause=f"unexpected: {type(error).__name__}.")
+    return ending
 
 
 def _described(error: Exception) -> str:

@@ -23,6 +23,7 @@ from tidemark.jobs.monitoring.metrics import serve_metrics
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.monitoring.running_splits import RunningSplits
+from tidemark.jobs.monitoring.webhook import notifying
 from tidemark.jobs.parking import known_tables, require_none_parked
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.run_context import RunContext
@@ -45,7 +46,7 @@ def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool 
     finish. A second signal stops at once. Fills `summary`. Raises TidemarkError; everything committed is kept."""
     summary.job = job.job
     notes = Notes()
-    with serve_metrics(job, events) as served:
+    with notifying(job, events, notes, summary) as told, serve_metrics(job, told) as served:
         try:
             with told_outages(notes):
                 _run_job(job, KeptEvents(served, Checkpoint.at(job.checkpoint).store), notes, summary, standby=standby)

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from tidemark.conf.explain import keys_in_order
 from tidemark.conf.json_schema import json_schema
 from tidemark.conf.model import JobFile, Metrics, Spark
+from tidemark.conf.notify import Notify
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
@@ -43,6 +44,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("sink: type delta", DeltaSink),
     ("sink: type console", ConsoleSink),
     ("metrics", Metrics),
+    ("notify", Notify),
     ("spark", Spark),
 )
 
@@ -87,7 +89,8 @@ job file (Visual Studio Code with the YAML extension, and every other editor wit
   matches any characters, `?` one character, `[abc]` and `[!abc]` one of (not) these. In YAML, text that starts with `*` or
   a backtick must be in quotes.
 
-Secrets (passwords in URLs, and settings of `spark.conf` whose names say so) appear in no output, log, error or checkpoint.
+Secrets (passwords in URLs, `source.mask_key`, `notify.webhook`, and settings of `spark.conf` whose names say so) appear in
+no output, log, error or checkpoint.
 
 ## Changes from the command line
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-from tidemark.jobs.ending import UNEXPECTED, Ending, ending_of
+from tidemark.jobs.ending import Ending, ending_without_values
 from tidemark.jobs.monitoring.history import Kept, loaded, warn_not_kept
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.state.checkpoint.codec import RUN
@@ -115,7 +115,7 @@ class RunRecorder:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            self._end(_without_values(error))
+            self._end(ending_without_values(error))
             raise
         self._end(self.ending)
 
@@ -149,14 +149,6 @@ class RunRecorder:
             if not self._warned:
                 warn_not_kept(error)
             self._warned = True
-
-
-def _without_values(error: BaseException) -> Ending:
-    """The texts of unexpected errors may contain values of rows, which the history must not have."""
-    ending = ending_of(error)
-    if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError):
-        return replace(ending, cause=f"unexpected: {type(error).__name__}.")
-    return ending
 
 
 def _here() -> tuple[str, str]:
