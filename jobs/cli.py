@@ -308,22 +308,42 @@ def reconcile_command(
 
 @app.command(
     "report",
-    epilog="Examples: tidemark report shop.yaml · tidemark report shop.yaml -o /tmp/shop.html",
+    epilog="Examples: tidemark report shop.yaml · tidemark report shop.yaml -o /tmp/shop.html · "
+    "tidemark report /etc/tidemark -o /var/www/jobs/index.html",
 )
 def report_command(
-    job_path: JobPath,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="JOB.yaml|FOLDER…", help="The job file; or many, or folders of them.", show_default=False
+        ),
+    ],
     overrides: Overrides = None,
     substitute: Substitute = False,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The page to write: report.html, or index.html.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Writes one HTML page: tables, splits with their watermarks, epochs, lag, events. Reads only the checkpoint."""
-    job = _load(job_path, overrides, substitute=substitute, connects=False)
-    from tidemark.jobs.report.write import write_report
+    """Writes one HTML page: tables, splits with their watermarks, epochs, lag, events. Reads only the checkpoint.
 
-    size_bytes = write_report(job, output)
-    typer.echo(f"Wrote {output} ({size_bytes / 1e6:.1f} MB).")
+    For a folder or several job files: a catalogue of the jobs, with their states, and a page for each in a folder beside it.
+    A job that can't be read is told there."""
+    from tidemark.jobs.report.write import job_files_in, write_catalogue, write_report
+
+    def load(path: Path) -> JobFile:
+        return _load(path, overrides, substitute=substitute, connects=False)
+
+    if len(paths) == 1 and not paths[0].is_dir():
+        page = output or Path("report.html")
+        size_bytes = write_report(load(paths[0]), page)
+        typer.echo(f"Wrote {page} ({size_bytes / 1e6:.1f} MB).")
+    else:
+        page = output or Path("index.html")
+        count = write_catalogue(job_files_in(paths), load, page)
+        typer.echo(f"Wrote {page} ({count} {'job' if count == 1 else 'jobs'}).")
 
 
 @app.command(

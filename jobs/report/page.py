@@ -9,23 +9,22 @@ from functools import cache
 from typing import Any
 
 import vl_convert
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tidemark.conf.model import JobFile
-from tidemark.conf.redaction import redact
 from tidemark.jobs.monitoring.run_record import short_text_of, state_of, text_of
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.report.charts import splits_chart, timeline_charts
 from tidemark.jobs.report.facts import ReportFacts, TableFacts
 from tidemark.jobs.report.records import Record, epoch_records, event_records, split_records
+from tidemark.jobs.report.templates import redacted, rendered
 from tidemark.jobs.sinks import sink_needs
 from tidemark.state.checkpoint.history import RunRecord
 
 MAX_TABLES = 200
 MAX_EVENTS = 60
 
-_PHASES = {
+PHASES = {
     "starting": "starting",
     "snapshot": "copying",
     "catch_up": "catching up",
@@ -49,13 +48,8 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
         "data": {"splits": records, "events": events, **epochs},
     }
     names = {"recent": f"newest {len(facts.epochs.recent)}", "whole": "since the start"}
-    environment = Environment(
-        loader=PackageLoader("tidemark.jobs.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_redacted,
-    )
-    return environment.get_template("page.html.jinja").render(
+    return rendered(
+        "page.html.jinja",
         title=job.job,
         phase=phase,
         phase_text=_phase_text(phase, facts.run, now_us),
@@ -79,7 +73,7 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
 def _phase_text(phase: str, run: RunRecord | None, now_us: int) -> str:
     """The phase, if a process runs the job as far as is known; else how the last run ended."""
     if run is None or state_of(run, now_us) == "running" or (run.exit_code == 0 and phase == "done"):
-        return _PHASES[phase]
+        return PHASES[phase]
     return short_text_of(run, now_us)
 
 
@@ -95,11 +89,6 @@ def _library() -> Markup:
     return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed").replace("</script", "<\\/script"))
 
 
-def _redacted(value: Any) -> Any:
-    """Redacts a text that the template inserts. Markup is our own and stays."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else redact(value)
-
-
 def _script_json(value: Any) -> Markup:
     return Markup(json.dumps(_redacted_within(value)).replace("<", "\\u003c"))
 
@@ -111,7 +100,7 @@ def _redacted_within(value: Any) -> Any:
         case list() | tuple():
             return [_redacted_within(inner) for inner in value]
         case _:
-            return _redacted(value)
+            return redacted(value)
 
 
 def _about(job: JobFile, facts: ReportFacts, now_us: int) -> str:
