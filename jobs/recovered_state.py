@@ -27,7 +27,9 @@ def required_state(checkpoint: Checkpoint, job: JobFile) -> JobState:
     """The job's stored state. Raises CheckpointError if the job was never started."""
     state = checkpoint.job_state()
     if state is None:
-        raise CheckpointError(f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run.")
+        raise CheckpointError(
+            f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run JOB.yaml."
+        )
     return state
 
 

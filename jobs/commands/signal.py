@@ -71,7 +71,7 @@ def set_settings(job: JobFile, assignments: Sequence[str]) -> None:
     required_state(checkpoint, job)
     pairs = [assignment.partition("=")[::2] for assignment in assignments]
     if not pairs:
-        raise JobFileError("signal set needs a setting.", "Write signal JOB.yaml set snapshot.parallelism=2.")
+        raise JobFileError("signal set needs a setting.", "Write tidemark signal JOB.yaml set snapshot.parallelism=2.")
     for key, value in pairs:
         with_setting(job, key, value)
     for key, value in pairs:

@@ -64,7 +64,7 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
         timeline_names=[(name, names[name]) for name in timelines],
         timeline_lead=_timeline_lead(facts),
         events=_event_rows(events),
-        footer="Drawn by tidemark report from the job's checkpoint. Times are UTC.",
+        footer="Drawn from the job's checkpoint. Times are UTC.",
         specs_json=_script_json(specs),
         library=_library(),
     )

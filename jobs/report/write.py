@@ -104,7 +104,7 @@ def _require_packages() -> None:
         import_module("tidemark.jobs.report.page")
     except ImportError as error:
         raise JobFileError(
-            f"tidemark report needs packages that are not installed ({error.name}).",
+            f"A report needs packages that are not installed ({error.name}).",
             "Run pip install 'tidemark-cdc[report]'.",
         ) from error
 

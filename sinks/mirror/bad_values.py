@@ -157,10 +157,11 @@ class ValueGate:
         policies = (
             ("reject",) if name in self.schema.key else ("null", "text", "reject") if has_text else ("null", "reject")
         )
-        table = self.schema.table
+        table, first, others = self.schema.table, policies[0], policies[1:]
+        or_other = f" (or {', or '.join(others)})" if others else ""
         return RefusedRowsError(
             f"{table}: a value of column {name} {why}, which the target can't hold.",
-            f"Set sink.on_bad_value_in: {{{table}: {{{name}: {'|'.join(policies)}}}}} (one of them), then start the job again. "
+            f"Set sink.on_bad_value_in: {{{table}: {{{name}: {first}}}}}{or_other}, then start the job again. "
             "To correct the row in the source is not enough: its change stays in the log.",
             None if self._policy(name) == "stop" else table,
         )

@@ -61,7 +61,7 @@ def test_a_mirrors_policy_decides(
     table = f"{source.schema}.texts"
     with pytest.raises(SinkError, match=rf"{table}: a value of column \w has bytes that are not valid") as caught:
         run_epochs(path, "sink.on_bad_value=stop")
-    assert "null|text|reject" in caught.value.remedy
+    assert "null}} (or text, or reject), then" in caught.value.remedy
     run_epochs(path, f"sink.on_bad_value_in={{{table}: {{u: text, g: text, p: text, w: null}}}}")
     query = "SELECT id, u, g, p, w FROM copy_texts ORDER BY id"
     assert target.query(query) == [(1, "ok", "ok", "ok", "ok"), (2, SHOWN["u"], SHOWN["g"], SHOWN["p"], None)]

@@ -101,7 +101,7 @@ def check_cascades(
     remedy = f"Make them RESTRICT or NO ACTION and let the application do the change, or leave the table out.{newer}"
     if policy == "warn":
         text = f"{text} Its copy keeps the rows and values that they delete or change (source.cascades: warn)."
-        return [warning(text, f"Compare at times: tidemark reconcile. {remedy}", table=facts.table)]
+        return [warning(text, f"Compare at times: tidemark reconcile JOB.yaml. {remedy}", table=facts.table)]
     anyway = "To copy it without these changes: source.cascades: warn."
     return [refusal(text, f"{remedy} {anyway}", table=facts.table)]
 

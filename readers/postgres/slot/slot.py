@@ -251,7 +251,7 @@ def _check_kept(found: dict[str, Any], slot: str) -> None:
         reason = found.get("invalidation_reason")
         raise LogPositionLostError(
             f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): its log is gone.",
-            f"Drop it (tidemark drop). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
+            f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
             "idle_replication_slot_timeout.",
         )
 

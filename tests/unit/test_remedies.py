@@ -1,0 +1,189 @@
+"""What messages and documents tell people to do can be done: command lines parse, and keys of the job file exist."""
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from typer import Exit
+from typer.exceptions import TyperException
+from typer.main import get_command
+
+from tests.support.job_file import SMALL, load_text
+from tests.support.printed_texts import FILLED_IN, Text, code_of_documents, messages
+from tidemark.conf.model import JobFile
+from tidemark.conf.section import Section, section_in, sections_in_union
+from tidemark.conf.sink import LATER_SINK_TYPES
+from tidemark.jobs.cli import SignalKind, app
+
+COMMAND = get_command(app)
+COMMANDS = frozenset(COMMAND.commands)  # type: ignore[attr-defined]
+SUBJECTS = frozenset({kind.value for kind in SignalKind} | {"list", "rollback"})
+NAMES = frozenset(
+    {
+        "discovery",
+        "webhook",
+        "heartbeat",
+        "epochs",
+        "reader",
+        "lease",
+        "mirror",
+        "mask",
+        "epoch",
+    }  # of threads and sessions
+    | {"is", "needs"}  # the format of that name
+)
+DESCRIPTIONS = ("conf/", "jobs/cli.py")
+"""Where commands are described. The documents have the descriptions of `conf`, too."""
+ARGUMENT = re.compile(rf"--?[a-z][\w-]*|[\w./-]+\.ya?ml|[A-Z]+|\S*=\S+|\d+|{FILLED_IN}|'[^']*'")
+SECTIONS = "source|sink|snapshot|log|reconnect|metrics|notify"
+KEY = re.compile(rf"(?<![\w./{{-])(?P<key>(?:{SECTIONS})(?:\.[a-z_]+)+)(?![\w(/])(?:: (?P<value>[a-z]+)\b(?!:))?")
+LATER = frozenset({*LATER_SINK_TYPES, "ignore"})
+"""Values that the documents name as not supported yet."""
+WRITTEN = re.compile(rf"(?<![\w.])(?P<key>(?:{SECTIONS})\.[a-z_]+): (?P<value>\{{.*\}})")
+"""A key with a mapping, as a remedy writes it."""
+OTHERS = re.compile(r".*\.py|sink\.(before|after)_commit|source\.(stays|missing|new|at)|sink\.typ|log\.reconnect")
+"""Files, failpoints, columns of a MERGE, the example of a wrong key, and one that the changelog says was renamed."""
+
+
+def arguments_in(text: str) -> list[str]:
+    """The command's arguments at the start of a prose text that follows `tidemark `: up to the first word that is none."""
+    found: list[str] = []
+    for word in text.replace("…", "JOB.yaml").replace("`", " ` ").split():
+        bare = word.rstrip(".,;:)")
+        is_value = bool(found) and found[-1].startswith("-")
+        if found and not is_value and bare not in SUBJECTS and not ARGUMENT.fullmatch(bare):
+            break
+        found.append(bare)
+        if bare != word:
+            break
+    return found
+
+
+def commands_of_messages() -> Iterator[tuple[str, list[str]]]:
+    for message in messages():
+        for match in re.finditer(r"(?<![\w/.-])tidemark (?=[a-z])", message.text):
+            arguments = arguments_in(message.text[match.end() :])
+            if arguments[0] not in NAMES and not message.place.startswith(DESCRIPTIONS):
+                yield message.place, arguments
+
+
+def commands_of_documents() -> Iterator[tuple[str, list[str]]]:
+    """The syntax of documents: `[…]` is optional, `…` stands for anything."""
+    for code in code_of_documents():
+        for match in re.finditer(r"(?:^|\$ |&& |; |^\s*)tidemark (?=[a-z])", code.text):
+            rest = re.split(r" #| && | \| | > |;|\s·\s", code.text[match.end() :])[0]
+            if re.match(r"\S+:|\w+ JOB.yaml …$", code.text[match.end() :]):
+                continue  # a description of a Spark job; a command as such
+            arguments = shlex.split(
+                re.sub(r"[\[\]]|…(?=\]|$)", " ", rest.replace(" … ", " JOB.yaml ")).replace("…", " ")
+            )
+            yield code.place, arguments
+
+
+def refusal_of(arguments: list[str]) -> str:
+    """Why the real command line refuses these arguments; "" if it takes them. Nothing is run."""
+    name, *rest = arguments
+    if name not in COMMANDS:
+        return f"there is no command {name}"
+    command = COMMAND.commands[name]  # type: ignore[attr-defined]
+    try:
+        command.make_context(name, ["1" if argument == "EPOCH" else argument for argument in rest])
+    except Exit:
+        pass  # it has printed what --help or --schema ask for
+    except TyperException as error:
+        return error.format_message()
+    return ""
+
+
+def fields_of(key: str) -> list[Any]:
+    """The annotations of the key in the job file's model, of each sink that has it; [] if there is no such key. What is below
+    a mapping from tables is not looked at."""
+    open_: list[Any] = [JobFile]
+    for step in key.split("."):
+        sections = [section for found in open_ for section in sections_of(found)]
+        if not sections:
+            return open_
+        open_ = [section.model_fields[step].annotation for section in sections if step in section.model_fields]
+    return open_
+
+
+def sections_of(annotation: Any) -> tuple[type[Section], ...]:
+    section = section_in(annotation)
+    return sections_in_union(annotation) if section is None else (section,)
+
+
+def words_of(annotation: Any) -> set[str] | None:
+    """The words that a key takes, None if it takes other values."""
+    if get_origin(annotation) is Literal:
+        return set(map(str, get_args(annotation)))
+    found = [words_of(inner) for inner in get_args(annotation) if inner is not type(None) and not callable_note(inner)]
+    return set[str]().union(*(words for words in found if words is not None)) if any(found) else None
+
+
+def callable_note(note: Any) -> bool:
+    """True for metadata of Annotated, which is no type."""
+    return not isinstance(note, type) and get_origin(note) is None
+
+
+def without_failpoints() -> Iterator[Text]:
+    """The messages. The names of failpoints have no space."""
+    return (text for text in messages() if " " in text.text)
+
+
+def keys_in(texts: Iterable[Text]) -> Iterator[tuple[str, str, str | None]]:
+    for text in texts:
+        for match in KEY.finditer(text.text):
+            if not OTHERS.fullmatch(match["key"]):
+                yield text.place, match["key"], match["value"]
+
+
+def cases(found: Iterator[tuple[str, list[str]]]) -> list[Any]:
+    return [pytest.param(arguments, id=f"{place} {' '.join(arguments)}") for place, arguments in found]
+
+
+@pytest.mark.parametrize("arguments", cases(commands_of_messages()))
+def test_a_command_in_a_message_is_one_that_the_command_line_takes(arguments: list[str]) -> None:
+    assert refusal_of(arguments) == ""
+
+
+@pytest.mark.parametrize("arguments", cases(commands_of_documents()))
+def test_a_command_in_a_document_is_one_that_the_command_line_takes(arguments: list[str]) -> None:
+    if arguments[1:]:  # else the command is only named
+        assert refusal_of(arguments) == ""
+    assert arguments[0] in COMMANDS | {"--version", "--help"}
+
+
+@pytest.mark.parametrize("texts", [without_failpoints, code_of_documents])
+def test_a_key_that_is_named_exists_and_takes_the_value_that_is_named(texts: Callable[[], Iterator[Text]]) -> None:
+    found = list(keys_in(texts()))
+    assert len(found) >= 100
+    wrong = [(place, key) for place, key, _ in found if not fields_of(key)]
+    for place, key, value in found:
+        words = [words_of(field) for field in fields_of(key)]
+        if value in LATER:
+            continue
+        if value is not None and all(words) and not any(value in known for known in words if known is not None):
+            wrong.append((place, f"{key}: {value}"))
+    assert wrong == []
+
+
+def mappings_in_messages() -> list[Any]:
+    found = []
+    for message in messages():
+        text = message.text
+        if "{{" in text:  # for str.format
+            text = re.sub(r"\{(?:table|column)\}", FILLED_IN, text).replace("{{", "{").replace("}}", "}")
+        for match in WRITTEN.finditer(text):
+            value = match["value"].replace(FILLED_IN, "shop.t", 2).replace(FILLED_IN, "null")
+            found.append(pytest.param(match["key"], value, id=f"{message.place} {match['key']}"))
+    return found
+
+
+@pytest.mark.parametrize(("key", "value"), mappings_in_messages())
+def test_a_mapping_in_a_remedy_is_taken_by_the_job_file(tmp_path: Path, key: str, value: str) -> None:
+    text = SMALL.replace("mysql://cdc:pa55word@db/", "postgresql://cdc:pa55word@db/shop")
+    job = load_text(tmp_path, text, f"{key}={value}")
+    assert job.redacted() != load_text(tmp_path, text).redacted()
