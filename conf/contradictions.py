@@ -116,7 +116,7 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
     if job.sink.type != "mirror":
         return []
     found: list[Contradiction] = []
-    template, target, source = job.sink.table, job.sink.url, job.source.url
+    template, target, source = job.sink.copies, job.sink.url, job.source.url
     if template.schema_template is None and target.database is None:
         text = 'names no database, and neither does sink.table: write …/database here, or table: "copy.{table}"'
         found.append((("sink", "url"), text))
@@ -141,6 +141,8 @@ def _of_delta(job: "JobFile") -> list[Contradiction]:
             found.append((("sink", "path"), "is missing; write it, or sink.catalog"))
         if "table" in job.sink.model_fields_set:
             found.append((("sink", "table"), "is for tables of a sink.catalog only"))
+        if job.sink.rename:
+            found.append((("sink", "rename"), "is for tables of a sink.catalog only"))
         return found
     found = _of_template(job, job.sink.table)
     if job.sink.path is not None:

@@ -2,15 +2,24 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
 from tidemark.conf.problems import did_you_mean
 from tidemark.conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
 from tidemark.conf.source import NameOfTable, Tls
-from tidemark.conf.tables import TEMPLATE_FORM, TableTemplate, parse_table_template
+from tidemark.conf.tables import TEMPLATE_FORM, RenameRule, TableTemplate, check_rename, parse_table_template
 
 SINK_TYPES = ("mirror", "files", "delta", "console")
 LATER_SINK_TYPES = ("iceberg", "kafka")
@@ -137,6 +146,41 @@ _Template = Annotated[
 ]
 
 
+class Rename(Section):
+    """Another name for copies, as Kafka Connect's RegexRouter gives topics. Rules are tried in their order, and the first one
+    that matches the name that `sink.table` gives changes it. Two tables that would get one name are refused.
+    """
+
+    match: Text = Field(
+        description="A regular expression of Python for the whole name of a copy, without its schema.",
+        examples=["^shop_(.*)$"],
+    )
+    to: Text = Field(
+        description=r"The new name, without a schema. `\1` is the first group of the match, `\g<name>` a named one.",
+        examples=[r"\1"],
+    )
+
+    @model_validator(mode="after")
+    def _usable(self) -> "Rename":
+        if (problem := check_rename(self.rule)) is not None:
+            key, reason = problem
+            raise refuse(reason, key=key)
+        return self
+
+    @property
+    def rule(self) -> RenameRule:
+        return RenameRule(self.match, self.to)
+
+
+_Renames = Annotated[tuple[Rename, ...], Written("a list of rules like {match: ^shop_(.*)$, to: \\1}")]
+_RENAME = Field(
+    (),
+    description="Other names for copies: rules with `match`, a regular expression for the whole name that `table` gives, and "
+    "`to`. The first one that matches is used.",
+    examples=[[{"match": "^shop_(.*)$", "to": r"\1"}]],
+)
+
+
 class MirrorSink(_Sink):
     """Keeps an identical copy of each table in a database. Creates missing tables, upserts and deletes rows."""
 
@@ -158,6 +202,7 @@ class MirrorSink(_Sink):
         "a dot is the target's schema (PostgreSQL) or database. Without a dot, the copy is in the URL's database.",
         examples=["{schema}_{table}", "copy.{table}"],
     )
+    rename: _Renames = _RENAME
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
     )
@@ -183,6 +228,11 @@ class MirrorSink(_Sink):
         description="The same for single columns.",
         examples=[{"shop.orders": {"note": "text"}}],
     )
+
+    @property
+    def copies(self) -> TableTemplate:
+        """The names of copies."""
+        return replace(self.table, renames=tuple(rename.rule for rename in self.rename))
 
 
 class FilesSink(_WithoutMarks):
@@ -222,6 +272,7 @@ class DeltaSink(_WithoutMarks):
         "table's name. Missing schemas are created.",
         examples=["lake.{schema}_{table}"],
     )
+    rename: _Renames = _RENAME
     style: Literal["mirror", "changelog"] = Field(
         "mirror",
         description="`mirror`: each copy is kept identical to its table. `changelog`: every change is appended, with the "
@@ -234,6 +285,11 @@ class DeltaSink(_WithoutMarks):
             examples=[{"shop.orders": ["country"]}],
         )
     )
+
+    @property
+    def copies(self) -> TableTemplate:
+        """The names of copies, with `catalog`."""
+        return replace(self.table, renames=tuple(rename.rule for rename in self.rename))
 
 
 class ConsoleSink(_WithoutMarks):

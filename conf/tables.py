@@ -76,20 +76,41 @@ def glob_of(table: TableName) -> TableGlob:
 
 
 @dataclass(frozen=True, slots=True)
+class RenameRule:
+    """A regular expression for the whole name of a copy, and the name that it gets instead, with the groups of the match."""
+
+    pattern: str
+    replacement: str
+
+    def __str__(self) -> str:
+        return f"{self.pattern} to {self.replacement}"
+
+    def renamed(self, name: str) -> str | None:
+        """Returns the new name, None if the rule does not match."""
+        match = _expression(self.pattern).fullmatch(name)
+        return None if match is None else match.expand(self.replacement)
+
+
+@dataclass(frozen=True, slots=True)
 class TableTemplate:
-    """The name of a table's copy. ``schema_template`` None: the copy is in the schema or database of the sink's URL."""
+    """The name of a table's copy. ``schema_template`` None: the copy is in the schema or database of the sink's URL.
+
+    ``renames``: the first rule that matches the name that the template gives changes it, without the schema."""
 
     text: str
     schema_template: str | None
     table_template: str
+    renames: tuple[RenameRule, ...] = ()
 
     def __str__(self) -> str:
         return self.text
 
     def target(self, source: TableName) -> tuple[str | None, str]:
-        """Returns (schema, table) in the sink; schema None as above."""
+        """Returns (schema, table) in the sink; schema None as above. The table is "" if a rule leaves nothing of its name."""
         schema = None if self.schema_template is None else _render(self.schema_template, source)
-        return schema, _render(self.table_template, source)
+        name = _render(self.table_template, source)
+        renamed = (rule.renamed(name) for rule in self.renames)
+        return schema, next((new for new in renamed if new is not None), name)
 
     def collisions(self, sources: Iterable[TableName]) -> list[tuple[TableName, ...]]:
         """Returns groups of source tables that would have the same target table; [] if all targets differ."""
@@ -132,6 +153,23 @@ def parse_table_template(text: str) -> TableTemplate:
     return TableTemplate(text, parts[0] if len(parts) == 2 else None, parts[-1])
 
 
+def check_rename(rule: RenameRule) -> tuple[str, str] | None:
+    """Returns what is wrong with a rule: ("match" or "to", the reason); None if it can be used."""
+    try:
+        expression = _expression(rule.pattern)
+    except re.error as error:
+        return "match", f"is not a regular expression of Python: {error.msg}"
+    try:
+        expression.sub(rule.replacement, "")  # reads the replacement although nothing is found
+    except (re.error, IndexError) as error:
+        return "to", f"can't be used with this match: {getattr(error, 'msg', error)}"
+    if re.search(r"\$[0-9{]", rule.replacement):
+        return "to", "has '$' before a group; write the first group as \\1"
+    if not rule.replacement.strip() or "." in rule.replacement:
+        return "to", "must be the name of a table, without a schema: sink.table names the schema"
+    return None
+
+
 def _parts(text: str, form: str) -> tuple[tuple[str, bool], tuple[str, bool]]:
     """Returns ((database, whether it is without backticks), (table, the same)), backticks removed."""
     found: list[tuple[str, bool]] = []
@@ -166,3 +204,8 @@ def _render(template: str, source: TableName) -> str:
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(pattern))
+
+
+@functools.lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)

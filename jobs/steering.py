@@ -52,7 +52,9 @@ def with_setting(job: JobFile, key: str, value: str) -> JobFile:
         plain = to_plain(read_tree(text, lambda line: Place(key, line)), text_at=lambda path: False)
         checked = getattr(type(section).model_validate({field: plain}), field)
     except (ValidationError, YamlRefusedError):
-        raise JobFileError(f"{key} must be {form}, or {OF_THE_FILE}.", f"Write signal JOB.yaml set {key}=…") from None
+        raise JobFileError(
+            f"{key} must be {form}, or {OF_THE_FILE}.", f"Write tidemark signal JOB.yaml set {key}=VALUE."
+        ) from None
     changed = job.model_copy(update={name: section.model_copy(update={field: checked})})
     found = contradictions(changed)
     if found:

@@ -21,7 +21,7 @@ from tidemark.conf.notify import Notify
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
-from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink
+from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
 from tidemark.conf.source import Source, TableColumns, Tls
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +40,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("log", Log),
     ("reconnect", Reconnect),
     ("sink: type mirror", MirrorSink),
+    ("sink.rename", Rename),
     ("sink: type files", FilesSink),
     ("sink: type delta", DeltaSink),
     ("sink: type console", ConsoleSink),

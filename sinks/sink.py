@@ -14,9 +14,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
+from tidemark.conf.tables import TableTemplate
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
 from tidemark.state.errors import SinkError, SinkUnavailableError
 from tidemark.state.remedies import START_OVER
+from tidemark.state.sink_identity import SinkSetting
 from tidemark.state.table import TableId, TableSchema
 
 if TYPE_CHECKING:
@@ -246,3 +248,9 @@ def raise_problems(findings: Sequence[Finding], among: Collection[TableId] = ())
     texts = [f"{finding.table}: {finding.text}" if finding.table else finding.text for finding in problems]
     remedies = dict.fromkeys(str(finding.remedy) for finding in problems)
     raise SinkError(" ".join(texts), " ".join(remedies), table)
+
+
+def renames(copies: TableTemplate) -> tuple[SinkSetting, ...]:
+    """The part of a sink's identity that `sink.rename` is."""
+    rules = ", ".join(map(str, copies.renames))
+    return (SinkSetting("sink.rename", rules),) if rules else ()

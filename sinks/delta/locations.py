@@ -82,7 +82,7 @@ HISTORY_COMMITS = 100
 def lake_of(settings: DeltaSettings) -> Lake:
     """Returns the locations for a job file's `sink`. Raises JobFileError for a `file:` URI that names a host."""
     if settings.catalog is not None:
-        return CatalogLake(settings.catalog, settings.table)
+        return CatalogLake(settings.catalog, settings.copies)
     assert settings.path is not None, "the job file has one of the two"
     return FolderLake(_root(settings.path))
 
@@ -158,6 +158,10 @@ class CatalogLake:
         for schema in schemas:
             names = self._names(schema.table)
             apart[tuple(name.lower() for name in names)].append(schema.table)
+            if not all(names):
+                text = f"sink.rename leaves nothing of the name of {schema.table}."
+                yield Finding(schema.table, text, "Correct sink.rename.")
+                continue
             for name in names:
                 if is_sparks and not _NAME_OF_SESSION_CATALOG.fullmatch(name):
                     yield Finding(
@@ -169,7 +173,9 @@ class CatalogLake:
             if len(tables) > 1:
                 listed = " and ".join(sorted(map(str, tables)))
                 text = f"{listed} would be written into one table: names in catalogs are not case-sensitive."
-                yield Finding(None, text, "Give them different names by sink.table, or leave one of them out.")
+                yield Finding(
+                    None, text, "Give them different names by sink.table or sink.rename, or leave one of them out."
+                )
         for name in dict.fromkeys(self._names(schema.table)[0] for schema in schemas):
             if not self._has_schema(session, name):
                 yield Finding(None, f"schema {self.name}.{name} will be created")

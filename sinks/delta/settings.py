@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
-from tidemark.sinks.sink import SinkNeeds, SparkNeeds
+from tidemark.sinks.sink import SinkNeeds, SparkNeeds, renames
 from tidemark.state.errors import SinkError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
@@ -47,7 +47,8 @@ def delta_identity(settings: DeltaSettings) -> SinkIdentity:
     if settings.catalog is None:
         return SinkIdentity(fixed, SinkSetting("sink.path", settings.path or ""))
     return SinkIdentity(
-        (*fixed, SinkSetting("sink.table", str(settings.table))), SinkSetting("sink.catalog", settings.catalog)
+        (*fixed, SinkSetting("sink.table", str(settings.table)), *renames(settings.copies)),
+        SinkSetting("sink.catalog", settings.catalog),
     )
 
 

@@ -63,7 +63,9 @@ def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: D
         if len(group) > 1:
             tables = " and ".join(sorted(str(schema.table) for schema in group))
             yield Finding(
-                None, f"{tables} would be written into one table.", "Give them different names by sink.table."
+                None,
+                f"{tables} would be written into one table.",
+                "Give them different names by sink.table or sink.rename.",
             )
 
 
@@ -117,7 +119,7 @@ def ownership_findings(
         yield Finding(
             schema.table,
             f"{target} is the copy of {owner.source_table}.",
-            f"Undo the change of sink.table, or {START_OVER}.",
+            f"Undo the change of sink.table or sink.rename, or {START_OVER}.",
         )
     elif owner is not None and owner.created and found.table is None:
         yield Finding(

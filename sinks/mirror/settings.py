@@ -1,7 +1,7 @@
 """The needs and the identity of a job file's mirror."""
 
 from tidemark.conf.sink import MirrorSink as MirrorSettings
-from tidemark.sinks.sink import SinkNeeds
+from tidemark.sinks.sink import SinkNeeds, renames
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 
@@ -15,6 +15,6 @@ def mirror_identity(settings: MirrorSettings) -> SinkIdentity:
     kind = "postgresql" if url.kind == "postgresql" else "mysql"  # MariaDB's server takes both spellings
     location = f"{kind}://{url.host.lower()}:{url.port}/{url.database or ''}"
     return SinkIdentity(
-        (SinkSetting("sink.type", "mirror"), SinkSetting("sink.table", str(settings.table))),
+        (SinkSetting("sink.type", "mirror"), SinkSetting("sink.table", str(settings.table)), *renames(settings.copies)),
         SinkSetting("sink.url", location),
     )

@@ -57,7 +57,7 @@ class MirrorSink:
     def of(cls, settings: MirrorSettings, source_kind: SourceKind, reconnect: Reconnect = AT_START) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
-        return cls(settings.url, settings.table, settings.tls, source_kind, policies, reconnect)
+        return cls(settings.url, settings.copies, settings.tls, source_kind, policies, reconnect)
 
     def connect(self, reconnect: Reconnect = AT_START) -> Session:
         if self.url.kind == "postgresql":

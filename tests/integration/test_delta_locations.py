@@ -21,7 +21,7 @@ from tests.support.change_parts import (
 )
 from tests.support.delta import commits_of, rows_of_delta, transactions_of, write_epochs
 from tidemark.conf.sink import DeltaSink as DeltaSettings
-from tidemark.conf.tables import TableName, parse_table_template
+from tidemark.conf.tables import RenameRule, TableName, parse_table_template
 from tidemark.sinks.delta.locations import CatalogLake, FolderLake, lake_of
 from tidemark.sinks.delta.settings import SESSION_CATALOG
 from tidemark.sinks.delta.sink import DeltaSink
@@ -107,6 +107,24 @@ def test_paths_are_those_of_spark() -> None:
     for path, root in places.items():
         lake = lake_of(DeltaSettings(type="delta", path=path))
         assert lake.location_of(ORDERS.table).relation == f"delta.`{root}/shop.orders`"
+
+
+def test_tables_of_a_catalog_are_renamed() -> None:
+    rename = [{"match": "shop_(.*)", "to": r"\1"}]
+    settings = {"type": "delta", "catalog": "main", "table": "lake.{schema}_{table}", "rename": rename}
+    assert lake_of(DeltaSettings.model_validate(settings)).location_of(ORDERS.table).text == "main.lake.orders"
+
+
+def test_renamed_tables_of_one_name_and_of_none_are_refused(by_name: DeltaSink) -> None:
+    other = replace(ORDERS, table=TableId("shop", "orders_v2"))
+    for rule, problem in (
+        (RenameRule("(orders).*", r"\1"), "shop.orders and shop.orders_v2 would be written into one table: names in"),
+        (RenameRule("orders(_v2)?", r"\1"), "sink.rename leaves nothing of the name of shop.orders."),
+    ):
+        lake = by_name.lake
+        assert isinstance(lake, CatalogLake)
+        renamed = replace(by_name, lake=replace(lake, template=replace(lake.template, renames=(rule,))))
+        assert any(text.startswith(problem) for text in problems(renamed, ORDERS, other))
 
 
 @pytest.mark.pitfall(71)

@@ -77,6 +77,30 @@ def test_a_mirrors_other_names_are_refused(mirror: Path, source: Database, targe
     assert count(target, f"{source.name}_orders") == 3
 
 
+def test_another_rename_is_refused(mirror: Path) -> None:
+    message = refused(CheckpointError, mirror, "sink.rename=[{match: '.*_(orders)', to: '\\1'}]")
+    assert message == r"The job was started with sink.rename: none, but now it is .*_(orders) to \1."
+
+
+def test_renamed_copies_follow_their_tables_and_two_of_one_name_are_refused(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("CREATE TABLE orders_v2 (id INT PRIMARY KEY)", "INSERT INTO orders_v2 VALUES (7)")
+    sink = {"type": "mirror", "url": target.url, "rename": [{"match": ".*_(orders)(_v2)?", "to": r"\1"}]}
+    job = write_job(tmp_path, source=source_of(source), sink=sink)
+    with pytest.raises(SinkError) as caught:
+        run_epochs(job)
+    both = f"{source.schema}.orders and {source.schema}.orders_v2"
+    assert f"{both} would be written into one table." in caught.value.message
+    remedy = ["sink.rename=[{match: '.*_(orders.*)', to: 'kept_\\1'}]"]
+    assert "sink.rename" in caught.value.remedy
+    run_epochs(job, *remedy)
+    source.execute("INSERT INTO orders_v2 VALUES (8)", "DELETE FROM orders")
+    assert run_epochs(job, *remedy) == ["stream"]
+    assert target.query("SELECT id FROM kept_orders_v2 ORDER BY id") == [(7,), (8,)]
+    assert count(target, "kept_orders") == 0
+
+
 def test_another_format_is_refused(files: Path, source: Database) -> None:
     message = refused(CheckpointError, files, "sink.format=jsonl")
     assert message == "The job was started with sink.format: parquet, but now it is jsonl."

@@ -505,6 +505,21 @@ REFUSED_MIRRORS = [
         ["sink.url=mysql://u:p@h/"],
         'sink.url: names no database, and neither does sink.table: write …/database here, or table: "copy.{table}"',
     ),
+    (["sink.rename=[{match: '(', to: x}]"], "sink.rename[0].match: is not a regular expression of Python: missing )"),
+    (
+        ["sink.rename=[{match: '(a)', to: '\\2'}]"],
+        "sink.rename[0].to: can't be used with this match: invalid group reference 2",
+    ),
+    (
+        ["sink.rename=[{match: a, to: b}, {match: '(a)', to: '$1'}]"],
+        "sink.rename[1].to: has '$' before a group; write the first group as \\1",
+    ),
+    (
+        ["sink.rename=[{match: '(.*)', to: 'copy.\\1'}]"],
+        "sink.rename[0].to: must be the name of a table, without a schema: sink.table names the schema",
+    ),
+    (["sink.rename=[{match: a}]"], "sink.rename[0].to: is missing; it must be text"),
+    (["sink.rename={match: a, to: b}"], "sink.rename: must be a list of rules like {match: ^shop_(.*)$, to: \\1}"),
     (["sink.table='{tabel}'"], "sink.table: has an unknown placeholder {tabel}. Allowed: {schema}, {table}"),
     (
         ["sink.table={table}"],
@@ -569,7 +584,7 @@ def test_every_problem_is_told_with_its_line_in_the_files_order(tmp_path: Path) 
     )
     assert problems_of(tmp_path, text, "trigger=5") == [
         "job.yaml:1: job: must be a name of a-z, 0-9 and '-', at most 50 characters; found: Shop",
-        "job.yaml:7: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, url, table, tls, "
+        "job.yaml:7: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, url, table, rename, tls, "
         "on_bad_value, on_bad_value_in, on_schema_change",
         "job.yaml:9: snapshot.split_rows: must be a whole number, at least 1; found: no",
         "--set trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: 5. Write the unit: 5s",

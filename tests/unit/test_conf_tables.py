@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 import re
 
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.conf.tables import TableName, parse_table_glob, parse_table_name, parse_table_template
+from tidemark.conf.tables import RenameRule, TableName, parse_table_glob, parse_table_name, parse_table_template
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
 
@@ -125,3 +126,23 @@ def test_tables_that_would_be_written_into_one_are_found() -> None:
 def test_names_globs_and_templates_survive_pickling() -> None:
     for value in (TableName("a", "b"), parse_table_glob("a.*"), parse_table_template("{table}")):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+RULES = (RenameRule("shop_(.*)", r"\1"), RenameRule("(?P<base>.*)_v[0-9]+", r"\g<base>"), RenameRule("shop_x", "never"))
+
+
+@pytest.mark.parametrize(
+    ("table", "target"),
+    [
+        (TableName("shop", "orders"), "orders"),
+        (TableName("shop", "orders_v2"), "orders_v2"),  # the first rule that matches is the only one
+        (TableName("shop", "x"), "x"),
+        (TableName("stock", "parts_v12"), "stock_parts"),
+        (TableName("stock", "parts_v12_old"), "stock_parts_v12_old"),  # the whole name must match
+        (TableName("my_shop", "orders"), "my_shop_orders"),
+    ],
+)
+def test_the_first_rule_that_matches_the_whole_name_renames_a_copy(table: TableName, target: str) -> None:
+    for text, schema in (("{schema}_{table}", None), ("copy.{schema}_{table}", "copy")):
+        template = pickle.loads(pickle.dumps(dataclasses.replace(parse_table_template(text), renames=RULES)))
+        assert template.target(table) == (schema, target)

@@ -54,6 +54,10 @@ def test_mysql_and_mariadb_are_one_scheme(tmp_path: Path) -> None:
     [
         (MIRROR | {"table": "{table}"}, ["sink.table: {schema}_{table}, but now it is {table}"]),
         (
+            MIRROR | {"rename": [{"match": "a(.*)", "to": r"\1"}, {"match": "b", "to": "c"}]},
+            [r"sink.rename: none, but now it is a(.*) to \1, b to c"],
+        ),
+        (
             {"type": "console"},
             ["sink.type: mirror, but now it is console", "sink.table: {schema}_{table}, but now it is none"],
         ),
