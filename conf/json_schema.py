@@ -48,7 +48,7 @@ def _default_of(section: type[Section], key: str) -> Any:
     field = section.model_fields[key]
     if field.is_required() or isinstance(field.default, Section):
         return None
-    value = section.model_construct().model_dump(mode="json", include={key}, warnings=False)[key]
+    value = section.model_construct().model_dump(mode="json", include={key}, warnings=False).get(key)
     return None if value in ({}, []) else value
 
 

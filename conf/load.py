@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.overrides import apply_overrides
 from tidemark.conf.problems import Problem, RefusedJobFileError, in_file_order
 from tidemark.conf.substitution import Substitution, is_path
+from tidemark.conf.table_options import MovedOptions, move_options, text_of_place
 from tidemark.conf.tables import parse_table_name
 from tidemark.conf.yaml_tree import Mapping as TreeMapping
 from tidemark.conf.yaml_tree import (
@@ -81,28 +83,40 @@ def _load(
         place = Place(path.name, 1)
         raise refused(path, [Problem(place, (), "must be a mapping with keys like job, source, sink")])
     root, problems = apply_overrides(root, overrides, spelled=spelled)
-    tree = map_scalars(substitution.apply(root), lambda key, scalar: _from_folder(substitution.folder, key, scalar))
+    moved = move_options(root)
+    problems += moved.problems
+    tree = map_scalars(
+        substitution.apply(moved.root), lambda key, scalar: _from_folder(substitution.folder, key, scalar)
+    )
     problems += substitution.problems
     job, more = _validate(tree)
     unfilled = {problem.path for problem in problems}
     problems += [problem for problem in more if problem.path not in unfilled]
     problems += _unreadable_files(tree) if substitution.connects else []
     if job is None or problems:
-        raise refused(path, problems)
-    job.keep_places(_places(tree))
+        raise refused(path, [replace(problem, path=moved.as_written(problem.path)) for problem in problems])
+    job.keep_places(_places(tree, moved))
     return job
 
 
-def _places(tree: Node) -> dict[KeyPath, str]:
-    """Returns where the keys about a table are in the file, by paths that write its name as str(TableName) does."""
+def _places(tree: Node, moved: MovedOptions) -> dict[KeyPath, str]:
+    """Returns where the file has the keys about a table, as `place: path`, by paths that write its name as str(TableName)
+    does."""
     found: dict[KeyPath, str] = {}
     for section in (("transforms",), ("source", "columns"), ("source", "keys")):
         node = node_at(tree, section)
         for name, entry in node.entries.items() if isinstance(node, TreeMapping) else ():
             below = entry.value.entries if isinstance(entry.value, TreeMapping) else {}
-            path = (*section, str(parse_table_name(name)))
-            found[path] = str(entry.key_place)
-            found |= {(*path, key): str(inner.key_place) for key, inner in below.items()}
+            table = str(parse_table_name(name))
+            places: dict[KeyPath, Place] = {
+                (): entry.key_place,
+                **{(key,): inner.key_place for key, inner in below.items()},
+            }
+            for rest, place in places.items():
+                written = moved.as_written((*section, name, *rest))
+                named = tuple(table if step == name else step for step in written)
+                path = (*section, table, *rest)
+                found[path] = text_of_place(place, named)
     return found
 
 

@@ -34,6 +34,7 @@ from tidemark.conf.section import Section, Text, Written, refuse
 from tidemark.conf.sink import CheckedSink, StoragePath
 from tidemark.conf.source import NameOfTable, ServerIdRange, Source
 from tidemark.conf.substitution import is_secret_setting
+from tidemark.conf.table_options import OptionsByTable
 from tidemark.conf.tables import TableName
 from tidemark.conf.tls import warning_of_clear_text
 from tidemark.conf.transform import parse_transform
@@ -175,6 +176,13 @@ class JobFile(Section):
         "`source.columns`. See [Columns](columns.md).",
         examples=[{"shop.orders": "SELECT *, amount * 1.2 AS gross FROM input"}],
     )
+    tables: OptionsByTable = Field(
+        {},
+        exclude=True,
+        description="The options of single tables, each table's in one place: another way to write `source.columns`, "
+        "`source.keys`, `snapshot.where`, `transforms`, `sink.on_bad_value_in` and `sink.partition_by`.",
+        examples=[{"shop.orders": {"key": ["id"], "where": "created_at >= '2024-01-01'"}}],
+    )
     sink: Annotated[CheckedSink, Written("a section with type: mirror | files | delta | console")] = Field(
         description="Where the copy is written."
     )
@@ -225,13 +233,12 @@ class JobFile(Section):
         return self.transforms.get(TableName(database, table))
 
     def keep_places(self, places: Mapping[Path, str]) -> None:
-        """Sets where keys are in the file, for `place`."""
+        """Sets what `place` returns for keys that the file has."""
         self._places = places
 
     def place(self, *path: str) -> str:
         """Returns a key's path after its line in the file, if it has one: `shop.yaml:14: transforms."shop.orders"`."""
-        text, place = dotted(path), self._places.get(path, "")
-        return text if not place else place if place.endswith(text) else f"{place}: {text}"
+        return self._places.get(path, dotted(path))
 
     @property
     def server_ids(self) -> ServerIdRange:

@@ -86,6 +86,8 @@ def _joined(steps: list[tuple[str, bool]]) -> tuple[str, ...]:
     head, rest = path[:2], path[2:]
     if head == _KEYED_BY_SETTING and rest:
         return (*head, ".".join(rest))
+    if path[0] == "tables" and len(path) >= 3 and not steps[1][1] and not steps[2][1] and "." not in path[1]:
+        return ("tables", f"{path[1]}.{path[2]}", *path[3:])
     if path[0] == "transforms" and len(path) == 3 and not steps[1][1] and "." not in path[1]:
         return ("transforms", f"{path[1]}.{path[2]}")
     if head in _KEYED_BY_TABLE and len(rest) >= 2 and not steps[2][1] and "." not in rest[0]:

@@ -23,6 +23,7 @@ from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
 from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
 from tidemark.conf.source import Source, TableColumns, Tls
+from tidemark.conf.table_options import TableOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "job-file.md"
@@ -33,6 +34,7 @@ _NEEDS_QUOTES = re.compile(r"^[\[*&`\"'@%!|>#]|(?<!\$)\{|, |: | #")
 
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("Top level", JobFile),
+    ("tables.TABLE", TableOptions),
     ("source", Source),
     ("source.columns.TABLE", TableColumns),
     ("source.tls, sink.tls", Tls),
