@@ -118,6 +118,7 @@ SCHEMA = TableSchema(
 )
 ADDED = Column("c", "int", "int32", nullable=True, added=True, constant="5")
 DROPPED = Column("d", "int", "", nullable=True, captured=False, dropped=True)
+WIDENED = Column("e", "bigint", "int64", nullable=True, narrower=("smallint", "int"))
 PROJECTION = TableProjection(SCHEMA, ("b",), (("a", "sha256"),), "00", "ff")
 JOB = JobState(
     job_uuid="u",
@@ -163,7 +164,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         (Left(TABLE, 3, paused=True),),
     ),
     "altered": (
-        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED, DROPPED)), PROJECTION, 1_700_000_000_000_000),
+        Altered(replace(SCHEMA, columns=(*SCHEMA.columns, ADDED, DROPPED, WIDENED)), PROJECTION, 1_700_000_000_000_000),
         Altered(SCHEMA),
     ),
     "signal": (

@@ -1,5 +1,5 @@
-"""Follows changes of a table's schema without reading its rows again: columns that were dropped, and columns that were added if
-it is known what they are in all rows that the table had."""
+"""Follows changes of a table's schema without reading its rows again: columns that were dropped, columns that were added if
+is known what they are in all rows that the table had, and columns of wider types."""
 
 import time
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from tidemark.jobs.parking import to_be_found, unfinished_epoch
 from tidemark.jobs.partition_watch import partitions_of_plan
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
-from tidemark.readers.added_columns import new_columns
+from tidemark.readers.added_columns import new_columns, wider_columns
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.projection.settings import projections_of
-from tidemark.sinks.sink import Adapts, AddsConstants, JobIdentity, Sink, raise_problems
+from tidemark.sinks.sink import Adapts, AddsConstants, JobIdentity, Sink, Widens, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, SchemaChangedError, SinkError, SourceNotUsableError, TidemarkError
 from tidemark.state.failpoints import failpoint
@@ -26,8 +26,8 @@ from tidemark.state.table import TableId, TableSchema
 
 def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
     """Gives the table that the error is about its new columns, in the copy and in the job, and does without those that it lost,
-    durable; the job must be opened again. Returns False if there are none, if anything else changed, or if new columns may have
-    values that the copy would lack (docs/adr/0029, docs/adr/0033).
+    durable; the job must be opened again. The same for columns of wider types. Returns False if there are none, if anything
+    else changed, or if new columns may have values that the copy would lack (docs/adr/0029, docs/adr/0033, docs/adr/0044).
 
     Raises SourceUnavailableError, SinkUnavailableError."""
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -51,8 +51,12 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         return False
     new = [column for column in new_columns(known, schema) if column.captured]
     names, constants = [column.name for column in new], [column.name for column in new if column.constant is not None]
+    wider = [column.name for column in wider_columns(known, schema)]
+    retyped = [name for name in wider if schema.column(name).arrow_type != known.column(name).arrow_type]
     (output,) = outputs_of([schema], projections)
     if constants and not (isinstance(sink, AddsConstants) and _keeps_constants(output, constants)):
+        return False
+    if retyped and not (isinstance(sink, Widens) and _are_copied_as_they_are(output, retyped)):
         return False
     identity = JobIdentity(state.job_uuid, state.job_name)
     try:
@@ -60,9 +64,12 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
             sink.add_constants(identity, output, names)
         elif names and isinstance(sink, Adapts):
             sink.add_columns(identity, output, names)
+        if wider and isinstance(sink, Widens):
+            sink.widen_columns(identity, output, wider)
         raise_problems(sink.check([output], identity, checkpoint.written_tables(state)))
     except SinkError as refused:
         what = f"get the new columns ({', '.join(names)}) as they are" if names else "do without columns"
+        what = f"get the wider columns ({', '.join(wider)})" if wider else what
         text = f"The copy can't {what}. {refused.message}"
         events.note("warning", table=str(table), text=text)
         return False
@@ -81,12 +88,20 @@ def _told(known: TableSchema, schema: TableSchema) -> str:
     gone = [column.name for column in known.captured if column.name not in present]
     texts = [f"It has new columns ({', '.join(new)})."] if new else []
     texts += [f"It lost columns ({', '.join(gone)}). The copy keeps them."] if gone else []
+    wider = [column.name for column in wider_columns(known, schema)]
+    texts += [f"Columns have wider types or allow NULL ({', '.join(wider)})."] if wider else []
     return " ".join(texts) or "It got or lost columns that are not copied."
 
 
 def _keeps_constants(output: TableSchema, names: Sequence[str]) -> bool:
     """False if the sink gets other values of these columns than the source has: they are masked."""
-    return all(column.constant is not None and not column.made for column in output.captured if column.name in names)
+    has_constants = all(column.constant is not None for column in output.captured if column.name in names)
+    return has_constants and _are_copied_as_they_are(output, names)
+
+
+def _are_copied_as_they_are(output: TableSchema, names: Sequence[str]) -> bool:
+    """False if the sink gets something else of these columns than the source has: they are masked."""
+    return not any(column.made for column in output.captured if column.name in names)
 
 
 def _is_live(now: EnumeratorState, state: JobState, table: TableId) -> bool:

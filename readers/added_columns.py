@@ -1,37 +1,54 @@
-"""Decides whether a table may stay in the job although it got or lost columns: whether its rows can be followed as they are.
+"""Decides whether a table may stay in the job although it got or lost columns, or has columns of wider types: whether its rows
+can be followed as they are.
 
 That is so if nothing else of it changed, and each new column has one value in all rows that it had: NULL, or a constant that is
-known. The job has read only such rows.
+known. The job has read only such rows. A wider type changes no value.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tidemark.state.table import Column, TableSchema
 
 
 def with_changed_columns(
-    known: TableSchema, now: TableSchema, constants: Mapping[str, str] | None = None
+    known: TableSchema,
+    now: TableSchema,
+    widens: Callable[[Column, Column], bool],
+    constants: Mapping[str, str] | None = None,
 ) -> TableSchema | None:
-    """Returns `known` with the columns that `now` has in addition, marked as added, and those that it lacks, marked as dropped;
-    None if there are none, or if anything else differs. `constants`: `Column.constant` of those that are not NULL in the rows
-    that the table had. Generated columns have values in these rows, so they are not accepted; nor are captured ones that are
-    NOT NULL and have no constant. A name that a dropped column had is not accepted: the log has values of both under it."""
+    """Returns `known` with the columns that `now` has in addition, marked as added, those that it lacks, marked as dropped, and
+    those that have a wider type now; None if there are none, or if anything else differs. `widens`: whether the second column
+    holds each value of the first one. `constants`: `Column.constant` of those that are not NULL in the rows that the table had.
+
+    Generated columns have values in these rows, so they are not accepted; nor are captured ones that are NOT NULL and have no
+    constant. A name that a dropped column had is not accepted: the log has values of both under it."""
     values = constants or {}
     before = {column.name: column for column in known.present}
     kept = [column for column in now.columns if column.name in before]
-    if now.key != known.key or now.oid != known.oid or kept != _plain(known, {column.name for column in kept}):
+    wider = wider_columns(known, now)
+    same_order = [name for name in before if any(column.name == name for column in kept)]
+    if now.key != known.key or now.oid != known.oid or [column.name for column in kept] != same_order:
+        return None
+    if any(column.name in known.key or not widens(_plain(before[column.name]), column) for column in wider):
         return None
     new = new_columns(known, now)
-    if len(kept) == len(before) and not new:
+    if len(kept) == len(before) and not new and not wider:
         return None
     names = {column.name for column in known.columns if column.dropped}
     if any(column.generated or column.name in names for column in new):
         return None
     if any(column.captured and not column.nullable and column.name not in values for column in new):
         return None
-    columns = [before.get(column.name) or _added(column, values) for column in now.columns]
+    changed = {column.name: _widened(before[column.name], column) for column in wider}
+    columns = [changed.get(column.name) or before.get(column.name) or _added(column, values) for column in now.columns]
     return replace(known, columns=tuple(_with_dropped(known, columns)))
+
+
+def wider_columns(known: TableSchema, now: TableSchema) -> list[Column]:
+    """Returns the columns of `now` that `known` has with another description, such as another type."""
+    before = {column.name: _plain(column) for column in known.present}
+    return [column for column in now.present if column.name in before and before[column.name] != _plain(column)]
 
 
 def new_columns(known: TableSchema, now: TableSchema) -> list[Column]:
@@ -59,5 +76,11 @@ def _added(column: Column, constants: Mapping[str, str]) -> Column:
     return replace(column, added=True, constant=constants.get(column.name) if column.captured else None)
 
 
-def _plain(known: TableSchema, names: Collection[str]) -> list[Column]:
-    return [replace(column, added=False, constant=None) for column in known.present if column.name in names]
+def _widened(before: Column, now: Column) -> Column:
+    earlier = (before.source_type,) if now.source_type != before.source_type else ()
+    return replace(now, added=before.added, constant=before.constant, narrower=(*before.narrower, *earlier))
+
+
+def _plain(column: Column) -> Column:
+    """Returns the column as a catalog describes it."""
+    return replace(column, added=False, constant=None, narrower=())

@@ -204,6 +204,15 @@ class AddsConstants(Adapts, Protocol):
 
 
 @runtime_checkable
+class Widens(Protocol):
+    """A sink that can give columns of a copy a wider type."""
+
+    def widen_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """Lets the copy of the table hold each value of these columns. The rows keep their values. May be repeated, also after
+        a death in between. Raises SinkError if the copy can't have such a column."""
+
+
+@runtime_checkable
 class ProvesAbsence(Protocol):
     """A sink that can tell that it has nothing of an epoch of the log, and never will."""
 

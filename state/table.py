@@ -46,6 +46,8 @@ class Column:
     value in it: `constant`, a text that Arrow casts to `arrow_type`, or NULL.
     `dropped`: the table lost the column while the job followed it. Rows that were logged before have it; it is not copied any
     more.
+    `narrower`: the types that the column had before, as `source_type`, while the job followed the table. Rows that were logged
+    then have them. `source_type` holds each of their values.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Column:
     added: bool = False
     constant: str | None = None
     dropped: bool = False
+    narrower: tuple[str, ...] = ()
 
     def constants(self, count: int) -> pa.Array:
         """Returns `constant` as often as `count`."""

@@ -27,6 +27,7 @@ from tidemark.readers.mysql.schema.constants import read_constants
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
 from tidemark.readers.mysql.schema.table_checks import wait_for_alter
 from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.schema.widening import widens
 from tidemark.readers.mysql.server import (
     ServerIdentity,
     ServerInfo,
@@ -207,7 +208,7 @@ class FoundMySql(FoundTables):
         if new and new_columns(now, known):
             return None  # one may be the other under a new name, by an ALTER TABLE that is in no log
         constants = read_constants(self.connection, known.table, new)
-        return None if constants is None else with_changed_columns(known, now, constants)
+        return None if constants is None else with_changed_columns(known, now, widens, constants)
 
     def _positions(self) -> LogPositions:
         return LogPositions(self._log(), self.connection, self.info)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.reading import StartAtEnd, StartAtLsn
-from tidemark.readers.added_columns import new_columns, with_changed_columns
+from tidemark.readers.added_columns import new_columns, wider_columns, with_changed_columns
 from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
@@ -31,6 +31,7 @@ from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.server_checks import after_failover, check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
@@ -348,7 +349,8 @@ class FoundPostgres(FoundTables):
             return None
         tables = () if seen is None else seen.tables
         before = next((table for table in tables if table.oid == known.oid), None)
-        values = None if before is None else values_of_older_rows(self.connection, before, numbers)
+        wider = [column.number or 0 for column in wider_columns(known, now)]
+        values = None if before is None else values_of_older_rows(self.connection, before, [*numbers, *wider])
         if values is None:
             return None
         constants = {}
@@ -358,7 +360,7 @@ class FoundPostgres(FoundTables):
                 if constant is None:
                     return None
                 constants[column.name] = constant
-        return with_changed_columns(known, now, constants)
+        return with_changed_columns(known, now, widens, constants)
 
     def memberships(self) -> tuple[Membership, ...]:
         return tuple(Membership(table, text) for table, text in sorted(self.published.items()))

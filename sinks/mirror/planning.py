@@ -1,5 +1,6 @@
 """Decides where a table's copy goes, and whether an existing table can take it. Pure."""
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,6 +208,24 @@ def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, 
                     f"The target has no type for column {column.name} of {schema.table}: {exc}.",
                     f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
                 ) from exc
+    return clauses
+
+
+def widened_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
+    """Returns clauses of ALTER TABLE that let those of the columns hold every value that can't. A column that is NOT NULL, and
+    one that the target has no type for, stay as they are."""
+    clauses = []
+    for column in schema.captured:
+        found = find_column(existing, column, dialect) if column.name in names else None
+        if (
+            found is None
+            or found.generated
+            or not found.nullable
+            or _column_problem(schema, column, found, dialect) is None
+        ):
+            continue
+        with contextlib.suppress(ValueError):
+            clauses.append(dialect.widen_column(column))
     return clauses
 
 

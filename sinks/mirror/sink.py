@@ -26,10 +26,11 @@ from tidemark.sinks.mirror.planning import (
     target_of,
     type_findings,
     was_replaced,
+    widened_columns,
     without_defaults,
 )
 from tidemark.sinks.mirror.postgres import session as postgres_session
-from tidemark.sinks.mirror.target import Session, SourceKind, TargetColumn, TargetName
+from tidemark.sinks.mirror.target import Owner, Session, SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import Finding, JobIdentity, raise_problems, reserved_name_findings
 from tidemark.state.errors import SinkError
@@ -174,10 +175,7 @@ class MirrorSink:
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         with contextlib.closing(self.connect()) as session:
-            ((_, target),) = self._targets(session, [schema])
-            owner, found = session.owners([target]).get(target), session.inspect(target)
-            if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
-                raise SinkError(f"{target} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
+            target, owner, found = self._copy_of(session, job, schema)
             clauses = added_columns(schema, found, session.dialect, names)
             if clauses:
                 session.create_table(session.dialect.alter_table(target, clauses))
@@ -185,16 +183,42 @@ class MirrorSink:
             without = without_defaults(schema, session.dialect, names)
             if without:
                 session.create_table(session.dialect.alter_table(target, without))
-            existing = session.inspect(target)
-            assert existing is not None, "it was altered just now"
-            if found.incarnation is not None and found.incarnation == owner.incarnation:
-                session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
-                session.mark_created([target])
-            raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
+            self._note_altered(session, schema, target, owner, found)
             for column in schema.captured:
                 earlier = find_column(found, column, session.dialect) if column.name in names else None
                 if earlier is not None:  # the others are new: the copy is not searched for their values
                     _require_constant(session, target, column, earlier)
+
+    def widen_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """See `tidemark.sinks.sink.Widens`. The server may write all rows again: it keeps the copy from others meanwhile."""
+        with contextlib.closing(self.connect()) as session:
+            target, owner, found = self._copy_of(session, job, schema)
+            clauses = widened_columns(schema, found, session.dialect, names)
+            if clauses:
+                session.create_table(session.dialect.alter_table(target, clauses))
+            failpoint("sink.after_widening")
+            self._note_altered(session, schema, target, owner, found)
+
+    def _copy_of(
+        self, session: Session, job: JobIdentity, schema: TableSchema
+    ) -> tuple[TargetName, Owner, TargetTable]:
+        """Returns the table's copy as it is. Raises SinkError if it is not this job's."""
+        ((_, target),) = self._targets(session, [schema])
+        owner, found = session.owners([target]).get(target), session.inspect(target)
+        if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
+            raise SinkError(f"{target} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
+        return target, owner, found
+
+    def _note_altered(
+        self, session: Session, schema: TableSchema, target: TargetName, owner: Owner, before: TargetTable
+    ) -> None:
+        """Lets a copy that was altered stay known as the one that the job wrote. Raises SinkError if it does not fit."""
+        existing = session.inspect(target)
+        assert existing is not None, "it was altered just now"
+        if before.incarnation is not None and before.incarnation == owner.incarnation:
+            session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
+            session.mark_created([target])
+        raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
 
     add_constants = add_columns
     """See `tidemark.sinks.sink.AddsConstants`. The rows of the copy get a constant as the default of the new column: most

@@ -119,6 +119,9 @@ class Dialect(Protocol):
     def drop_default(self, column: Column) -> str:
         """Returns the clause of ALTER TABLE that lets the column be NULL in rows that are written without it."""
 
+    def widen_column(self, column: Column) -> str:
+        """Returns the clause of ALTER TABLE that gives a column the type of `column_type`. Raises ValueError as that."""
+
     def drop_column(self, name: str) -> str:
         """Returns the clause of ALTER TABLE."""
 

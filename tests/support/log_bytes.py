@@ -276,6 +276,9 @@ class LogServer:
         thread.start()
         return FakeConnection(ours)
 
+    def default_charset(self, table: TableId) -> str:
+        return "utf8mb4"
+
     def is_isolated(self, table: TableId) -> bool:
         return table in self.isolated
 

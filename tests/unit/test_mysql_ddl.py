@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.readers.mysql.binlog.ddl import classify
+from tidemark.readers.mysql.binlog.ddl import ModifiedColumn, classify
 from tidemark.readers.mysql.binlog.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES, NotSqlError, TokenKind, tokens
+from tidemark.readers.mysql.schema.types import parse_source_type
 from tidemark.state.table import Column, TableId
 
 T = TableId("shop", "t")
@@ -58,8 +59,6 @@ HARMLESS = [
     "ALTER TABLE t ENGINE=InnoDB",
     "ALTER TABLE t ENGINE InnoDB ROW_FORMAT=COMPRESSED KEY_BLOCK_SIZE=8",
     "ALTER TABLE t FORCE, ALGORITHM=INPLACE, LOCK=NONE",
-    "ALTER TABLE t DEFAULT CHARACTER SET latin1 COLLATE latin1_bin",
-    "ALTER TABLE t CHARSET=utf8mb4 STATS_PERSISTENT=1",
     "ALTER TABLE t ORDER BY a, b DESC",
     "ALTER TABLE t DISABLE KEYS",
     "ALTER TABLE t DATA DIRECTORY='/x' INDEX DIRECTORY='/y'",
@@ -90,7 +89,7 @@ CHANGES = [
     "RENAME TABLE a TO b, c TO shop.t",
     "RENAME TABLE IF EXISTS a TO t",
     "ALTER TABLE t ADD vector int",
-    "ALTER TABLE t MODIFY a bigint",
+    "ALTER TABLE t MODIFY a binary(9)",
     "ALTER TABLE t CHANGE a b int",
     "ALTER TABLE t RENAME COLUMN a TO b",
     "ALTER TABLE t RENAME TO u",
@@ -277,11 +276,88 @@ def test_columns_that_are_dropped(actions: str, dropped: dict[str, bool]) -> Non
 
 @pytest.mark.pitfall(42)
 @pytest.mark.parametrize(
+    ("action", "kind", "nullable", "charset"),
+    [
+        ("MODIFY a BIGINT", "bigint", True, None),
+        ("MODIFY COLUMN `a` int(11) unsigned NOT NULL DEFAULT -1 COMMENT 'x, y'", "int(11) unsigned", False, None),
+        ("MODIFY IF EXISTS a Integer NULL DEFAULT NULL INVISIBLE", "int", True, None),
+        ("MODIFY a numeric(12, 4) DEFAULT 1.50 NOT NULL", "decimal(12,4)", False, None),
+        ("MODIFY a dec", "decimal", True, None),
+        ("MODIFY a VARCHAR(20) CHARACTER SET latin1", "varchar(20)", True, "latin1"),
+        ("MODIFY a varchar(20) charset utf8mb4 collate utf8mb4_bin DEFAULT 'x'", "varchar(20)", True, "utf8mb4"),
+        ("MODIFY a char(3) COLLATE latin1_bin", "char(3)", True, "latin1"),
+        ("MODIFY a mediumtext", "mediumtext", True, None),
+        ("MODIFY a ENUM('x', 'y z')", "enum('x','y z')", True, None),
+        ("MODIFY a SET('x')", "set('x')", True, None),
+        ("MODIFY a datetime(3)", "datetime(3)", True, None),
+        ("CHANGE a a VARCHAR(9), ALGORITHM=INSTANT", "varchar(9)", True, None),
+        ("CHANGE COLUMN `a` a VARCHAR(9)", "varchar(9)", True, None),
+    ],
+)
+def test_columns_that_are_modified(action: str, kind: str, nullable: bool, charset: str | None) -> None:
+    meaning = classify(f"ALTER TABLE t {action}", "shop")
+    assert (meaning.changed, meaning.altered) == (frozenset(), T)
+    assert meaning.modified == (ModifiedColumn("a", parse_source_type(kind), nullable, charset),)
+
+
+@pytest.mark.pitfall(42)
+@pytest.mark.parametrize(
+    "action",
+    [
+        "CHANGE a b int",
+        "CHANGE a A int",
+        "MODIFY a int AFTER b",
+        "MODIFY a int FIRST",
+        "MODIFY a int AUTO_INCREMENT",
+        "MODIFY a int UNIQUE",
+        "MODIFY a int PRIMARY KEY",
+        "MODIFY a int GENERATED ALWAYS AS (b) STORED",
+        "MODIFY a int AS (b)",
+        "MODIFY a int ZEROFILL",
+        "MODIFY a int DEFAULT (uuid())",
+        "MODIFY a datetime DEFAULT CURRENT_TIMESTAMP",
+        "MODIFY a datetime ON UPDATE CURRENT_TIMESTAMP",
+        "MODIFY a timestamp",
+        "MODIFY a float",
+        "MODIFY a binary(3)",
+        "MODIFY a varchar(3) binary",
+        "MODIFY a varchar(3) CHARACTER SET latin1 COLLATE utf8mb4_bin",
+        "MODIFY a text(300)",
+        "MODIFY a enum('it''s')",
+        "MODIFY a enum('a', 0x62)",
+        "MODIFY a national varchar(3)",
+        "MODIFY a int REFERENCES u (b)",
+        "MODIFY a int CHECK (a > 0)",
+        "MODIFY",
+    ],
+)
+def test_columns_of_which_it_is_not_known_what_becomes_of_their_values(action: str) -> None:
+    assert T in classify(f"ALTER TABLE t {action}", "shop").changed
+
+
+@pytest.mark.pitfall(42)
+@pytest.mark.parametrize(
+    ("options", "charsets"),
+    [
+        ("DEFAULT CHARACTER SET latin1 COLLATE latin1_bin", ("latin1", "latin1_bin")),
+        ("CHARSET=utf8mb4 STATS_PERSISTENT=1", ("utf8mb4",)),
+        ("CHARACTER SET = 'ascii'", ("ascii",)),
+    ],
+)
+def test_the_default_character_set(options: str, charsets: tuple[str, ...]) -> None:
+    meaning = classify(f"ALTER TABLE t {options}", "shop")
+    assert (meaning.changed, meaning.altered, meaning.charsets) == (frozenset(), T, charsets)
+
+
+@pytest.mark.pitfall(42)
+@pytest.mark.parametrize(
     "actions",
     [
         "ADD a int, DROP COLUMN a",
         "DROP a, ADD COLUMN a bigint",
-        "DROP COLUMN a, MODIFY b bigint",
+        "DROP COLUMN a, MODIFY b bigint AFTER c",
+        "DROP COLUMN a, MODIFY a bigint",
+        "MODIFY a int, MODIFY a bigint",
         "DROP COLUMN a b",
         "DROP PRIMARY KEY",
         "DROP PERIOD FOR p",
@@ -292,7 +368,8 @@ def test_columns_that_are_dropped(actions: str, dropped: dict[str, bool]) -> Non
         "ADD PERIOD FOR p (a, b)",
         "ADD a int DEFAULT 5, ALTER a SET DEFAULT 6",
         "ADD a int, RENAME TO u",
-        "ADD a int, MODIFY b bigint",
+        "ADD a int, MODIFY b bigint FIRST",
+        "ADD a int, MODIFY a bigint",
     ],
 )
 def test_more_than_columns_that_are_added(actions: str) -> None:

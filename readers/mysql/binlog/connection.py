@@ -74,6 +74,9 @@ class LogSource(Protocol):
     def primary_key(self, table: TableId) -> tuple[str, ...]:
         """The columns of the table's primary key now; () for none. Raises TidemarkError."""
 
+    def default_charset(self, table: TableId) -> str:
+        """The character set of the table's new columns now; "" if there is no such table. Raises TidemarkError."""
+
     def file_names(self) -> list[str]:
         """The names of the log's files, oldest first. Raises TidemarkError."""
 
@@ -122,6 +125,9 @@ class ServerLog:
 
     def primary_key(self, table: TableId) -> tuple[str, ...]:
         return self._ask(lambda connection: table_effects.primary_key(connection, table))
+
+    def default_charset(self, table: TableId) -> str:
+        return self._ask(lambda connection: table_effects.default_charset(connection, table))
 
     def file_names(self) -> list[str]:
         return self._ask(lambda connection: [name for name, _ in binary_logs(connection)])

@@ -11,6 +11,7 @@ from itertools import islice
 
 from tidemark.readers.mysql.binlog.sql_tokens import NotSqlError, Token, TokenKind, tokens
 from tidemark.readers.mysql.schema.constants import Literal, implicit_constant, literal_constant
+from tidemark.readers.mysql.schema.types import SourceType
 from tidemark.state.table import Column, TableId
 
 
@@ -42,6 +43,17 @@ class DroppedColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class ModifiedColumn:
+    """A column of MODIFY, or of CHANGE that keeps its name. `kind`: its type. `charset`: its character set; None if the
+    statement names none."""
+
+    name: str
+    kind: SourceType
+    nullable: bool
+    charset: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """`what` describes the statement without values, for messages: `ALTER TABLE … DROP COLUMN`.
 
@@ -51,7 +63,8 @@ class Statement:
     rows it changes, apart from triggers and foreign keys; None if this is unknown. `written`: the only table that it names to
     be written, also if stored functions that it calls may write others. `cascades`: tables that get a foreign key
     with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `altered`: the table that gets the columns
-    `added` and loses `dropped`.
+    `added`, loses `dropped`, and whose columns `modified` are of these types after it. `charsets`: the character sets, or
+    collations, that the statement makes the default of `altered`'s new columns.
     """
 
     what: str
@@ -67,6 +80,8 @@ class Statement:
     altered: TableId | None = None
     added: tuple[AddedColumn, ...] = ()
     dropped: tuple[DroppedColumn, ...] = ()
+    modified: tuple[ModifiedColumn, ...] = ()
+    charsets: tuple[str, ...] = ()
 
 
 def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
@@ -402,6 +417,16 @@ _MADE = frozenset({"AS", "AUTO_INCREMENT", "GENERATED", "KEY", "ON", "PRIMARY", 
 """Words in a column's definition with which it may have any values in the rows that the table has."""
 _AFTER_DEFAULT = frozenset({"AFTER", "COMMENT", "FIRST", "INVISIBLE", "NOT", "NULL", "VISIBLE"})
 """Words that may follow a literal default and are no part of an expression."""
+_TYPE_NAMES = {
+    **{name: name for name in (
+        "bigint", "blob", "char", "datetime", "decimal", "enum", "int", "longblob", "longtext", "mediumblob", "mediumint",
+        "mediumtext", "set", "smallint", "text", "tinyblob", "tinyint", "tinytext", "varbinary", "varchar",
+    )},
+    "dec": "decimal",
+    "integer": "int",
+    "numeric": "decimal",
+}  # fmt: skip
+"""The types that MODIFY is understood with, and their names in the catalog."""
 _SWITCHES = frozenset({"FORCE", "SECONDARY_LOAD", "SECONDARY_UNLOAD"})
 """Options without a value."""
 _PARTITION_VERBS = frozenset({"ANALYZE", "CHECK", "COALESCE", "OPTIMIZE", "REBUILD", "REORGANIZE", "REPAIR"})
@@ -416,6 +441,8 @@ class _AlterTable:
     changed: set[TableId] = field(default_factory=set)
     added: list[AddedColumn] = field(default_factory=list)
     dropped: list[DroppedColumn] = field(default_factory=list)
+    modified: list[ModifiedColumn] = field(default_factory=list)
+    charsets: list[str] = field(default_factory=list)
     with_default: set[str] = field(default_factory=set)
     lost_index: bool = False
     cascades: bool = False
@@ -428,9 +455,11 @@ class _AlterTable:
                 self.reason = self.reason or " of its columns, keys or rows"
             self._skip_part()
         added = {column.name.lower() for column in self.added}
-        if added & (self.with_default | {column.name.lower() for column in self.dropped}):
+        others = [column.name.lower() for column in self.dropped] + [column.name.lower() for column in self.modified]
+        if added & (self.with_default | set(others)) or len(others) > len(set(others)):
             self.changed.add(self.table)
         columns = " ADD COLUMN" if self.added else " DROP COLUMN" if self.dropped else ""
+        columns = columns or (" MODIFY COLUMN" if self.modified else "")
         what = f"ALTER TABLE{self.reason or columns}"
         lost = frozenset([self.table]) if self.lost_index else frozenset()
         cascades = frozenset([self.table]) if self.cascades else frozenset()
@@ -439,9 +468,11 @@ class _AlterTable:
             frozenset(self.changed),
             lost,
             cascades=cascades,
-            altered=self.table if self.added or self.dropped else None,
+            altered=self.table if self.added or self.dropped or self.modified or self.charsets else None,
             added=tuple(self.added),
             dropped=tuple(self.dropped),
+            modified=tuple(self.modified),
+            charsets=tuple(self.charsets),
         )
 
     def _skip_part(self) -> None:
@@ -456,7 +487,8 @@ class _AlterTable:
                 return
 
     def _part(self) -> bool:
-        """True if the action is known not to change the table's columns, keys and rows, or only adds columns."""
+        """True if the action is known not to change the table's columns, keys and rows, or only adds, drops or modifies
+        columns."""
         p = self.parser
         if p.word("ADD"):
             start = p.at
@@ -468,6 +500,10 @@ class _AlterTable:
             return self._drop()
         if p.word("ALTER"):
             return self._alter_part()
+        if p.word("MODIFY"):
+            return self._modify(renames=False)
+        if p.word("CHANGE"):
+            return self._modify(renames=True)
         if p.word("RENAME"):
             return self._rename()
         if p.word("EXCHANGE"):
@@ -501,15 +537,14 @@ class _AlterTable:
     def _option(self) -> bool:
         """Takes a table option and its value."""
         p = self.parser
-        known = (
-            p.words("DEFAULT", "CHARACTER", "SET")
-            or p.words("CHARACTER", "SET")
-            or p.words("DATA", "DIRECTORY")
-            or p.words("INDEX", "DIRECTORY")
-            or p.word(*_TABLE_OPTIONS)
+        is_charset = (
+            p.words("DEFAULT", "CHARACTER", "SET") or p.words("CHARACTER", "SET") or p.word("CHARSET", "COLLATE")
         )
+        known = is_charset or p.words("DATA", "DIRECTORY") or p.words("INDEX", "DIRECTORY") or p.word(*_TABLE_OPTIONS)
         if known:
             self._value()
+        if is_charset:
+            self.charsets.append(p.peek(-1).text.lower())
         return known
 
     def _switch(self) -> bool:
@@ -579,6 +614,81 @@ class _AlterTable:
         default = defaults[0] if len(defaults) == 1 and not is_made else None
         is_implicit = is_not_null and not (is_made or defaults)
         self.added.append(AddedColumn(name.text, is_null, if_absent, default, is_implicit))
+        return True
+
+    def _modify(self, *, renames: bool) -> bool:
+        """Takes [COLUMN] [IF EXISTS] name [new name] definition. False unless the name stays, and type and options are such
+        that it is known what becomes of the values."""
+        p = self.parser
+        p.word("COLUMN")
+        p.words("IF", "EXISTS")
+        name = p.peek()
+        p.at += 1
+        if not name.is_name or (renames and not (p.peek().is_name and p.peek().text == name.text)):
+            return False
+        p.at += renames
+        kind = self._type()
+        if kind is None:
+            return False
+        nullable, charset = True, None
+        while p.peek() is not _END and not p.peek().is_symbol(","):
+            if p.words("NOT", "NULL"):
+                nullable = False
+            elif p.words("CHARACTER", "SET") or p.word("CHARSET", "COLLATE"):
+                is_collation = p.peek(-1).is_word("COLLATE")
+                found = p.peek().text.lower().partition("_")[0] if is_collation else p.peek().text.lower()
+                if not p.peek().is_name or charset not in {None, found}:
+                    return False
+                charset = found
+                p.at += 1
+            elif p.word("COMMENT"):
+                p.at += 1
+            elif p.word("DEFAULT"):
+                if not self._default():
+                    return False
+            elif not p.word("NULL", "VISIBLE", "INVISIBLE"):
+                return False
+        self.modified.append(ModifiedColumn(name.text, kind, nullable, charset))
+        return True
+
+    def _type(self) -> SourceType | None:
+        """Takes a type. None for one whose values are not known to stay as they are."""
+        p = self.parser
+        word = p.peek()
+        base = _TYPE_NAMES.get(word.text.lower()) if word.kind is TokenKind.WORD else None
+        p.at += 1
+        if base is None:
+            return None
+        arguments = self._arguments()
+        texts = [token.text for token in arguments if token.kind is TokenKind.TEXT and not _QUOTING.search(token.text)]
+        numbers = [int(token.text) for token in arguments if token.kind is TokenKind.WORD and token.text.isdecimal()]
+        wanted, others = (texts, numbers) if base in {"enum", "set"} else (numbers, texts)
+        if others or len(wanted) != len(arguments) or (base.endswith(("text", "blob")) and wanted):
+            return None
+        attributes = frozenset({"unsigned"}) if p.word("UNSIGNED") else frozenset()
+        if texts:
+            return SourceType(base, labels=tuple(texts), attributes=attributes)
+        return SourceType(base, tuple(numbers), attributes=attributes)
+
+    def _arguments(self) -> list[Token]:
+        """Takes what is in parentheses, without the commas."""
+        p, found = self.parser, list[Token]()
+        if p.symbol("("):
+            while p.peek() is not _END and not p.symbol(")"):
+                found.append(p.peek())
+                p.at += 1
+                p.symbol(",")
+        return found
+
+    def _default(self) -> bool:
+        """Takes NULL or a literal."""
+        p = self.parser
+        if p.word("NULL"):
+            return True
+        if self._literal() is None:
+            return False
+        p.at += 1 + (p.peek().is_symbol("-") or p.peek().is_symbol("+"))
+        p.at += 2 * p.peek().is_symbol(".")
         return True
 
     def _literal(self) -> Literal | None:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Group
 from tidemark.readers.mysql.binlog.connection import different_log
-from tidemark.readers.mysql.binlog.ddl import AddedColumn, DroppedColumn, Statement, classify
+from tidemark.readers.mysql.binlog.ddl import AddedColumn, DroppedColumn, ModifiedColumn, Statement, classify
 from tidemark.readers.mysql.binlog.events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
@@ -35,7 +35,10 @@ from tidemark.readers.mysql.binlog.events import (
 from tidemark.readers.mysql.binlog.reading_state import DeferredTransaction, LogState, RolledBack, XaEvent
 from tidemark.readers.mysql.binlog.rows import gtids_of
 from tidemark.readers.mysql.binlog.sql_tokens import tokens
+from tidemark.readers.mysql.binlog.table_map import same_charset
 from tidemark.readers.mysql.binlog.walker import open_group
+from tidemark.readers.mysql.schema.types import parse_source_type
+from tidemark.readers.mysql.schema.widening import same_values
 from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,
@@ -383,16 +386,39 @@ class EventHandler:
         return []
 
     def _lacking(self, meaning: Statement) -> list[TableId]:
-        """Returns the wanted tables that get a column of which the job does not know what it is in all earlier rows, or lose a
-        column that it still copies."""
+        """Returns the wanted tables that get a column of which the job does not know what it is in all earlier rows, lose a
+        column that it still copies, or have a column of another type than the job."""
         named = [] if meaning.altered is None else self._named(meaning.altered)
-        return [table for table in named if self.log.options.replay or not self._knows(table, meaning)]
+        changes = bool(meaning.added or meaning.dropped or meaning.modified)
+        return [table for table in named if (self.log.options.replay and changes) or not self._knows(table, meaning)]
 
     def _knows(self, table: TableId, meaning: Statement) -> bool:
         columns = {column.name.lower(): column for column in self.log.wanted[table].columns}
-        return all(_is_followed(columns.get(new.name.lower()), new) for new in meaning.added) and all(
-            _is_gone(columns.get(old.name.lower()), old) for old in meaning.dropped
+        return (
+            all(_is_followed(columns.get(new.name.lower()), new) for new in meaning.added)
+            and all(_is_gone(columns.get(old.name.lower()), old) for old in meaning.dropped)
+            and all(self._has_this_type(table, columns.get(new.name.lower()), new) for new in meaning.modified)
+            and not any(_is_default(name, column) for name in meaning.charsets for column in columns.values())
         )
+
+    def _has_this_type(self, table: TableId, known: Column | None, new: ModifiedColumn) -> bool:
+        """True if the job's column is right before and after the statement: its type is the newest of all that the column had,
+        and the statement sets no other. A statement that names no character set sets the table's."""
+        if known is None or not known.captured or known.name in self.log.wanted[table].key:
+            return False
+        if known.name != new.name or known.nullable != new.nullable:
+            return False
+        try:
+            if not same_values(parse_source_type(known.source_type), new.kind):
+                return False
+        except ValueError:
+            return False
+        charset = new.charset
+        if known.charset is not None and charset is None and known.narrower:
+            charset = self.log.source.default_charset(table)
+        if known.charset is None or charset is None:
+            return known.charset is charset
+        return same_charset(charset) == same_charset(known.charset)
 
     def _check_key(self, table: TableId) -> None:
         """Raises SchemaChangedError unless the job's key of a table that lost an index is its primary key. The key may not be
@@ -545,6 +571,12 @@ def _is_followed(known: Column | None, new: AddedColumn) -> bool:
     if not known.captured:
         return True
     return new.is_null if known.constant is None else known.constant == new.constant(known)
+
+
+def _is_default(charset: str, known: Column) -> bool:
+    """True if a statement that makes a character set or collation the table's default may be the reason why a column of a wider
+    type has that one now. MODIFY without a character set had set another one, then, and values may be lost."""
+    return bool(known.narrower) and known.charset is not None and charset.startswith(known.charset.removesuffix("mb3"))
 
 
 _UNREADABLE = Statement("a statement that is not valid in its character set", unknown=True)

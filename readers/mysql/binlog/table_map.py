@@ -228,9 +228,10 @@ def _check_column(found: TableMap, index: int, column: Column, charsets: Mapping
             f"{where} has collation {collation} in the log, which the server does not list.",
             "Leave the column out (source.columns: exclude), or leave the table out: source.exclude_tables.",
         )
-    if _same_charset(charset) != _same_charset(column.charset):
+    if same_charset(charset) != same_charset(column.charset):
         raise SchemaChangedError(f"{where} is {column.charset}, in the log it is {charset}.", LEAVE_OUT)
 
 
-def _same_charset(name: str) -> str:
+def same_charset(name: str) -> str:
+    """Returns the same text for names of one character set."""
     return "utf8mb3" if name == "utf8" else name

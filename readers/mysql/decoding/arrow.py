@@ -58,9 +58,10 @@ def to_arrow(
     arrays = []
     for output in plan.outputs:
         lo, hi, valid = buffers.lo[output.index], buffers.hi[output.index], buffers.valid[output.index]
-        arrays.append(
-            _CONVERT[output.conversion](Values(plan.table, output, buf, lo, hi, valid, wanted, zero_dates_null, rule))
+        array = _CONVERT[output.conversion](
+            Values(plan.table, output, buf, lo, hi, valid, wanted, zero_dates_null, rule)
         )
+        arrays.append(array if output.wider is None else array.cast(output.wider))
     return arrays
 
 

@@ -1,7 +1,7 @@
 """Column plans: how to decode a table's rows from the log's row images and from SELECT results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +10,11 @@ from tidemark.readers.mysql.decoding.charsets import decode_text
 from tidemark.readers.mysql.decoding.column_codes import ColumnCode
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_code, image_type
 from tidemark.readers.mysql.decoding.type_layouts import Conversion, TypeLayout, column_layout
+from tidemark.readers.mysql.schema.types import canonical_type
 from tidemark.state.errors import SchemaChangedError, UnknownLogEventError
 from tidemark.state.kernel import Int32s
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
-from tidemark.state.table import Column, TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
 _CHANGED = f"The table was altered. {START_OVER_NOW}"
 
@@ -21,7 +22,7 @@ _CHANGED = f"The table was altered. {START_OVER_NOW}"
 @dataclass(frozen=True, slots=True)
 class Output:
     """A captured column: the index of its column buffer, and the conversion to Arrow. `wire`: the type that a result must
-    announce."""
+    announce. `wider`: the type that the values are cast to after that: the column was narrower when they were logged."""
 
     name: str
     index: int
@@ -33,6 +34,7 @@ class Output:
     wire: FieldType | None = None
     unsigned: bool = False
     is_key: bool = False
+    wider: pa.DataType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,19 @@ class ColumnPlan:
             code[i], meta[i] = known
             if not column.captured:
                 continue
-            layout = column_layout(schema.table, column)
-            if (kind, number) != layout.image:
+            layouts = [layout for layout in _forms(schema.table, column) if layout.image == (kind, number)]
+            if not layouts:
                 raise SchemaChangedError(
                     f"{schema.table}.{column.name} is {column.source_type}, in the log it is {kind.name} ({number}).",
                     _CHANGED,
                 )
+            layout = layouts[0]
+            texts: tuple[str, ...] = ()
+            if layout.source.labels:
+                layout, texts = _labelled(schema.table, column, layouts, labels.get(i))
             if layout.source.unsigned:
                 code[i] = _UNSIGNED.get(known[0], known[0])
-            texts = _labels(schema.table, column, layout, labels.get(i)) if layout.source.labels else ()
+            now = arrow_type_of(column.arrow_type)
             outputs.append(
                 Output(
                     column.name,
@@ -102,6 +108,7 @@ class ColumnPlan:
                     charset=layout.charset,
                     labels=texts,
                     is_key=column.name in schema.key,
+                    wider=None if layout.type == now else now,
                 )
             )
         return cls(schema.table, code, meta, tuple(outputs))
@@ -140,9 +147,20 @@ _UNSIGNED = {
 }
 
 
-def _labels(table: TableId, column: Column, layout: TypeLayout, logged: Sequence[bytes] | None) -> tuple[str, ...]:
-    """The labels in the log. Raises SchemaChangedError unless they fit the catalog's, which has `?` for characters beyond the
-    BMP."""
+def _forms(table: TableId, column: Column) -> list[TypeLayout]:
+    """Returns the layouts that the column has in the log: that of its type, then those of the types that it had before."""
+    earlier = [
+        replace(column, source_type=text, arrow_type=canonical_type(table, column.name, text, column.charset))
+        for text in reversed(column.narrower)
+    ]
+    return [column_layout(table, form) for form in (column, *earlier)]
+
+
+def _labelled(
+    table: TableId, column: Column, layouts: Sequence[TypeLayout], logged: Sequence[bytes] | None
+) -> tuple[TypeLayout, tuple[str, ...]]:
+    """Returns the layout with the labels that the log has, and these. Raises SchemaChangedError unless they fit one of the
+    catalog's, which has `?` for characters beyond the BMP."""
     if logged is None:
         raise UnknownLogEventError(
             f"{table}.{column.name}: the log does not have the labels of {column.source_type}.",
@@ -155,11 +173,12 @@ def _labels(table: TableId, column: Column, layout: TypeLayout, logged: Sequence
             f"{table}.{column.name}: a label is not valid {column.charset}: {exc}.",
             "Leave the column out (source.columns: exclude).",
         ) from exc
-    same = len(texts) == len(layout.source.labels) and all(
-        text == known or "?" in known for text, known in zip(texts, layout.source.labels, strict=False)
+    for layout in layouts:
+        labels = layout.source.labels
+        if len(texts) == len(labels) and all(
+            text == known or "?" in known for text, known in zip(texts, labels, strict=True)
+        ):
+            return layout, texts
+    raise SchemaChangedError(
+        f"{table}.{column.name} is {column.source_type}, in the log it has the labels {', '.join(texts)}.", _CHANGED
     )
-    if not same:
-        raise SchemaChangedError(
-            f"{table}.{column.name} is {column.source_type}, in the log it has the labels {', '.join(texts)}.", _CHANGED
-        )
-    return texts

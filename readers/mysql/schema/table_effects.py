@@ -54,3 +54,14 @@ def primary_key(connection: Connection, table: TableId) -> tuple[str, ...]:
             (table.database, table.name),
         )
         return tuple(str(row[0]) for row in cursor.fetchall())
+
+
+def default_charset(connection: Connection, table: TableId) -> str:
+    """Returns the character set that new columns of the table have if they name none; "" if the table does not exist."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_collation FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            (table.database, table.name),
+        )
+        row = cursor.fetchone()
+    return "" if row is None or row[0] is None else str(row[0]).partition("_")[0]

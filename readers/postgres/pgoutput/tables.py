@@ -170,7 +170,7 @@ class KnownTables:
         for column in schema.captured:
             found = logged[column.name]
             now = types[found.type_oid, found.type_modifier]
-            if now != column.source_type:
+            if now not in (column.source_type, *column.narrower):
                 renamed = f"If the type was only renamed, give it back its name and run the job again. {LEAVE_OUT}"
                 raise _changed(table, f"has {column.name} as {now}, which was {column.source_type}", renamed)
 

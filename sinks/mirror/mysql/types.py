@@ -125,8 +125,11 @@ class MySqlDialect:
 
     def drop_default(self, column: Column) -> str:
         if self._has_expressions_only(column):  # the server refuses SET DEFAULT for such columns, also NULL
-            return f"MODIFY COLUMN {self.column_definition(column, key=False)}"
+            return self.widen_column(column)
         return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
+
+    def widen_column(self, column: Column) -> str:
+        return f"MODIFY COLUMN {self.column_definition(column, key=False)}"
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"

@@ -1,0 +1,240 @@
+"""A table whose columns get wider types is followed: its rows are not read again (docs/adr/0044)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_columns_are_added import POINTS, folded, job_of, rows_of, told
+from tests.support.epochs import Notes, run_epochs
+from tests.support.servers import Database
+from tidemark.state import failpoints
+from tidemark.state.failpoints import FailpointError
+
+pytestmark = pytest.mark.integration
+OTHER_SERVER = {"mysql": "mariadb", "mariadb": "postgres", "postgres": "mysql"}
+COLUMNS = {
+    "mysql": {
+        "s": ("VARCHAR(10) CHARACTER SET latin1", "VARCHAR(300) CHARACTER SET latin1"),
+        "plain": ("VARCHAR(10)", "VARCHAR(20)"),
+        "long_text": ("VARCHAR(10)", "MEDIUMTEXT"),
+        "raw": ("VARBINARY(4)", "BLOB"),
+        "e": ("ENUM('a','b')", "ENUM('a','b','c')"),
+        "f": ("SET('x','y')", "SET('x','y','z','1','2','3','4','5','6')"),
+        "d": ("DATETIME", "DATETIME(6)"),
+    },
+    "postgres": {
+        "s": ("VARCHAR(10)", "VARCHAR(300)"),
+        "plain": ("VARCHAR(10)", "VARCHAR"),
+        "long_text": ("VARCHAR(10)", "TEXT"),
+        "d": ("TIMESTAMP(0)", "TIMESTAMP(6)"),
+    },
+}
+"""Types before and after, which have one Arrow type."""
+NUMBERS = {
+    "mysql": {
+        "n1": ("TINYINT", "BIGINT"),
+        "n2": ("SMALLINT UNSIGNED", "BIGINT UNSIGNED"),
+        "n3": ("INT", "BIGINT"),
+        "p": ("DECIMAL(6,2)", "DECIMAL(12,4)"),
+    },
+    "postgres": {"p": ("NUMERIC(6,2)", "NUMERIC(12,2)")},
+}
+VALUES = {
+    "s": ("'\u00e9'", "'longer than ten \u00e9'"),
+    "plain": ("'a '", "'longer than ten'"),
+    "long_text": ("'b'", "'longer than ten'"),
+    "raw": ("X'0001'", "X'000102030405'"),
+    "e": ("'b'", "'c'"),
+    "f": ("'x,y'", "'y,z,6'"),
+    "d": ("'2024-02-29 01:02:03'", "'2024-02-29 01:02:03.123456'"),
+    "n1": ("-7", "-9223372036854775808"),
+    "n2": ("65535", "18446744073709551615"),
+    "n3": ("NULL", "9223372036854775807"),
+    "p": ("-1234.56", "12345678.99"),
+}
+"""A value of each column before and after."""
+Columns = dict[str, tuple[str, str]]
+
+
+def columns_of(database: Database, *, numbers: bool) -> Columns:
+    kind = "postgres" if database.kind == "postgres" else "mysql"
+    return COLUMNS[kind] | (NUMBERS[kind] if numbers else {})
+
+
+def create(database: Database, columns: Columns) -> None:
+    body = "".join(f", {name} {before}" for name, (before, _) in columns.items())
+    values = ", ".join(VALUES[name][0] for name in columns)
+    database.execute(f"CREATE TABLE t (id INT PRIMARY KEY{body})", "CREATE TABLE other (id INT PRIMARY KEY)")
+    database.execute(*(f"INSERT INTO t VALUES ({i}, {values})" for i in range(1, 8)))
+
+
+def altering(database: Database, columns: Columns) -> list[str]:
+    verb = "ALTER COLUMN {} TYPE {}" if database.kind == "postgres" else "MODIFY {} {}"
+    return [f"ALTER TABLE t {verb.format(name, after)}" for name, (_, after) in columns.items()]
+
+
+def writes(columns: Columns, number: int) -> list[str]:
+    """`number` 0: before, 1: after the types are wider."""
+    names, values = ", ".join(columns), ", ".join(VALUES[name][number] for name in columns)
+    assignments = ", ".join(f"{name} = {VALUES[name][number]}" for name in columns)
+    return [
+        f"UPDATE t SET {assignments} WHERE id = {number + 1}",
+        f"INSERT INTO t (id, {names}) VALUES ({20 + number}, {values})",
+        f"DELETE FROM t WHERE id = {number + 3}",
+    ]
+
+
+@pytest.mark.parametrize("point", [None, "sink.after_widening", *POINTS])
+def test_into_a_mirror_through_a_kill(
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str | None,
+) -> None:
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    columns = columns_of(database, numbers=True)
+    create(database, columns)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    if point is not None:
+        (armed / point).write_text("raise")
+        with pytest.raises(FailpointError):
+            run_epochs(job, notes=notes)
+    run_epochs(job, notes=notes)
+    assert told(notes) in ([], ["altered"])
+    assert rows_of(target, "copy_t", "id", *columns) == rows_of(database, "t", "id", *columns)
+    database.execute("DELETE FROM t WHERE id = 5", "INSERT INTO other VALUES (1)")
+    run_epochs(job)
+    assert rows_of(target, "copy_t", "id", *columns) == rows_of(database, "t", "id", *columns)
+
+
+def test_into_another_kind_of_server(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{OTHER_SERVER[database.kind]}_database")
+    columns = columns_of(database, numbers=True)
+    create(database, columns)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"]
+    readable = [name for name in columns if name not in {"raw", "f"}]
+    assert rows_of(target, "copy_t", "id", *readable) == rows_of(database, "t", "id", *readable)
+
+
+def test_into_files(any_source_database: Database, tmp_path: Path) -> None:
+    database, notes = any_source_database, Notes()
+    columns = columns_of(database, numbers=False)
+    create(database, columns)
+    job = job_of(database, tmp_path)
+    run_epochs(job)
+    database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"]
+    readable = [name for name in columns if name != "f"]
+    assert folded(tmp_path, database, "id", *readable) == rows_of(database, "t", "id", *readable)
+
+
+def test_another_type_in_files_is_read_again(any_source_database: Database, tmp_path: Path) -> None:
+    """Readers of the files could not put the two types together."""
+    database, notes = any_source_database, Notes()
+    columns = {"p": columns_of(database, numbers=True)["p"]}
+    create(database, columns)
+    job = job_of(database, tmp_path)
+    run_epochs(job)
+    database.execute(*altering(database, columns), *writes(columns, 1))
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["left", "joined"]
+
+
+def test_wider_twice_with_looks_in_between(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The table also gets and loses a column. Then types that the job has not seen, and narrower ones, are read again."""
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(5), gone INT)", "INSERT INTO t VALUES (1, 'a', 1)")
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    verb = "ALTER COLUMN s TYPE" if database.kind == "postgres" else "MODIFY s"
+    for number, length in enumerate((10, 20)):
+        database.execute(
+            f"INSERT INTO t (id, s) VALUES ({10 + number}, 'x')",
+            f"ALTER TABLE t {verb} VARCHAR({length})",
+            f"INSERT INTO t (id, s) VALUES ({20 + number}, '{'x' * length}')",
+        )
+        run_epochs(job, notes=notes)
+    database.execute(
+        "ALTER TABLE t DROP COLUMN gone", f"ALTER TABLE t {verb} VARCHAR(30)", "INSERT INTO t VALUES (30, 'z')"
+    )
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"] * 3
+    assert rows_of(target, "copy_t", "id", "s") == rows_of(database, "t", "id", "s")
+    database.execute(f"ALTER TABLE t {verb} VARCHAR(25)", "INSERT INTO t VALUES (31, 'y')")
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["altered"] * 3 + ["left", "joined"]
+    assert rows_of(target, "copy_t", "id", "s") == rows_of(database, "t", "id", "s")
+
+
+LOSSY = {
+    "through a number": ("ALTER TABLE t MODIFY s INT", "ALTER TABLE t MODIFY s VARCHAR(20)"),
+    "through a shorter text": ("ALTER TABLE t MODIFY s VARCHAR(2)", "ALTER TABLE t MODIFY s VARCHAR(20)"),
+    "through another character set": (
+        "ALTER TABLE t MODIFY s VARCHAR(20) CHARACTER SET ascii",
+        "ALTER TABLE t MODIFY s VARCHAR(20) CHARACTER SET utf8mb4",
+    ),
+    "through the table's character set": (
+        "ALTER TABLE t DEFAULT CHARACTER SET ascii",
+        "ALTER TABLE t MODIFY s VARCHAR(20)",
+        "ALTER TABLE t DEFAULT CHARACTER SET utf8mb4",
+        "ALTER TABLE t MODIFY s VARCHAR(20) CHARACTER SET utf8mb4",
+    ),
+    "through NOT NULL": ("ALTER TABLE t MODIFY s VARCHAR(20) NOT NULL", "ALTER TABLE t MODIFY s VARCHAR(20)"),
+    "through a CHANGE of names": (
+        "ALTER TABLE t CHANGE s u VARCHAR(20), CHANGE u s VARCHAR(20)",
+        "ALTER TABLE t MODIFY u VARCHAR(20)",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", LOSSY)
+def test_values_that_were_lost_on_the_way_are_read_again(
+    source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, change: str
+) -> None:
+    """The catalog shows only the last type."""
+    database, notes = source_database, Notes()
+    target: Database = request.getfixturevalue("postgres_database")
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(10), u VARCHAR(10)) DEFAULT CHARACTER SET utf8mb4",
+        "INSERT INTO t VALUES (1, '007', 'b'), (2, NULL, 'c')",
+    )
+    if "character" in change:
+        database.execute("UPDATE t SET s = 'd\u00e9f' WHERE id = 1")
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute("SET SESSION sql_mode = ''", *LOSSY[change])
+    run_epochs(job, notes=notes)
+    assert told(notes)[-2:] == ["left", "joined"]
+    assert rows_of(target, "copy_t", "id", "s", "u") == rows_of(database, "t", "id", "s", "u")
+
+
+def test_a_rewrite_that_looks_like_a_wider_type(
+    postgres_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database, notes = postgres_database, Notes()
+    target: Database = request.getfixturevalue("mysql_database")
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(10))", "INSERT INTO t VALUES (1, 'a')")
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    database.execute("ALTER TABLE t ALTER COLUMN s TYPE VARCHAR(20) USING upper(s)")
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["left", "joined"]
+    assert rows_of(target, "copy_t", "id", "s") == [(1, "A")]
