@@ -408,6 +408,8 @@ class EventHandler:
             return False
         if known.name != new.name or known.nullable != new.nullable:
             return False
+        if known.added and not known.narrower:
+            return False  # it may have been added with another type, and its constant in another form
         try:
             if not same_values(parse_source_type(known.source_type), new.kind):
                 return False
