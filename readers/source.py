@@ -125,8 +125,8 @@ class FoundSource(Protocol):
         """Returns the schemas of these tables, read again. A table that is refused now is missing."""
 
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
-        """Returns `known` with the columns that the table got and lost since, and with wider types of others, if nothing else of
-        it changed, and if it is known what the new ones are in all rows that it had; else None. MySQL's log tells with each
+        """Returns `known` with the columns that the table got and lost since, and with wider types of others, if nothing else
+        of it changed, and if it is known what the new ones are in all rows that it had; else None. MySQL's log tells with each
         ALTER TABLE whether that is so.
         `seen`: PostgreSQL's tables when the table did not have the columns."""
 
