@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_columns_are_added import POINTS, folded, job_of, rows_of, told
-from tests.support.epochs import Notes, run_epochs
+from tests.support.altered_tables import POINTS, folded, job_of, rows_of, told
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.servers import Database
-from tidemark.state import failpoints
-from tidemark.state.failpoints import FailpointError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 OTHER_SERVER = {"mysql": "mariadb", "mariadb": "postgres", "postgres": "mysql"}
 COLUMNS = {
     "mysql": {
@@ -89,7 +87,6 @@ def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
     request: pytest.FixtureRequest,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     point: str | None,
 ) -> None:
     database, notes = any_source_database, Notes()
@@ -99,13 +96,8 @@ def test_into_a_mirror_through_a_kill(
     job = job_of(database, tmp_path, target)
     run_epochs(job)
     database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
-    armed = tmp_path / "armed"
-    armed.mkdir()
-    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
     if point is not None:
-        (armed / point).write_text("raise")
-        with pytest.raises(FailpointError):
-            run_epochs(job, notes=notes)
+        die_at(job, point, notes=notes)
     run_epochs(job, notes=notes)
     assert told(notes) in ([], ["altered"])
     assert rows_of(target, "copy_t", "id", *columns) == rows_of(database, "t", "id", *columns)
