@@ -12,11 +12,13 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from tests.support.job_file import SMALL, load_text
-from tests.support.printed_texts import FILLED_IN, Text, code_of_documents, messages
+from tests.support.printed_texts import FILLED_IN, ROOT, Text, code_of_documents, messages
 from tidemark.conf.model import JobFile
 from tidemark.conf.section import Section, section_in, sections_in_union
 from tidemark.conf.sink import LATER_SINK_TYPES
 from tidemark.jobs.cli import SignalKind, app
+from tidemark.jobs.ending import INTERRUPTED, USAGE_ERROR
+from tidemark.state.errors import TidemarkError
 
 COMMAND = get_command(app)
 COMMANDS = frozenset(COMMAND.commands)  # type: ignore[attr-defined]
@@ -187,3 +189,23 @@ def test_a_mapping_in_a_remedy_is_taken_by_the_job_file(tmp_path: Path, key: str
     text = SMALL.replace("mysql://cdc:pa55word@db/", "postgresql://cdc:pa55word@db/shop")
     job = load_text(tmp_path, text, f"{key}={value}")
     assert job.redacted() != load_text(tmp_path, text).redacted()
+
+
+EXIT_CODES = re.compile(r"^\| ([0-9]+) \|", re.MULTILINE)
+
+
+def subclasses_of(kind: type[TidemarkError]) -> Iterator[type[TidemarkError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from subclasses_of(child)
+
+
+def test_the_document_and_the_help_have_every_exit_code_and_command() -> None:
+    known = {0, INTERRUPTED, USAGE_ERROR, *(kind.exit_code for kind in subclasses_of(TidemarkError))}
+    document = (ROOT / "docs" / "operating.md").read_text()
+    section = document.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert [int(code) for code in EXIT_CODES.findall(section)] == sorted(known) == [*range(11), 130]
+    told = COMMAND.epilog.partition("Exit codes: ")[2].split(" · ")  # type: ignore[union-attr]
+    assert [int(text.split()[0]) for text in told] == sorted(known)
+    commands = document.partition("## Commands")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `tidemark ([a-z]+) ", commands, re.MULTILINE)) == COMMANDS
