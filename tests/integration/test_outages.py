@@ -76,9 +76,18 @@ def during(monkeypatch: pytest.MonkeyPatch) -> Callable[[Act], list[float]]:
 # The source
 
 
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Server]:
+    with start_server("postgres") as server:
+        yield server
+
+
 @pytest.fixture
-def source() -> Iterator[Database]:
-    with start_server("postgres") as server, fresh_database(server) as database:
+def source(own_server: Server) -> Iterator[Database]:
+    assert own_server.process is not None
+    if own_server.process.exit_code() is not None:  # a test failed before it started the server again
+        own_server.start()
+    with fresh_database(own_server) as database:
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'a')")
         yield database
 
