@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import CommandLine
-from tests.support.jobs import BY_DRIVER, run_to_end, source_of, write_job
+from tests.support.jobs import BY_DRIVER, run_to_end, running, source_of, write_job
 from tests.support.receiver import HANG, receiving
 from tests.support.servers import Database
 from tidemark.jobs.monitoring import webhook
@@ -80,3 +80,21 @@ def test_a_run_that_fails_at_its_start_is_posted(tidemark: CommandLine, tmp_path
     assert (ended.code, body["event"], body["exit_code"]) == (7, "failed", 7)
     assert f"tidemark: {body['text']}" == ended.last_line
     assert json.loads(ended.out.splitlines()[-1])["event"] == "failed"
+
+
+def test_a_table_that_is_parked_while_the_job_runs_on_is_posted_at_once(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    with receiving(500, 200) as receiver:
+        job = mirror_of(tmp_path, mysql_database, postgres_database, receiver.url)
+        mysql_database.execute("DELETE FROM readings")
+        with running(job, *BY_DRIVER, "--set", "trigger=300ms") as process:
+            process.wait_until(lambda: any(event.get("phase") == "stream" for event in process.events()))
+            assert receiver.events == []
+            mysql_database.execute("INSERT INTO readings VALUES (2, 'a\\0b')")
+            process.wait_until(lambda: receiver.events == ["parked", "parked"])  # the first answer was 500
+            mysql_database.execute("INSERT INTO notes VALUES (2)")
+            process.wait_until(lambda: postgres_database.query("SELECT count(*) FROM copy_notes") == [(2,)])
+            assert process.popen.poll() is None
+            assert receiver.events == ["parked", "parked"]
+    assert receiver.bodies[0] == receiver.bodies[1]
