@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored, read_history
-from tests.support.jobs import BY_DRIVER, run_to_end, running, source_of, write_job, write_workload_job
+from tests.support.jobs import BY_DRIVER, running, source_of, write_job, write_workload_job
 from tests.support.keyless import CREATE
 from tests.support.postgres_standby import PHYSICAL_SLOT, Pair, primary_and_standby
 from tests.support.servers import Database
@@ -211,12 +212,12 @@ def test_a_promoted_standby_without_the_slot_has_no_log(pair: Pair, tmp_path: Pa
 
 
 @pytest.mark.parametrize("version", ["15"])
-def test_standbys_of_older_servers_have_no_slots(version: str, tmp_path: Path) -> None:
+def test_standbys_of_older_servers_have_no_slots(version: str, tidemark: CommandLine, tmp_path: Path) -> None:
     with primary_and_standby("shop", version) as pair:
         create_tables(pair.database, rows=60, uids=Uids())
         job = job_of(pair, tmp_path)
-        ended = run_to_end(job, "--connect", command="validate")
-        assert "has no copies of logical slots on standbys" in ended.out.read_text()
+        ended = tidemark("validate", job, "--connect")
+        assert (ended.code, "has no copies of logical slots on standbys" in ended.out) == (0, True)
         run_epochs(job)
         pair.await_standby()
         pair.fail_over()
@@ -225,13 +226,17 @@ def test_standbys_of_older_servers_have_no_slots(version: str, tmp_path: Path) -
         assert_copied(tmp_path / "out", pair.promoted)
 
 
-def test_validate_says_what_a_fail_over_does(postgres18_database: Database, tmp_path: Path) -> None:
+def test_validate_says_what_a_fail_over_does(
+    postgres18_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
     database = postgres18_database
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     job = write_job(tmp_path, source=source_of(database), sink={"type": "console"})
 
     def validated() -> str:
-        return run_to_end(job, "--connect", command="validate").out.read_text()
+        ended = tidemark("validate", job, "--connect")
+        assert ended.code == 0
+        return ended.out
 
     assert "after a fail-over the job goes on" in validated()
     run_epochs(job)

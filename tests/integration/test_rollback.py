@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored, read_history
-from tests.support.jobs import run_to_end, source_of, write_job
+from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
@@ -64,7 +65,7 @@ def test_rows_that_were_damaged_since_are_right_again(
     assert_mirrored(source, postgres_database)
 
 
-def test_the_command(source: Database, postgres_database: Database, tmp_path: Path) -> None:
+def test_the_command(source: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path) -> None:
     job = mirror_of(source, postgres_database, tmp_path)
     run_epochs(job)
     source.execute(*UPDATE_ALL)
@@ -72,12 +73,14 @@ def test_the_command(source: Database, postgres_database: Database, tmp_path: Pa
     epoch = committed(tmp_path)
     source.execute(*UPDATE_ALL)
     run_epochs(job)
-    told = run_to_end(job, "rollback", str(epoch), command="checkpoints")
-    assert f"where epoch {epoch} ended" in " ".join(told.out.read_text().split())
+    told = tidemark("checkpoints", job, "rollback", epoch)
+    assert told.code == 0
+    assert f"where epoch {epoch} ended" in " ".join(told.out.split())
     assert run_epochs(job) == ["stream"]
     assert_mirrored(source, postgres_database)
-    run_to_end(job, "rollback", command="checkpoints", expect=2)
-    assert "is not committed" in run_to_end(job, "rollback", "999", command="checkpoints", expect=1).error_text()
+    assert tidemark("checkpoints", job, "rollback").code == 2
+    refused = tidemark("checkpoints", job, "rollback", 999)
+    assert (refused.code, "is not committed" in refused.last_line) == (1, True)
 
 
 def test_cuts_of_the_first_load_are_refused(source: Database, tmp_path: Path) -> None:
