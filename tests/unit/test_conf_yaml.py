@@ -144,11 +144,11 @@ def bomb(levels: int) -> str:
 
 @pytest.mark.pitfall(125)
 def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     (problem,) = problems_of(tmp_path, bomb(9))
     assert problem.startswith("job.yaml:")
     assert f"has more than {MAX_NODES} keys and values, counting what aliases (*) repeat" in problem
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.pitfall(125)
