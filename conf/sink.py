@@ -180,6 +180,40 @@ _RENAME = Field(
     examples=[[{"match": "^shop_(.*)$", "to": r"\1"}]],
 )
 
+AUDIT_FORM = "a name of letters, digits and '_', at most 63 characters"
+
+
+def _audit_name(name: str | None) -> str | None:
+    if name is not None and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) is None:
+        raise refuse(f"must be {AUDIT_FORM}")
+    return name
+
+
+_AuditName = Annotated[Text | None, AfterValidator(_audit_name), Written(AUDIT_FORM)]
+
+
+class AuditColumns(Section):
+    """Columns that each copy has besides the source's. Fixed by the job's first start."""
+
+    deleted: _AuditName = Field(
+        None,
+        description="Rows that the source deletes stay in the copy, with true in this column (a soft delete). All other rows "
+        "have false.",
+        examples=["_deleted"],
+    )
+    synced_at: _AuditName = Field(
+        None,
+        description="When the row was last written or marked as deleted: the time in UTC by the target's clock, when that "
+        "transaction began.",
+        examples=["_synced_at"],
+    )
+
+    @model_validator(mode="after")
+    def _different(self) -> "AuditColumns":
+        if self.deleted is not None and self.synced_at is not None and self.deleted.lower() == self.synced_at.lower():
+            raise refuse("must not be the name of deleted, too", key="synced_at")
+        return self
+
 
 class MirrorSink(_Sink):
     """Keeps an identical copy of each table in a database. Creates missing tables, upserts and deletes rows."""
@@ -205,6 +239,11 @@ class MirrorSink(_Sink):
     rename: _Renames = _RENAME
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
+    )
+    audit_columns: Annotated[AuditColumns, Written("a section with deleted, synced_at")] = Field(
+        AuditColumns(deleted=None, synced_at=None),
+        description="Columns that say which rows the source has deleted, and when a row was written.",
+        examples=[{"deleted": "_deleted", "synced_at": "_synced_at"}],
     )
     on_bad_value: Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)] = Field(
         "park",

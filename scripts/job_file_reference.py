@@ -21,7 +21,7 @@ from tidemark.conf.notify import Notify
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
-from tidemark.conf.sink import LATER_SINK_TYPES, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
+from tidemark.conf.sink import LATER_SINK_TYPES, AuditColumns, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
 from tidemark.conf.source import Source, TableColumns, Tls
 from tidemark.conf.table_options import TableOptions
 
@@ -38,6 +38,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("source", Source),
     ("source.columns.TABLE", TableColumns),
     ("source.tls, sink.tls", Tls),
+    ("sink.audit_columns", AuditColumns),
     ("snapshot", Snapshot),
     ("log", Log),
     ("reconnect", Reconnect),

@@ -92,6 +92,8 @@ class CopyComparison:
     gate: ValueGate
     schema: TableSchema
     target: TargetName
+    deleted: str | None = None
+    """The copy's column that is true in rows which the source has deleted."""
     _stage: str | None = None
     _seen: str | None = None
     _indexed: bool = False
@@ -115,7 +117,7 @@ class CopyComparison:
         held = f"CASE WHEN c.{first} IS NOT NULL THEN {self.sql.digest('c', self._names)} END"
         found = self.session.query(
             f"SELECT {self._key_texts('s')}, {self.sql.digest('s', self._names)}, {held} "
-            f"FROM {self._staged} s LEFT JOIN {self._copy} c ON {self._same_key('c', 's')} "
+            f"FROM {self._staged} s LEFT JOIN {self._copy} c ON {self._same_key('c', 's')} AND {self._is_there} "
             f"WHERE c.{first} IS NULL OR {self.sql.differs(self._names)}"
         )
         return [Pair(_key(row[:-2]), _text(row[-2]), _text(row[-1])) for row in found]
@@ -178,12 +180,16 @@ class CopyComparison:
     def _copy(self) -> str:
         return self.sql.full_name(self.target)
 
+    @property
+    def _is_there(self) -> str:
+        return "TRUE" if self.deleted is None else f"c.{self.sql.quoted(self.deleted)} IS NOT TRUE"
+
     def _unexpected(self, expected: str, condition: str, limit: int) -> list[Pair]:
         first = self.sql.quoted(self.schema.key[0])
         found = self.session.query(
             f"SELECT {self._key_texts('c')}, {self.sql.digest('c', self._names)} "
             f"FROM {self._copy} c LEFT JOIN {expected} s ON {self._same_key('s', 'c')} "
-            f"WHERE s.{first} IS NULL AND {condition} LIMIT {limit}"
+            f"WHERE s.{first} IS NULL AND {self._is_there} AND {condition} LIMIT {limit}"
         )
         return [Pair(_key(row[:-1]), None, _text(row[-1])) for row in found]
 

@@ -34,6 +34,9 @@ class NetEffect:
     gone: pa.RecordBatch
     rows: pa.RecordBatch
     partial: "PartialRows | None" = None
+    deleted: "NetEffect | None" = None
+    """The last rows of those keys in `gone` that had a row among the changes, with these keys, in the order of the log. None
+    unless asked for. Keys may be equal for the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,9 @@ class PartialRows:
     missing: npt.NDArray[np.bool_]
 
 
-def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
+def net_effect(schema: TableSchema, changes: pa.RecordBatch, *, with_deleted: bool = False) -> NetEffect:
     """Returns the net effect of `changes`, which are in the order of the log and have `batch_schema`. UNCHANGED_FIELD may be
-    absent if all its values are null.
+    absent if all its values are null. `with_deleted`: `NetEffect.deleted` is asked for.
 
     Raises SinkError for a null in a key, and for an unchanged value of a row that did not exist.
     """
@@ -61,13 +64,30 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
     codes = _codes(keys)
     last = _last_of_each(codes, after)
     last = last[_sort_order([key.take(pa.array(last)) for key in keys])]
-    staying = last[kinds[last] != ChangeType.DELETE]
+    staying, going = last[kinds[last] != ChangeType.DELETE], last[kinds[last] == ChangeType.DELETE]
+    has_unchanged = UNCHANGED_FIELD.name in changes.schema.names
+    histories = RowHistories.of(schema, changes, codes, after) if has_unchanged else None
+    rows, partial = _rows(schema, changes, keys, histories, staying)
+    deleted = None
+    if with_deleted:
+        written = _last_of_each(codes, after[kinds[after] != ChangeType.DELETE])
+        lost = written[np.isin(codes[written], codes[going])]
+        lost_keys = _taken(schema, keys, lost)
+        deleted = NetEffect(lost_keys, lost_keys, *_rows(schema, changes, keys, histories, lost))
+    return NetEffect(_taken(schema, keys, last), _taken(schema, keys, going), rows, partial, deleted)
+
+
+def _rows(
+    schema: TableSchema,
+    changes: pa.RecordBatch,
+    keys: list[pa.Array],
+    histories: RowHistories | None,
+    staying: npt.NDArray[np.int64],
+) -> tuple[pa.RecordBatch, "PartialRows | None"]:
+    """Returns the rows after the changes `staying`, and those of them that lack values."""
     names = [column.name for column in schema.captured]
-    touched = _taken(schema, keys, last)
-    gone = _taken(schema, keys, last[kinds[last] == ChangeType.DELETE])
-    if UNCHANGED_FIELD.name not in changes.schema.names:
-        return NetEffect(touched, gone, changes.select(names).take(pa.array(staying)))
-    histories = RowHistories.of(schema, changes, codes, after)
+    if histories is None:
+        return changes.select(names).take(pa.array(staying)), None
     sources = {name: histories.source(name, staying) for name in names}
     rows = pa.RecordBatch.from_arrays(
         [changes.column(name).take(pa.array(sources[name])) for name in names], schema=schema.arrow_schema()
@@ -81,9 +101,9 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch) -> NetEffect:
             origins = np.where(missing[:, i], histories.origin[sources[name]], origins)
     partial = missing.any(axis=1)
     if not partial.any():
-        return NetEffect(touched, gone, rows)
+        return rows, None
     incomplete = PartialRows(rows.filter(pa.array(partial)), _taken(schema, keys, origins[partial]), missing[partial])
-    return NetEffect(touched, gone, rows.filter(pa.array(~partial)), incomplete)
+    return rows.filter(pa.array(~partial)), incomplete
 
 
 def _taken(schema: TableSchema, keys: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.RecordBatch:

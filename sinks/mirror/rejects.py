@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -136,7 +136,7 @@ class Rejects:
         if not found.all():
             others = pa.array(~found)
             rest = PartialRows(partial.rows.filter(others), partial.origins.filter(others), partial.missing[~found])
-        return NetEffect(effect.touched, effect.gone, joined(effect.rows, whole), rest)
+        return replace(effect, rows=joined(effect.rows, whole), partial=rest)
 
     def _values(self, schema: TableSchema, key: str) -> dict[str, Any]:
         """Returns a rejected row's values that the log may leave out."""

@@ -14,7 +14,16 @@ def mirror_identity(settings: MirrorSettings) -> SinkIdentity:
     url = settings.url
     kind = "postgresql" if url.kind == "postgresql" else "mysql"  # MariaDB's server takes both spellings
     location = f"{kind}://{url.host.lower()}:{url.port}/{url.database or ''}"
+    names = settings.audit_columns.model_dump(exclude_none=True)
+    audit = (
+        [SinkSetting("sink.audit_columns", ", ".join(f"{key}: {name}" for key, name in names.items()))] if names else []
+    )
     return SinkIdentity(
-        (SinkSetting("sink.type", "mirror"), SinkSetting("sink.table", str(settings.table)), *renames(settings.copies)),
+        (
+            SinkSetting("sink.type", "mirror"),
+            SinkSetting("sink.table", str(settings.table)),
+            *renames(settings.copies),
+            *audit,
+        ),
         SinkSetting("sink.url", location),
     )

@@ -10,6 +10,7 @@ from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.fencing import Written
+from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import CopyComparison
 from tidemark.sinks.mirror.connecting import Waiting
@@ -53,12 +54,14 @@ class MirrorSink:
     source_kind: SourceKind
     policies: Policies = STOP
     reconnect: Reconnect = AT_START
+    audit: AuditColumns = NO_AUDIT
 
     @classmethod
     def of(cls, settings: MirrorSettings, source_kind: SourceKind, reconnect: Reconnect = AT_START) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
-        return cls(settings.url, settings.copies, settings.tls, source_kind, policies, reconnect)
+        audit = AuditColumns(settings.audit_columns.synced_at, settings.audit_columns.deleted)
+        return cls(settings.url, settings.copies, settings.tls, source_kind, policies, reconnect, audit)
 
     def connect(self, reconnect: Reconnect = AT_START) -> Session:
         if self.url.kind == "postgresql":
@@ -114,11 +117,13 @@ class MirrorSink:
             was_emptied = schema.table in written and was_replaced(existing, owner) and session.is_empty(target)
             found = Found(existing, is_empty, owner, schema.table in written, was_emptied)
             yield from ownership_findings(schema, target, found, job)
+            yield from self.audit.problems(schema, existing, session.dialect)
+            extended = self.audit.extended(schema)
             if existing is None:
-                yield from type_findings(schema, session.dialect)
+                yield from type_findings(extended, session.dialect)
             else:
                 is_owned = owner is not None and job is not None and owner.job.uuid == job.uuid
-                yield from table_findings(schema, target, existing, session.dialect, is_owned=is_owned)
+                yield from table_findings(extended, target, existing, session.dialect, is_owned=is_owned)
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         with contextlib.closing(self.connect()) as session:
@@ -145,11 +150,12 @@ class MirrorSink:
         known = session.inspect_all([target for _, target in targets])
         missing = [(schema, target) for schema, target in targets if target not in known]
         for schema, target in missing:
-            session.create_table(session.dialect.create_table(target, schema))
+            session.create_table(session.dialect.create_table(target, self.audit.extended(schema)))
         created = session.inspect_all([target for _, target in missing])
         for schema, target in missing:
             if target in created:
-                raise_problems(list(table_findings(schema, target, created[target], session.dialect)))
+                extended = self.audit.extended(schema)
+                raise_problems(list(table_findings(extended, target, created[target], session.dialect)))
         current = {target: table for target, table in (known | created).items() if target in owners}
         replaced = {t: table for t, table in current.items() if was_replaced(table, owners[t])}
         session.note_incarnations(replaced)
@@ -162,10 +168,12 @@ class MirrorSink:
             targets = self._targets(session, schemas)
             owners = session.owners([target for _, target in targets])
             existing = session.inspect_all([target for _, target in targets])
-            for schema, target in targets:
+            for source_schema, target in targets:
+                schema = self.audit.extended(source_schema)
                 owner, found = owners.get(target), existing.get(target)
                 if owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
                     continue
+                raise_problems(list(self.audit.problems(source_schema, found, session.dialect)))
                 if found is not None:
                     clauses = adapting_clauses(schema, found, session.dialect)
                     if clauses:
@@ -202,11 +210,12 @@ class MirrorSink:
     def _copy_of(
         self, session: Session, job: JobIdentity, schema: TableSchema
     ) -> tuple[TargetName, Owner, TargetTable]:
-        """Returns the table's copy as it is. Raises SinkError if it is not this job's."""
+        """Returns the table's copy as it is. Raises SinkError if it is not this job's, or can't have the audit columns."""
         ((_, target),) = self._targets(session, [schema])
         owner, found = session.owners([target]).get(target), session.inspect(target)
         if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
             raise SinkError(f"{target} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
+        raise_problems(list(self.audit.problems(schema, found, session.dialect)))
         return target, owner, found
 
     def _note_altered(
@@ -218,7 +227,8 @@ class MirrorSink:
         if before.incarnation is not None and before.incarnation == owner.incarnation:
             session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
             session.mark_created([target])
-        raise_problems([f for f in table_findings(schema, target, existing, session.dialect) if f.is_problem])
+        extended = self.audit.extended(schema)
+        raise_problems([f for f in table_findings(extended, target, existing, session.dialect) if f.is_problem])
 
     add_constants = add_columns
     """See `tidemark.sinks.sink.AddsConstants`. The rows of the copy get a constant as the default of the new column: most
@@ -226,7 +236,9 @@ class MirrorSink:
 
     def writer(self, job: JobIdentity) -> MirrorWriter:
         waiting = Waiting(self.reconnect, self.url)
-        return MirrorWriter(lambda: self.connect(self.reconnect), self.template, job, waiting, self.policies)
+        return MirrorWriter(
+            lambda: self.connect(self.reconnect), self.template, job, waiting, self.policies, self.audit
+        )
 
     @contextlib.contextmanager
     def comparison(self, schema: TableSchema) -> Iterator[CopyComparison]:
@@ -236,11 +248,11 @@ class MirrorSink:
             existing = session.inspect(target)
             if existing is None:
                 raise SinkError(f"{target}, the copy of {schema.table}, is gone.", START_OVER_NOW)
-            raise_problems(list(table_findings(schema, target, existing, session.dialect)))
+            raise_problems(list(table_findings(self.audit.extended(schema), target, existing, session.dialect)))
             sql, rows = session.comparing(target, schema, existing)
             sql.prepare()
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
-            yield CopyComparison(session, sql, rows, gate, schema, target)
+            yield CopyComparison(session, sql, rows, gate, schema, target, self.audit.deleted)
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:

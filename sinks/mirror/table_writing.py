@@ -6,29 +6,40 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidemark.sinks.mirror.audit import Marks, marked, marked_partial
 from tidemark.sinks.mirror.bad_values import RejectedRows, ValueGate
 from tidemark.sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
 from tidemark.sinks.mirror.rejects import Rejects, filled
 from tidemark.sinks.mirror.target import TableRows
 from tidemark.sinks.mirror.unchanged import missing_value_error
+from tidemark.sinks.sink import BadValues
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
-from tidemark.state.table import TableSchema
+from tidemark.state.table import Column, TableSchema
 
 _UNCHANGED = UNCHANGED_FIELD.name
+NO_MARKS = Marks()
 
 
 @dataclass(frozen=True, slots=True)
 class TableWriting:
-    """`rows` writes the target's table, `gate` keeps out what it can't hold, `rejects` keeps rejected rows."""
+    """`rows` writes the target's table, `gate` keeps out what it can't hold, `rejects` keeps rejected rows.
+
+    `deleted`: writes rows that the source has deleted again, if the copy keeps such rows. `is_read_again`: the copy may have
+    rows with the keys of a split."""
 
     rows: TableRows
     gate: ValueGate
     rejects: Rejects
+    marks: Marks = NO_MARKS
+    deleted: "DeletedRows | None" = None
+    is_read_again: bool = False
 
     def apply(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
         """Writes changes, which are in the order of the log."""
         last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
         if last is not None:
+            if self.deleted is not None:
+                self.apply(schema, batches[:last], is_log=is_log)  # the last states of the rows
             self.rows.empty()
             self.rejects.forget_all(schema.table)
             batches = batches[last + 1 :]
@@ -46,9 +57,17 @@ class TableWriting:
             else:
                 self._write_net_effect(schema, changes)
 
+    def told(self) -> tuple[BadValues, ...]:
+        """Returns what became of bad values. Rejected rows that the source has deleted are nowhere."""
+        deleted = () if self.deleted is None else self.deleted.gate.told()
+        return (*self.gate.told(), *(bad for bad in deleted if bad.policy != "reject"))
+
     def _insert(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
         passed, rejected = self.gate.passed(rows)
-        self.rows.insert(passed)
+        if self.deleted is not None and self.is_read_again:
+            self.rows.upsert(marked(passed, self.marks.kept))
+        else:
+            self.rows.insert(marked(passed, self.marks.kept))
         if rejected is not None:
             self.rejects.add(schema, rejected)
 
@@ -61,29 +80,42 @@ class TableWriting:
             self._write_keyed(schema, keyed)
 
     def _write_keyed(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
-        effect = self.rejects.completed(schema, net_effect(schema, changes))
-        partial, partial_rejected = self._partial(schema, effect)
-        passed, rejected = self.gate.passed(effect.rows)
+        effect = net_effect(schema, changes, with_deleted=self.deleted is not None)
+        kept = self._states(schema, effect, self.gate)
         removed = [effect.gone] if self.rows.updates_in_place else [effect.touched]
+        deleted = None
+        if self.deleted is not None and effect.deleted is not None:
+            deleted = self._states(schema, effect.deleted, self.deleted.gate)
         self.rejects.forget(schema, effect.touched)
-        for some in (partial_rejected, rejected):
-            if some is not None:
-                self.rejects.add(schema, some)
-                removed.append(some.rows.select(list(schema.key)))
-        if partial is not None:
-            self.rows.complete(partial)
+        for some in kept.rejected:
+            self.rejects.add(schema, some)
+            removed.append(some.rows.select(list(schema.key)))
+        if self.deleted is not None and deleted is not None:
+            _complete(self.deleted.rows, deleted, self.marks.removed)
+        _complete(self.rows, kept, self.marks.kept)
         for keys in removed:
             self.rows.delete(self.gate.holdable(keys))
-        self.rows.upsert(passed)
-        if partial is not None:
-            self.rows.upsert_completed()
+        if (
+            self.deleted is not None and deleted is not None
+        ):  # first: the target may take a deleted key for one that is kept
+            _upsert(self.deleted.rows, deleted, self.marks.removed)
+        _upsert(self.rows, kept, self.marks.kept)
 
-    def _partial(self, schema: TableSchema, effect: NetEffect) -> tuple[PartialRows | None, RejectedRows | None]:
+    def _states(self, schema: TableSchema, effect: NetEffect, gate: ValueGate) -> "_States":
+        """Returns the rows of an effect that the target can hold, and those to reject, completed."""
+        effect = self.rejects.completed(schema, effect)
+        partial, partial_rejected = self._partial(schema, effect, gate)
+        passed, rejected = gate.passed(effect.rows)
+        return _States(passed, partial, [some for some in (partial_rejected, rejected) if some is not None])
+
+    def _partial(
+        self, schema: TableSchema, effect: NetEffect, gate: ValueGate
+    ) -> tuple[PartialRows | None, RejectedRows | None]:
         """Returns the rows that the target completes, and those to reject, completed."""
         partial = effect.partial
         if partial is None:
             return None, None
-        passed, rejected = self.gate.passed(partial.rows)
+        passed, rejected = gate.passed(partial.rows)
         if rejected is None:
             return PartialRows(passed, partial.origins, partial.missing), None
         here, rest = pa.array(rejected.among), pa.array(~rejected.among)
@@ -100,3 +132,31 @@ class TableWriting:
         if not passed.num_rows:
             return None, whole
         return PartialRows(passed, partial.origins.filter(rest), partial.missing[~rejected.among]), whole
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRows:
+    """Writes last states of rows that the source has deleted. The rows that `gate` rejects are dropped: the source does not
+    have them."""
+
+    rows: TableRows
+    gate: ValueGate
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    whole: pa.RecordBatch
+    partial: PartialRows | None
+    rejected: list[RejectedRows]
+
+
+def _complete(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
+    """Takes missing values from the target, before its rows change."""
+    if states.partial is not None:
+        rows.complete(marked_partial(states.partial, marks))
+
+
+def _upsert(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
+    rows.upsert(marked(states.whole, marks))
+    if states.partial is not None:
+        rows.upsert_completed()

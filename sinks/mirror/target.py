@@ -135,7 +135,8 @@ class Dialect(Protocol):
 
 
 class TableRows(Protocol):
-    """Writes one table inside a session's transaction."""
+    """Writes one table inside a session's transaction. If it was made with `removed`, it marks rows as deleted instead of
+    deleting them."""
 
     def insert(self, rows: pa.RecordBatch) -> None:
         """Inserts rows of the table's captured columns. The target must not have their keys."""
@@ -238,7 +239,21 @@ class Session(Protocol):
         """Runs a statement with `%s` for each argument. Returns the number of affected rows."""
 
     def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
-    def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows: ...
+    def now(self) -> str:
+        """Returns the server's time in UTC, as `Column.constant` has it."""
+
+    def rows(
+        self,
+        target: TargetName,
+        schema: TableSchema,
+        existing: TargetTable,
+        removed: Sequence[Column] = (),
+        *,
+        repeats: bool = False,
+    ) -> TableRows:
+        """`schema`: of the copy. `removed`: what a deleted row gets if it is kept: the first one says that it is deleted.
+        `repeats`: rows may have keys that are equal for the target; the last one of them is written."""
+
     def comparing(
         self, target: TargetName, schema: TableSchema, existing: TargetTable
     ) -> "tuple[ComparingSql, ComparingRows]":

@@ -10,18 +10,20 @@ import contextlib
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.connecting import Waiting, unavailable
 from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
-from tidemark.sinks.mirror.table_writing import TableWriting
+from tidemark.sinks.mirror.table_writing import DeletedRows, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
 from tidemark.sinks.sink import (
@@ -58,6 +60,7 @@ class MirrorWriter:
     job: JobIdentity
     waiting: Waiting
     policies: Policies = STOP
+    audit: AuditColumns = NO_AUDIT
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         with contextlib.closing(_Connection(self.connect, self.waiting)) as connection:
@@ -115,6 +118,7 @@ class MirrorWriter:
         """Writes the rows and commits."""
         writers: dict[TableId, TableWriting] = {}
         rejects = Rejects(session, self.job.uuid, part.epoch, part.name)
+        marks = self.audit.marks(session)
         noted = dict[TargetName, TargetTable]()
         for chunk in chunks:
             new = [schemas[key] for key in chunk if key[0] not in writers]
@@ -123,14 +127,14 @@ class MirrorWriter:
             for (table, version), batches in chunk.items():
                 schema = schemas[table, version]
                 if table not in writers:
-                    writers[table] = self._table(session, schema, existing, rejects)
+                    writers[table] = self._table(session, schema, existing, rejects, marks)
                 try:
                     writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
                 except RefusedRowsError as error:
                     raise self._of_table(error, table) from error
         session.note_incarnations(noted)  # last: splits of one table are written side by side
         session.commit(part.row_count, part.after)
-        return tuple(told for writing in writers.values() for told in writing.gate.told())
+        return tuple(told for writing in writers.values() for told in writing.told())
 
     def _require_rows(
         self, session: Session, schemas: Iterable[TableSchema], existing: Mapping[TargetName, TargetTable]
@@ -155,7 +159,12 @@ class MirrorWriter:
         return RefusedRowsError(error.message, error.remedy, table)
 
     def _table(
-        self, session: Session, schema: TableSchema, tables: Mapping[TargetName, TargetTable], rejects: Rejects
+        self,
+        session: Session,
+        schema: TableSchema,
+        tables: Mapping[TargetName, TargetTable],
+        rejects: Rejects,
+        marks: Marks,
     ) -> TableWriting:
         """Checks the table again: if it was altered since `prepare`, it could silently round values."""
         target = target_of(schema.table, self.template, session.home)
@@ -166,9 +175,15 @@ class MirrorWriter:
                 START_OVER_NOW,
                 schema.table,
             )
-        _raise_of(schema.table, table_findings(schema, target, existing, session.dialect))
-        rows = session.rows(target, schema, existing)
-        return TableWriting(rows, ValueGate(schema, self.policies, rows.bad_values, rows.as_text), rejects)
+        _raise_of(schema.table, self.audit.problems(schema, existing, session.dialect))
+        extended = self.audit.extended(schema)
+        _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
+        rows = session.rows(target, extended, existing, marks.removed)
+        gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
+        if not self.audit.keeps_deleted:
+            return TableWriting(rows, gate, rejects, marks)
+        deleted = DeletedRows(session.rows(target, extended, existing, repeats=True), replace(gate, counts=Counter()))
+        return TableWriting(rows, gate, rejects, marks, deleted, is_read_again=schema.version > 1)
 
 
 def _raise_of(table: TableId, findings: Iterable[Finding]) -> None:

@@ -1,13 +1,26 @@
 """Random changes, cut into random batches and epochs, with random replays: every sink ends with the rows of a dict."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.change_parts import DELETE, INSERT, ITEMS, NOTES, SCHEMAS, TRUNCATE, UPDATE, Change, part, rows
+from tests.support.change_parts import (
+    DELETE,
+    INSERT,
+    ITEMS,
+    NOTES,
+    SCHEMAS,
+    TRUNCATE,
+    UNCHANGED,
+    UPDATE,
+    Change,
+    part,
+    rows,
+)
 from tests.support.note_changes import Notes, note_histories
 from tests.support.sink_state import SinkCase, any_sink, any_sink_of_postgres, sorted_rows  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
@@ -66,6 +79,26 @@ def applied(epochs: list[list[list[Change]]]) -> list[tuple[Any, ...]]:
     return sorted(held.values(), key=lambda row: row[:2])
 
 
+def last_states(schema: TableSchema, transactions: Iterable[list[Change]]) -> list[tuple[Any, ...]]:
+    """Returns the last rows of the keys that were deleted and are not there again."""
+    names = [column.name for column in schema.captured]
+    held: dict[Any, list[Any]] = {}
+    deleted: dict[Any, list[Any]] = {}
+    for kind, values in itertools.chain.from_iterable(transactions):
+        key = tuple(values[names.index(name)] for name in schema.key)
+        if kind is TRUNCATE:
+            deleted |= held
+            held.clear()
+        elif kind is DELETE:
+            deleted[key] = removed = held.pop(key)
+        else:
+            before = removed if kind is INSERT and UNCHANGED in values else held.get(key)
+            assert before is not None or UNCHANGED not in values
+            held[key] = [before[i] if before and v is UNCHANGED else v for i, v in enumerate(values)]
+            deleted.pop(key, None)
+    return sorted_rows(schema, deleted.values())
+
+
 @pytest.mark.pitfall(77)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epochs=histories(), streamed=st.booleans(), replays=st.integers(1, 2))
@@ -77,6 +110,8 @@ def test_sink_ends_like_the_changes(
 ) -> None:
     write(any_sink, ITEMS, epochs, streamed=streamed, replays=replays)
     assert any_sink.rows(ITEMS) == applied(epochs)
+    if any_sink.keeps_deleted:
+        assert any_sink.deleted_rows(ITEMS) == last_states(ITEMS, itertools.chain.from_iterable(epochs))
 
 
 @pytest.mark.pitfall(61)
@@ -93,6 +128,8 @@ def test_sink_ends_like_changes_that_leave_values_out(
     epochs = [transactions[:cut], transactions[cut:]]
     write(any_sink_of_postgres, NOTES, epochs, streamed=streamed, replays=replays)
     assert any_sink_of_postgres.rows(NOTES) == sorted_rows(NOTES, held.values())
+    if any_sink_of_postgres.keeps_deleted:
+        assert any_sink_of_postgres.deleted_rows(NOTES) == last_states(NOTES, transactions)
 
 
 def write(

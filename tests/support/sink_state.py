@@ -29,6 +29,7 @@ from tidemark.conf.tables import parse_table_template
 from tidemark.sinks.delta.locations import CatalogLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.files.sink import FilesSink, table_folder_name
+from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.mysql import types as mysql_types
 from tidemark.sinks.mirror.planning import target_of
 from tidemark.sinks.mirror.postgres import types as postgres_types
@@ -43,6 +44,9 @@ Row = tuple[Any, ...]
 TEMPLATE = parse_table_template("{schema}_{table}")
 FILE_SINKS = ("parquet", "jsonl")
 MIRRORS = ("mysql", "mariadb", "postgres")
+KEEPING_MIRRORS = ("mysql-keeping", "postgres-keeping")
+"""Mirrors that keep deleted rows, in KEEPING."""
+KEEPING = AuditColumns(synced_at="_synced_at", deleted="_deleted")
 DELTA = "delta"
 """Delta with the style mirror, in a catalog. tests/support/delta.py has its session."""
 
@@ -129,7 +133,15 @@ class SinkCase:
             return sorted_rows(schema, _folded(schema, self.changes(schema)))
         if self.kind == DELTA:
             return sorted_rows(schema, rows_of_delta(self.sink, schema))
-        return sorted_rows(schema, _mirror_rows(self, schema))
+        return sorted_rows(schema, _mirror_rows(self, schema, "_deleted IS FALSE" if self.keeps_deleted else "TRUE"))
+
+    @property
+    def keeps_deleted(self) -> bool:
+        return isinstance(self.sink, MirrorSink) and self.sink.audit.keeps_deleted
+
+    def deleted_rows(self, schema: TableSchema) -> list[Row]:
+        """Returns the rows that the source has deleted, in a mirror that keeps them."""
+        return sorted_rows(schema, _mirror_rows(self, schema, "_deleted IS TRUE"))
 
     def changes(self, schema: TableSchema) -> list[dict[str, Any]]:
         """Returns all rows of the files, with the change columns, ordered by version and sequence."""
@@ -230,13 +242,13 @@ def _from_json(value: Any, column: Column) -> Any:
     return value
 
 
-def _mirror_rows(case: SinkCase, schema: TableSchema) -> list[tuple[Any, ...]]:
+def _mirror_rows(case: SinkCase, schema: TableSchema, condition: str) -> list[tuple[Any, ...]]:
     database: Database = case.place
     select = _postgres_expression if case.kind == "postgres" else _mysql_expression
     expressions = ", ".join(select(column) for column in schema.captured)
     with closing(database.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET TIME ZONE 'UTC'" if case.kind == "postgres" else "SET time_zone = '+00:00'")
-        cursor.execute(f"SELECT {expressions} FROM {target_name(case, schema)}")
+        cursor.execute(f"SELECT {expressions} FROM {target_name(case, schema)} WHERE {condition}")
         return list(cursor.fetchall())
 
 
@@ -280,20 +292,22 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind =
         lake = CatalogLake("spark_catalog", parse_table_template(f"{schema}.{{schema}}_{{table}}"))
         checkpoint = LocalStore(str(request.getfixturevalue("tmp_path") / "checkpoint"))
         return SinkCase(kind, DeltaSink(lake, "mirror", {}, checkpoint, lambda: session), schema)
+    audit = KEEPING if kind in KEEPING_MIRRORS else NO_AUDIT
+    kind = kind.removesuffix("-keeping")
     database: Database = request.getfixturevalue(f"{kind}_database")
-    return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, source), database)
+    return SinkCase(kind, MirrorSink(parse_endpoint(database.url), TEMPLATE, None, source, audit=audit), database)
 
 
 def sink_params(kinds: tuple[str, ...]) -> list[Any]:
     return [pytest.param(kind, marks=() if kind in FILE_SINKS else pytest.mark.integration) for kind in kinds]
 
 
-@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS))
+@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS + KEEPING_MIRRORS))
 def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
 
 
-@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, DELTA)))
+@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, *KEEPING_MIRRORS, DELTA)))
 def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     """Every sink with state, including those that write whole epochs."""
     return make_case(request.param, request)
@@ -304,7 +318,7 @@ def mirror(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
 
 
-@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS))
+@pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS + KEEPING_MIRRORS))
 def any_sink_of_postgres(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request, source="postgresql")
 

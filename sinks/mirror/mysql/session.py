@@ -20,7 +20,7 @@ from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import JobFileError, SinkError
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
@@ -202,8 +202,19 @@ class MySqlSession(LedgerSession):
     def start_transaction(self) -> None:
         self.execute("START TRANSACTION")
 
-    def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
-        return MySqlTableRows(self, self.dialect, target, schema, existing)
+    def now(self) -> str:
+        return f"{self.query('SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)')[0][0]}Z"
+
+    def rows(
+        self,
+        target: TargetName,
+        schema: TableSchema,
+        existing: TargetTable,
+        removed: Sequence[Column] = (),
+        *,
+        repeats: bool = False,
+    ) -> TableRows:
+        return MySqlTableRows(self, self.dialect, target, schema, existing, removed)
 
     def comparing(
         self, target: TargetName, schema: TableSchema, existing: TargetTable

@@ -21,7 +21,7 @@ from tidemark.sinks.rows.postgres_times import dates, timestamps
 from tidemark.sinks.rows.text import cast_text
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import TableSchema
+from tidemark.state.table import Column, TableSchema
 
 ROWS_AT_ONCE = 16384
 _ENCODED = frozenset({"text", "varchar", "bpchar", "json", "jsonb", "numeric"})
@@ -51,8 +51,14 @@ class PostgresTableRows:
         target: TargetName,
         schema: TableSchema,
         existing: TargetTable,
+        removed: Sequence[Column] = (),
+        *,
+        repeats: bool = False,
     ) -> None:
         self._runner, self._target, self._schema = runner, target, schema
+        self._repeats = repeats
+        self._marks = ", ".join(f"{quoted(column.name)} = {dialect.constant(column)}" for column in removed)
+        self._is_there = f"t.{quoted(removed[0].name)} IS NOT TRUE" if removed else "TRUE"
         self._marked = dialect.source_kind == "postgresql"
         self._types = {column.name: column.type_name for column in existing.columns}
         self._kept = {
@@ -92,16 +98,20 @@ class PostgresTableRows:
     def _upsert(self, table: str) -> str:
         """Also sets the key's columns, because keys can be equal that look different: 1.0 and 1.00."""
         columns = ", ".join(map(quoted, self._names))
+        key = ", ".join(map(quoted, self._schema.key))
         conflict = ""
         if self.updates_in_place:
-            key = ", ".join(map(quoted, self._schema.key))
             values = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quoted, self._names))
             conflict = f" ON CONFLICT ({key}) DO UPDATE SET {values}"
         into = f"{full_name(self._target)} ({columns}) OVERRIDING SYSTEM VALUE"
-        return f"INSERT INTO {into} SELECT {columns} FROM {table}{conflict}"
+        rows = f"SELECT {columns} FROM {table}"
+        if self._repeats:
+            rows = f"SELECT DISTINCT ON ({key}) {columns} FROM {table} ORDER BY {key}, ctid DESC"
+        return f"INSERT INTO {into} {rows}{conflict}"
 
     def check_written(self, affected: int, row_count: int) -> None:
-        check_row_count(str(self._target), affected, row_count)
+        if not self._repeats:
+            check_row_count(str(self._target), affected, row_count)
 
     def delete(self, keys: pa.RecordBatch) -> None:
         if not keys.num_rows:
@@ -112,14 +122,18 @@ class PostgresTableRows:
             self._runner.execute(f"TRUNCATE {self._stage}")
         self.load(self._stage, keys)
         condition = " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
+        table = f"{full_name(self._target)} t"
+        delete = f"UPDATE {table} SET {self._marks} FROM" if self._marks else f"DELETE FROM {table} USING"
         self._runner.execute(
-            f"DELETE FROM {full_name(self._target)} t USING {self._stage} k WHERE {condition}",
+            f"{delete} {self._stage} k WHERE {condition} AND {self._is_there}",
             doing=f"deleting from {self._target}",
         )
 
     def empty(self) -> None:
         """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
-        self.run(f"DELETE FROM {full_name(self._target)}")
+        table = f"{full_name(self._target)} t"
+        delete = f"UPDATE {table} SET {self._marks}" if self._marks else f"DELETE FROM {table}"
+        self.run(f"{delete} WHERE {self._is_there}")
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         type_name = "text" if column in self._kept else self._types[column]

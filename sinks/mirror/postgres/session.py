@@ -19,7 +19,7 @@ from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import SinkError
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableSchema
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -198,8 +198,20 @@ class PostgresSession(LedgerSession):
         """psycopg2 begins one with the next statement."""
         self.rollback()
 
-    def rows(self, target: TargetName, schema: TableSchema, existing: TargetTable) -> TableRows:
-        return PostgresTableRows(self, self._dialect, target, schema, existing)
+    def now(self) -> str:
+        sql = """SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"Z"')"""
+        return str(self.query(sql)[0][0])
+
+    def rows(
+        self,
+        target: TargetName,
+        schema: TableSchema,
+        existing: TargetTable,
+        removed: Sequence[Column] = (),
+        *,
+        repeats: bool = False,
+    ) -> TableRows:
+        return PostgresTableRows(self, self._dialect, target, schema, existing, removed, repeats=repeats)
 
     def comparing(
         self, target: TargetName, schema: TableSchema, existing: TargetTable
