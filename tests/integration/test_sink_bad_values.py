@@ -23,7 +23,7 @@ from tests.support.change_parts import (
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tests.support.sink_state import SinkCase, make_case, mirror, mirror_of_postgres, target_name  # noqa: F401  # fixtures
+from tests.support.sink_state import SinkCase, any_mirror, make_case, mirror, mirror_of_postgres, target_name  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies, Policy
 from tidemark.sinks.mirror.sink import MirrorSink
@@ -168,12 +168,12 @@ def test_rejected_row_follows_its_changes(mirror: SinkCase) -> None:  # noqa: F8
 
 @pytest.mark.parametrize("chunk_bytes", [1, mirror_writer.CHUNK_BYTES])
 def test_copy_and_rejects_are_the_rows_of_the_source(
-    mirror: SinkCase,  # noqa: F811
+    any_mirror: SinkCase,  # noqa: F811
     chunk_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", chunk_bytes)
-    copy, chance = prepared(mirror, "reject"), random.Random(chunk_bytes)
+    copy, chance = prepared(any_mirror, "reject"), random.Random(chunk_bytes)
     source: dict[int, tuple[Any, ...]] = {}
     for epoch in range(1, 13):
         batches: list[tuple[TableSchema, list[Change]]] = []

@@ -32,10 +32,19 @@ from tidemark.state.table import TableId
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 
-def job_of(database: Database, folder: Path, *excluded: str, target: Database | None = None, **changes: Any) -> Path:
-    sink = {"type": "files", "path": str(folder / "out")}
+def job_of(
+    database: Database,
+    folder: Path,
+    *excluded: str,
+    target: Database | None = None,
+    keeps_deleted: bool = False,
+    **changes: Any,
+) -> Path:
+    sink: dict[str, Any] = {"type": "files", "path": str(folder / "out")}
     if target is not None:
         sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+        if keeps_deleted:
+            sink["audit_columns"] = {"deleted": "_deleted", "synced_at": "_synced_at"}
     names = [f"{database.schema}.{table}" for table in excluded]
     job = {
         "source": source_of(database, exclude_tables=names, on_table_error="park"),
@@ -64,12 +73,12 @@ def assert_equal(folder: Path, database: Database, *tables: str) -> None:
         assert_history(history, {row[2:]: row[:2] for row in rows}, name=table, key=key)
 
 
-def assert_mirrored(source: Database, target: Database, *more: str) -> None:
+def assert_mirrored(source: Database, target: Database, *more: str, condition: str = "TRUE") -> None:
     columns = ", ".join(("uid", "version", *more))
     for table, key in KEYS.items():
         names = f"{', '.join(key)}, {columns if table == 'customers' else 'uid, version'}"
         query = f"SELECT {names} FROM %s ORDER BY uid"
-        assert target.query(query % f"copy_{table}") == source.query(query % table), table
+        assert target.query(query % f"copy_{table} WHERE {condition}") == source.query(query % table), table
 
 
 @pytest.mark.pitfall(110)
@@ -362,24 +371,25 @@ def test_a_run_dies_while_a_table_comes_back(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("sink", ["files", "mirror"])
+@pytest.mark.parametrize("sink", ["files", "mirror", "keeping mirror"])
 def test_tables_come_and_go_under_writers(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str, seed: int
 ) -> None:
     """Also in the middle of the first load, of another table's return, and of its own."""
     source, uids, generator = any_source_database, Uids(), random.Random(seed)
-    target: Database | None = request.getfixturevalue(f"{source.kind}_database") if sink == "mirror" else None
+    target: Database | None = None if sink == "files" else request.getfixturevalue(f"{source.kind}_database")
+    settings: dict[str, Any] = {"target": target, "keeps_deleted": sink == "keeping mirror"}
     create_tables(source, rows=150, uids=uids)
     excluded: set[str] = set()
     with Writers(source, uids, count=2, seed=seed, pause_seconds=0.005):
-        run_epochs(job_of(source, tmp_path, target=target), at_most=generator.randrange(1, 4))
+        run_epochs(job_of(source, tmp_path, **settings), at_most=generator.randrange(1, 4))
         for _ in range(8):
             match generator.randrange(4):
                 case 0:
                     excluded ^= {generator.choice(list(KEYS))}
                 case 1 if len(excluded) < len(KEYS):
                     read_again(
-                        job_of(source, tmp_path, *excluded, target=target),
+                        job_of(source, tmp_path, *excluded, **settings),
                         source,
                         generator.choice(sorted(set(KEYS) - excluded)),
                     )
@@ -387,13 +397,13 @@ def test_tables_come_and_go_under_writers(
                     time.sleep(0.05)
             if len(excluded) == len(KEYS):
                 excluded.clear()
-            run_epochs(job_of(source, tmp_path, *excluded, target=target), at_most=generator.choice([1, 2, 3, 5, None]))
-    job = job_of(source, tmp_path, target=target)
+            run_epochs(job_of(source, tmp_path, *excluded, **settings), at_most=generator.choice([1, 2, 3, 5, None]))
+    job = job_of(source, tmp_path, **settings)
     run_epochs(job)
     if target is None:
         assert_copied(tmp_path / "out", source)
     else:
-        assert_mirrored(source, target)
+        assert_mirrored(source, target, condition="_deleted IS FALSE" if settings["keeps_deleted"] else "TRUE")
 
 
 def test_a_postgres_table_that_waits_for_an_open_transaction_joins_later(

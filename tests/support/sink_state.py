@@ -313,6 +313,11 @@ def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
 
 
+@pytest.fixture(params=sink_params(MIRRORS + KEEPING_MIRRORS))
+def any_mirror(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
+    return make_case(request.param, request)
+
+
 @pytest.fixture(params=sink_params(MIRRORS))
 def mirror(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
