@@ -240,6 +240,11 @@ class MirrorSink(_Sink):
     tls: Annotated[Tls | None, Written("a section with ca, cert, key, verify")] = Field(
         None, description="Encrypts connections to the target and verifies the server, as `source.tls` does."
     )
+    keyless: Literal["refuse", "append"] = Field(
+        "refuse",
+        description="What happens to tables without a key. `refuse`: they are refused. `append`: their rows are appended, each "
+        "once, and a TRUNCATE is followed. An UPDATE or a DELETE parks the table: the row can't be found in the copy.",
+    )
     audit_columns: Annotated[AuditColumns, Written("a section with deleted, synced_at")] = Field(
         AuditColumns(deleted=None, synced_at=None),
         description="Columns that say which rows the source has deleted, and when a row was written.",

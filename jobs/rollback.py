@@ -10,6 +10,7 @@ from tidemark.enumerator.enumerator import absorb, in_mode, of_job
 from tidemark.jobs.lost_log import offset_from
 from tidemark.jobs.parking import to_be_found
 from tidemark.jobs.recovered_state import read_outcome, recover_state, required_state, settings_of
+from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -35,6 +36,12 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         state = required_state(checkpoint, job)
         if epoch > checkpoint.committed_epoch():
             raise CheckpointError(f"Epoch {epoch} is not committed.", _LIST)
+        keyless = [schema.table for schema in state.schemas if not schema.key]
+        if keyless and sink_needs(job.sink).appends_keyless:
+            raise CheckpointError(
+                f"{keyless[0]} has no key, so its copy would get rows twice (sink.keyless: append).",
+                "Let the job go on, and have single tables read again: tidemark signal JOB.yaml resnapshot --table NAME.",
+            )
         position = position_of_cut(checkpoint, job, state, recover_state(checkpoint, job, state), epoch)
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)

@@ -20,11 +20,11 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
         case "mysql" | "mariadb":
             from tidemark.readers.mysql.source import find_mysql
 
-            return find_mysql(job, needs_key=needs_key)
+            return find_mysql(job, needs_key=needs_key, appends_keyless=needs.appends_keyless)
         case "postgresql":
             from tidemark.readers.postgres.source import find_postgres
 
-            return find_postgres(job, needs_key=needs_key, lists=lists)
+            return find_postgres(job, needs_key=needs_key, appends_keyless=needs.appends_keyless, lists=lists)
         case _:
             assert_never(kind)
 

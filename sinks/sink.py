@@ -108,12 +108,14 @@ class SinkNeeds:
     """A sink's requirements of the rest of a job. They follow from the job file alone.
 
     `display_name` is for people and has no secrets. `needs_key`: the sink finds rows by key, so every table must have one.
+    `appends_keyless`: but it takes tables without one, of which it only appends rows.
     `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged.
     `takes_lists`: the sink stores arrays as lists; else it gets PostgreSQL's as the server's text.
     """
 
     display_name: str
     needs_key: bool = False
+    appends_keyless: bool = False
     published_format: Literal["arrow", "parquet"] = "arrow"
     spark: SparkNeeds | None = None
     takes_lists: bool = False

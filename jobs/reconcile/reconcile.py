@@ -100,6 +100,8 @@ def _wanted(state: JobState, tables: Sequence[TableName]) -> set[TableId]:
 
 
 def _require_rows(schema: TableSchema, columns: Collection[TableId]) -> None:
+    if not schema.key:
+        raise NotComparableError("it has no key")
     if schema.table not in columns:
         raise NotComparableError("it joined the job in mode incremental, so its rows were not copied")
 

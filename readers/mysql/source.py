@@ -262,14 +262,14 @@ class FoundMySql(FoundTables):
 
 
 @contextmanager
-def find_mysql(job: JobFile, *, needs_key: bool) -> Iterator[FoundMySql]:
-    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key."""
+def find_mysql(job: JobFile, *, needs_key: bool, appends_keyless: bool = False) -> Iterator[FoundMySql]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`."""
     source = job.source
     assert source.url.kind != "postgresql"
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection, source.url.kind)
         facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
-        demands = _demands(job, needs_key=needs_key)
+        demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless)
         result = preflight(connection, server, facts, demands)
         yield FoundMySql(
             job=job,
@@ -306,7 +306,7 @@ def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
     )
 
 
-def _demands(job: JobFile, *, needs_key: bool) -> Demands:
+def _demands(job: JobFile, *, needs_key: bool, appends_keyless: bool) -> Demands:
     return Demands(
         mode=job.mode,
         needs_key=needs_key,
@@ -314,6 +314,7 @@ def _demands(job: JobFile, *, needs_key: bool) -> Demands:
         server_id_count=len(job.server_ids),
         cascades=job.source.cascades,
         tables=TableSettings.of(job),
+        appends_keyless=appends_keyless,
     )
 
 

@@ -423,13 +423,15 @@ JOINING_WAIT_SECONDS = 60.0
 
 
 @contextmanager
-def find_postgres(job: JobFile, *, needs_key: bool, lists: bool = False) -> Iterator[FoundPostgres]:
-    """See `tidemark.jobs.sources.find_source`. `needs_key`: the sink can't take tables without a key. `lists`: it takes
-    arrays as lists."""
+def find_postgres(
+    job: JobFile, *, needs_key: bool, appends_keyless: bool = False, lists: bool = False
+) -> Iterator[FoundPostgres]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`:
+    the sink takes arrays as lists."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
-        demands = _demands(job, needs_key=needs_key, lists=lists)
+        demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
             result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
         else:
@@ -466,11 +468,12 @@ def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[Table
     )
 
 
-def _demands(job: JobFile, *, needs_key: bool, lists: bool) -> Demands:
+def _demands(job: JobFile, *, needs_key: bool, appends_keyless: bool, lists: bool) -> Demands:
     return Demands(
         needs_key=needs_key,
         slot=job.slot,
         publication=job.publication,
         tables=TableSettings.of(job),
         lists=lists,
+        appends_keyless=appends_keyless,
     )

@@ -70,7 +70,7 @@ class AuditColumns:
                     f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}; or start the job with "
                     "another name in sink.audit_columns.",
                 )
-        if self.keeps_deleted and existing is not None and not existing.updated_in_place:
+        if self.keeps_deleted and schema.key and existing is not None and not existing.updated_in_place:
             yield Finding(
                 schema.table,
                 "Its copy can't keep deleted rows: it has another unique index, rules, a deferrable primary key or an identity "

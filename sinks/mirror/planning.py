@@ -34,7 +34,9 @@ def target_of(table: TableId, template: TableTemplate, home: str) -> TargetName:
     return TargetName(home if schema is None else schema, name)
 
 
-def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: Dialect) -> Iterator[Finding]:
+def route_problems(
+    targets: Sequence[tuple[TableSchema, TargetName]], dialect: Dialect, *, appends_keyless: bool
+) -> Iterator[Finding]:
     """Yields problems of names: tables with one name in the target, names that it does not allow; and tables without a key."""
     by_target: defaultdict[tuple[str, str], list[TableSchema]] = defaultdict(list)
     for schema, target in targets:
@@ -54,11 +56,12 @@ def route_problems(targets: Sequence[tuple[TableSchema, TargetName]], dialect: D
                     "Choose shorter names by sink.table, or exclude the column (source.columns).",
                 )
         yield from _same_columns(schema, dialect)
-        if not schema.key:
+        if not schema.key and not appends_keyless:
             yield Finding(
                 schema.table,
                 "It has no key: a mirror can't tell its rows apart.",
-                f"Name columns that are unique and NOT NULL: source.keys: {{{schema.table}: […]}}; or exclude the table.",
+                f"Name columns that are unique and NOT NULL: source.keys: {{{schema.table}: […]}}; or exclude the table; or, "
+                "if it only gets rows, set sink.keyless: append.",
             )
     for group in by_target.values():
         if len(group) > 1:
@@ -252,9 +255,10 @@ def table_findings(
         yield Finding(table, f"{target} can't be written: {existing.engine_problem}.", let_job_create)
         return
     if not _has_key(schema, existing, dialect):
+        held, needed = (", ".join(key) or "none" for key in (existing.key, schema.key))
         yield Finding(
             table,
-            f"{target} has the primary key ({', '.join(existing.key) or 'none'}), the source ({', '.join(schema.key)}).",
+            f"{target} has the primary key ({held}), the source ({needed}).",
             let_job_create,
         )
     if existing.foreign_keys:
@@ -286,6 +290,10 @@ def table_findings(
 
 
 def _has_key(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    """The copy of a table without a key may have a key of columns that only the copy has: numbers of its rows."""
+    if not schema.key:
+        captured = {dialect.same_column(column.name) for column in schema.captured}
+        return captured.isdisjoint(map(dialect.same_column, existing.key))
     return sorted(map(dialect.same_column, existing.key)) == sorted(map(dialect.same_column, schema.key))
 
 

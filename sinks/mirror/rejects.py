@@ -69,9 +69,9 @@ class Rejects:
         """Adds rows. `change_types`: None if they are the rows' states after the part."""
         table = schema.table
         keys = key_texts(schema, rejected.rows).to_pylist()
-        known = np.logical_and.reduce(
-            [np.asarray(rejected.rows.column(name).is_valid()) for name in schema.key]
-        ).tolist()
+        has_keys = [np.full(len(keys), bool(schema.key))]
+        has_keys += [np.asarray(rejected.rows.column(name).is_valid()) for name in schema.key]
+        known = np.logical_and.reduce(has_keys).tolist()
         self._remove(table, [key for key, has_key in zip(keys, known, strict=True) if has_key])
         kinds = [_INSERTED] * len(keys) if change_types is None else change_types
         entries = []
@@ -152,7 +152,9 @@ _OF_TABLE = "job_uuid = %s AND source_database = %s AND source_table = %s"
 
 
 def key_texts(schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
-    """Returns each row's key as a JSON object: equal for equal values."""
+    """Returns each row's key as a JSON object: equal for equal values. Empty for a table without a key."""
+    if not schema.key:
+        return pa.array(["{}"] * rows.num_rows, pa.string())
     return pa.array(_lines(rows.select(list(schema.key))), pa.string())
 
 

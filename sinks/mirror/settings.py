@@ -6,7 +6,7 @@ from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 
 def mirror_needs(settings: MirrorSettings) -> SinkNeeds:
-    return SinkNeeds(f"mirror {settings.url}", needs_key=True)
+    return SinkNeeds(f"mirror {settings.url}", needs_key=True, appends_keyless=settings.keyless == "append")
 
 
 def mirror_identity(settings: MirrorSettings) -> SinkIdentity:

@@ -55,13 +55,23 @@ class MirrorSink:
     policies: Policies = STOP
     reconnect: Reconnect = AT_START
     audit: AuditColumns = NO_AUDIT
+    appends_keyless: bool = False
 
     @classmethod
     def of(cls, settings: MirrorSettings, source_kind: SourceKind, reconnect: Reconnect = AT_START) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
         audit = AuditColumns(settings.audit_columns.synced_at, settings.audit_columns.deleted)
-        return cls(settings.url, settings.copies, settings.tls, source_kind, policies, reconnect, audit)
+        return cls(
+            settings.url,
+            settings.copies,
+            settings.tls,
+            source_kind,
+            policies,
+            reconnect,
+            audit,
+            appends_keyless=settings.keyless == "append",
+        )
 
     def connect(self, reconnect: Reconnect = AT_START) -> Session:
         if self.url.kind == "postgresql":
@@ -104,10 +114,11 @@ class MirrorSink:
                 yield Finding(None, f"schema {name} will be created")
         for schema in schemas:
             yield from reserved_name_findings(schema)
-        yield from route_problems(targets, session.dialect)
+        yield from route_problems(targets, session.dialect, appends_keyless=self.appends_keyless)
         yield from policy_problems(schemas, self.policies.by_table)
         fits = session.dialect.name_fits
-        usable = [pair for pair in targets if pair[0].key and fits(pair[1].schema) and fits(pair[1].table)]
+        takes = [pair for pair in targets if pair[0].key or self.appends_keyless]
+        usable = [pair for pair in takes if fits(pair[1].schema) and fits(pair[1].table)]
         tables = session.inspect_all([target for _, target in usable])
         owners = session.owners([target for _, target in usable])
         for schema, target in usable:
@@ -178,7 +189,9 @@ class MirrorSink:
                     clauses = adapting_clauses(schema, found, session.dialect)
                     if clauses:
                         session.create_table(session.dialect.alter_table(target, clauses))
-                elif schema.key and not any(f.is_problem for f in type_findings(schema, session.dialect)):
+                elif (schema.key or self.appends_keyless) and not any(
+                    f.is_problem for f in type_findings(schema, session.dialect)
+                ):
                     session.create_table(session.dialect.create_table(target, schema))
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:

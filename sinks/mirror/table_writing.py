@@ -14,6 +14,7 @@ from tidemark.sinks.mirror.target import TableRows
 from tidemark.sinks.mirror.unchanged import missing_value_error
 from tidemark.sinks.sink import BadValues
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
+from tidemark.state.errors import SinkError
 from tidemark.state.table import Column, TableSchema
 
 _UNCHANGED = UNCHANGED_FIELD.name
@@ -52,7 +53,14 @@ class TableWriting:
         table = pa.Table.from_batches([batch.select(needed) for batch in batches])
         for changes in table.combine_chunks().to_batches():
             only_inserts = not np.any(changes.column("_change_type").to_numpy() != ChangeType.INSERT)
-            if only_inserts and not is_log:
+            if not schema.key and not only_inserts:
+                raise SinkError(
+                    f"{schema.table} has no key, and a row of it was updated or deleted: its copy only gets rows "
+                    "(sink.keyless: append).",
+                    "Give it a primary key, or copy it by a job with a sink that takes every change, such as files.",
+                    schema.table,
+                )
+            if only_inserts and not (is_log and schema.key):
                 self._insert(schema, changes.select(names))
             else:
                 self._write_net_effect(schema, changes)
@@ -64,7 +72,7 @@ class TableWriting:
 
     def _insert(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
         passed, rejected = self.gate.passed(rows)
-        if self.deleted is not None and self.is_read_again:
+        if self.deleted is not None and self.is_read_again and schema.key:
             self.rows.upsert(marked(passed, self.marks.kept))
         else:
             self.rows.insert(marked(passed, self.marks.kept))

@@ -31,7 +31,8 @@ Mode = Literal["full", "incremental", "full+incremental"]
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The job's demands on its source. `server_id_count`: the size of source.server_ids."""
+    """The job's demands on its source. `server_id_count`: the size of source.server_ids. `needs_key`, `appends_keyless`: as in
+    `tidemark.sinks.sink.SinkNeeds`."""
 
     mode: Mode
     needs_key: bool
@@ -39,6 +40,10 @@ class Demands:
     server_id_count: int
     cascades: Literal["refuse", "warn"] = "refuse"
     tables: TableSettings = field(default_factory=TableSettings)
+    appends_keyless: bool = False
+
+    def checks_key(self, schema: TableSchema) -> bool:
+        return self.needs_key and not (self.appends_keyless and not schema.key)
 
     @property
     def snapshots(self) -> bool:
@@ -77,7 +82,7 @@ def preflight(
         findings += problems
         if schema is not None:
             schemas[table] = schema
-            findings += check_key(facts, schema) if demands.needs_key else []
+            findings += check_key(facts, schema) if demands.checks_key(schema) else []
     return Preflight(schemas, tuple(findings))
 
 

@@ -29,14 +29,18 @@ from tidemark.state.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The job's requirements of its source. `needs_key`: every table must have a key. `lists`: the sink takes arrays as
-    lists."""
+    """The job's requirements of its source. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`: the
+    sink takes arrays as lists."""
 
     needs_key: bool
     slot: str
     publication: str
     tables: TableSettings = field(default_factory=TableSettings)
     lists: bool = False
+    appends_keyless: bool = False
+
+    def checks_key(self, schema: TableSchema) -> bool:
+        return self.needs_key and not (self.appends_keyless and not schema.key)
 
     def texts(self, table: TableId) -> frozenset[str] | None:
         """The columns whose arrays stay text; None for all. The text of a hashed column is hashed."""
@@ -73,7 +77,7 @@ def preflight(
             findings += check_select(facts, schema)
             findings += check_identity(facts, schema)
             findings += check_transform(facts, schema, demands.tables.transforms.get(table, frozenset()))
-            findings += check_key(facts, schema) if demands.needs_key else []
+            findings += check_key(facts, schema) if demands.checks_key(schema) else []
     findings += check_money(connection, schemas.values())
     if publication_exists(connection, demands.publication):
         owned = [table for table, facts in tables.items() if facts.owned]

@@ -91,7 +91,8 @@ class MySqlDialect:
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str:
         lines = [self.column_definition(column, key=column.name in schema.key) for column in schema.captured]
-        lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
+        if schema.key:
+            lines.append(f"PRIMARY KEY ({', '.join(quoted(name) for name in schema.key)})")
         body = ",\n  ".join(lines)
         return (
             f"CREATE TABLE {full_name(target)} (\n  {body}\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 ROW_FORMAT=DYNAMIC"
