@@ -24,6 +24,7 @@ from tests.support.change_parts import (
 )
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.keyless import CREATE
 from tests.support.servers import Database
 from tests.support.sink_state import SinkCase, any_mirror, target_name  # noqa: F401  # fixtures
 from tidemark.conf.load import load_job_file
@@ -239,6 +240,30 @@ def test_no_row_is_doubled_by_a_death(case: Case, point: str, when: str, monkeyp
     case.append(200, 10)
     run_epochs(case.path)
     case.assert_equal()
+
+
+@pytest.mark.parametrize("point", [None, "sink.after_commit", "driver.epoch_written"])
+def test_a_large_table_of_postgres_is_read_by_pages(
+    postgres_database: Database,
+    mysql_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str | None,
+) -> None:
+    postgres_database.execute(*CREATE)
+    sink = {"type": "mirror", "url": mysql_database.url, "table": "copy_{table}", "keyless": "append"}
+    snapshot = {"split_rows": 1000, "parallelism": 2}
+    job = write_job(tmp_path, source=source_of(postgres_database), sink=sink, snapshot=snapshot)
+    if point is not None:
+        monkeypatch.setattr(failpoints, "_FOLDER", str(tmp_path))
+        (tmp_path / point).write_text("raise")
+        with pytest.raises(FailpointError):
+            run_epochs(job)
+        (tmp_path / point).unlink(missing_ok=True)
+    postgres_database.execute("INSERT INTO t SELECT * FROM t LIMIT 100")
+    run_epochs(job)
+    query = "SELECT uid, version, note FROM %s"
+    assert Counter(mysql_database.query(query % "copy_t")) == Counter(postgres_database.query(query % "t"))
 
 
 def test_the_log_is_not_read_again_into_them(request: pytest.FixtureRequest, tmp_path: Path) -> None:

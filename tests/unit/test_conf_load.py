@@ -584,8 +584,8 @@ def test_every_problem_is_told_with_its_line_in_the_files_order(tmp_path: Path) 
     )
     assert problems_of(tmp_path, text, "trigger=5") == [
         "job.yaml:1: job: must be a name of a-z, 0-9 and '-', at most 50 characters; found: Shop",
-        "job.yaml:7: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, url, table, rename, tls, "
-        "on_bad_value, on_bad_value_in, on_schema_change",
+        "job.yaml:7: sink.typ: unknown key. Did you mean 'type'? Allowed here: type, url, table, rename, tls, keyless, "
+        "audit_columns, on_bad_value, on_bad_value_in, on_schema_change",
         "job.yaml:9: snapshot.split_rows: must be a whole number, at least 1; found: no",
         "--set trigger: must be once, or an interval like 1s, 30s, 5m, 1h; found: 5. Write the unit: 5s",
     ]
