@@ -388,7 +388,7 @@ def _of_its_tables(
 def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: Events) -> None:
     """Raises unless the checkpoint's tables have the settings of the job file, and are those of the source and its log."""
     require_same_conditions(job, state)
-    require_same_projections(job, state.schemas, state.projections)
+    require_same_projections(job, state.schemas, state.projections, found.schemas)
     now = recover_state(Checkpoint.at(job.checkpoint), job, state)
     is_done = now.phase is Phase.DONE
     if not is_done:

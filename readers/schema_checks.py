@@ -103,7 +103,8 @@ def require_excluded_columns(table: TableId, columns: Sequence[str], exclude_col
         if name not in columns:
             raise SettingError(
                 f"source.columns excludes {name} of {table}, which has no such column.",
-                f"Its columns are {', '.join(columns)}.",
+                f"Correct the name. If the column was dropped, take it out of source.columns. The table's columns are "
+                f"{', '.join(columns)}.",
                 exclusion_of(table),
             )
 

@@ -75,11 +75,16 @@ def _projection(job: JobFile, schema: TableSchema) -> TableProjection | None:
     )
 
 
-def require_same_projections(job: JobFile, schemas: Sequence[TableSchema], known: Sequence[TableProjection]) -> None:
-    """Raises CheckpointError if the job file changes columns in another way than when the job was started."""
+def require_same_projections(
+    job: JobFile, schemas: Sequence[TableSchema], known: Sequence[TableProjection], found: Iterable[TableSchema] = ()
+) -> None:
+    """Raises CheckpointError if the job file changes columns in another way than when the job was started. `found`: the tables
+    as the source has them now. A column that is gone there need not be excluded any more, and a column that the job does not
+    copy may be."""
     before = {projection.output.table: projection for projection in known}
+    present = {schema.table: frozenset(column.name for column in schema.columns) for schema in found}
     for schema in schemas:
-        what = _difference(job, schema, before.get(schema.table))
+        what = _difference(job, schema, before.get(schema.table), present.get(schema.table))
         if what is not None:
             raise CheckpointError(
                 f"{what} differs from when the job was started: copied rows would not match new ones.",
@@ -87,7 +92,10 @@ def require_same_projections(job: JobFile, schemas: Sequence[TableSchema], known
             )
 
 
-def _difference(job: JobFile, schema: TableSchema, before: TableProjection | None) -> str | None:
+def _difference(
+    job: JobFile, schema: TableSchema, before: TableProjection | None, present: frozenset[str] | None
+) -> str | None:
+    """`present`: the columns that the source has now, None if that is not known."""
     try:
         now = _projection(job, schema)
     except JobFileError as error:
@@ -95,7 +103,8 @@ def _difference(job: JobFile, schema: TableSchema, before: TableProjection | Non
     nothing = TableProjection(schema)
     old, new = before or nothing, now or nothing
     name = str(TableName(schema.table.database, schema.table.name))
-    if old.excluded != new.excluded:
+    removed, added = set(old.excluded) - set(new.excluded), set(new.excluded) - set(old.excluded)
+    if (removed if present is None else removed & present) or added.intersection(c.name for c in schema.captured):
         return job.place("source", "columns", name, "exclude")
     if old.masks != new.masks:
         return job.place("source", "columns", name, "mask")

@@ -10,7 +10,7 @@ from tests.support.jobs import source_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.state.errors import DifferencesError
+from tidemark.state.errors import CheckpointError, DifferencesError, TidemarkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 WRITES_BEFORE = (
@@ -166,3 +166,61 @@ def test_reconcile_compares_what_is_left(
     target.execute("UPDATE copy_t SET more = 6 WHERE id = 1")
     with pytest.raises(DifferencesError):
         reconcile(load_job_file(job), [], as_json=False, repair=False)
+
+
+def test_an_excluded_column_that_is_dropped(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The job file names it, so the job stops. Once the name is taken out, the table is followed."""
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    columns = {f"{database.schema}.t": {"exclude": ["v"]}}
+    job = job_of(database, tmp_path, target, source=source_of(database, columns=columns))
+    run_epochs(job)
+    database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
+    for _ in range(2):
+        with pytest.raises(TidemarkError) as caught:
+            run_epochs(job)
+    assert "If the column was dropped, take it out of source.columns." in caught.value.remedy
+    run_epochs(job_of(database, tmp_path, target, source=source_of(database)), notes=notes)
+    assert told(notes) == ([] if database.kind == "postgres" else ["altered"])
+    assert rows_of(target, "copy_t", "id", "name") == rows_of(database, "t", "id", "name")
+
+
+def test_an_excluded_column_that_is_renamed(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It is copied under no name. Once the job file has the new one, the table is read again."""
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+
+    def job(name: str) -> Path:
+        columns = {f"{database.schema}.t": {"exclude": [name]}}
+        return job_of(database, tmp_path, target, source=source_of(database, columns=columns))
+
+    run_epochs(job("v"))
+    database.execute(*WRITES_BEFORE, "ALTER TABLE t RENAME COLUMN v TO w", "INSERT INTO t (id, w) VALUES (20, 20)")
+    with pytest.raises(TidemarkError):
+        run_epochs(job("v"))
+    run_epochs(job("w"), notes=notes)
+    assert told(notes)[-2:] == ["left", "joined"]
+    assert rows_of(target, "copy_t", "*") == rows_of(database, "t", "id", "name")
+    with pytest.raises(CheckpointError, match="exclude differs from when the job was started"):
+        run_epochs(job("name"))
+    run_epochs(job("w"))
+
+
+def test_a_new_column_that_is_excluded(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    run_epochs(job_of(database, tmp_path, target))
+    database.execute("ALTER TABLE t ADD COLUMN w INT DEFAULT 5", *WRITES_BEFORE)
+    columns = {f"{database.schema}.t": {"exclude": ["w"]}}
+    run_epochs(job_of(database, tmp_path, target, source=source_of(database, columns=columns)), notes=notes)
+    assert told(notes) == ["altered"]
+    assert rows_of(target, "copy_t", "*") == rows_of(database, "t", "id", "v", "name")
