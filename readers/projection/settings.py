@@ -12,7 +12,7 @@ from tidemark.readers.projection.projection import ProjectionSettings, compile_p
 from tidemark.readers.projection.projector import Projector
 from tidemark.state.errors import CheckpointError, JobFileError, TidemarkError
 from tidemark.state.projection import TableProjection
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, read_again
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -86,9 +86,11 @@ def require_same_projections(
     for schema in schemas:
         what = _difference(job, schema, before.get(schema.table), present.get(schema.table))
         if what is not None:
+            name = TableName(schema.table.database, schema.table.name)
+            again = f" {read_again(name)}" if job.mode == "full+incremental" else ""
             raise CheckpointError(
                 f"{what} differs from when the job was started: copied rows would not match new ones.",
-                f"Undo the change, or {START_OVER}.",
+                f"Undo the change.{again} Or {START_OVER}.",
             )
 
 

@@ -9,7 +9,9 @@ from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.state.errors import CheckpointError, DifferencesError, TidemarkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
@@ -120,6 +122,29 @@ def test_a_mask_of_a_column_that_is_gone(
     run_epochs(job, notes=notes)
     assert told(notes)[-1] == "parked"
     assert rows_of(target, "copy_other", "id") == [(1,)]
+
+
+def test_a_mask_of_a_column_that_is_gone_is_taken_out(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The log may have rows with the column. So the table is read again with the new settings, as the remedy says."""
+    database, notes = any_source_database, Notes()
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    create(database)
+    columns = {f"{database.schema}.t": {"mask": {"name": "redact"}}}
+    job = job_of(database, tmp_path, target, source=source_of(database, columns=columns))
+    run_epochs(job)
+    database.execute("UPDATE t SET v = 8", "ALTER TABLE t DROP COLUMN name", "INSERT INTO t VALUES (20, 20)")
+    with pytest.raises(TidemarkError):
+        run_epochs(job)
+    job = job_of(database, tmp_path, target, source=source_of(database))
+    with pytest.raises(CheckpointError, match="mask differs") as caught:
+        run_epochs(job)
+    assert f"tidemark signal JOB.yaml resnapshot --table {database.schema}.t" in caught.value.remedy
+    resnapshot(load_job_file(job), [TableName(database.schema, "t")])
+    run_epochs(job, notes=notes)
+    assert told(notes) == ["joined"]
+    assert rows_of(target, "copy_t", "id", "v") == rows_of(database, "t", "id", "v")
 
 
 def test_the_copy_needs_a_value(any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path) -> None:
