@@ -17,7 +17,15 @@ from pyspark.storagelevel import StorageLevel
 
 from tidemark.sinks.delta.buckets import spread
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.locations import EPOCH_METADATA, Lake, Location, owner_of
+from tidemark.sinks.delta.locations import (
+    EPOCH_METADATA,
+    WHOLE,
+    Lake,
+    Location,
+    owner_of,
+    require_not_set_back,
+    was_set_back,
+)
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, merge
@@ -75,10 +83,11 @@ class EpochWriter:
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
         location = self.lake.location_of(table)
         self._require_ours(batch.sparkSession, location, table)
+        replaces = found.truncates and self.style == "mirror"
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
-            _METADATA: f"{EPOCH_METADATA}{found.epoch}",
+            _METADATA: f"{EPOCH_METADATA}{found.epoch}{WHOLE if replaces else ''}",
             # Spark turns it off for streams. Without it, each shuffle of a MERGE has 200 tasks.
             "spark.sql.adaptive.enabled": "true",
             # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.
@@ -88,6 +97,9 @@ class EpochWriter:
         }
         with session_settings(batch.sparkSession, settings):
             for attempt in range(1, MAX_ATTEMPTS + 1):
+                set_back = None if replaces else was_set_back(batch.sparkSession, location)
+                if set_back is not None:
+                    require_not_set_back(table, location, set_back)
                 try:
                     with spark_errors(location):
                         self._commit(rows, schema, found, location)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
@@ -19,6 +19,8 @@ from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
 from tidemark.sinks.files.sink import local_folder, scheme_of, table_folder_name, unwritable
 from tidemark.sinks.sink import Finding
+from tidemark.state.errors import SinkError
+from tidemark.state.remedies import START_OVER, read_again
 from tidemark.state.table import TableId, TableSchema
 
 JOB_NAME, JOB_UUID = "tidemark.job", "tidemark.job_uuid"
@@ -75,6 +77,8 @@ class Lake(Protocol):
 
 EPOCH_METADATA = "tidemark epoch "
 """Begins the metadata of a commit that wrote an epoch. The epoch's number follows."""
+WHOLE = " whole"
+"""Follows the number if the commit replaced all rows."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -227,35 +231,86 @@ def owner_of(session: SparkSession, location: Location) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LastEpoch:
-    """The newest epoch that wrote to a table, and its version of the table. `set_back`: RESTORE has taken the table to one
-    before that."""
+    """The newest epoch that wrote to a table, and its version of the table. `set_back`: RESTORE has taken epochs out of the
+    table, and nothing has replaced all rows since. `is_repairable`: nothing was written after that, so that RESTORE can put
+    them back."""
 
     epoch: int
     version: int
     set_back: bool
+    is_repairable: bool = True
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
-    """Looks at the table's newest commits, and at all of them if no epoch is among these. None if there is none at all. Runs no
+    """Looks at the table's newest commits, and at all of them if these do not tell. None if there is no epoch at all. Runs no
     Spark job."""
-    return _last_epoch(session, location, f" LIMIT {HISTORY_COMMITS}") or _last_epoch(session, location, "")
+    return _last_epoch(_commits(session, location, f" LIMIT {HISTORY_COMMITS}")) or _last_epoch(
+        _commits(session, location, ""), is_whole=True
+    )
 
 
-def _last_epoch(session: SparkSession, location: Location, limit: str) -> LastEpoch | None:
-    restored_to: int | None = None
-    is_restored = False
+def was_set_back(session: SparkSession, location: Location) -> LastEpoch | None:
+    """Returns the newest epoch if RESTORE has taken epochs out of the table since it was written. Looks at one commit if that
+    wrote the epoch."""
+    newest = _commits(session, location, " LIMIT 1")
+    if newest and _epoch_of(newest[0]) is not None:
+        return None
+    last = last_epoch(session, location)
+    return last if last is not None and last.set_back else None
+
+
+def require_not_set_back(table: TableId, location: Location, last: LastEpoch) -> None:
+    """Raises SinkError if epochs that the job has written are not in the table."""
+    if not last.set_back:
+        return
+    text = (
+        f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}."
+        if last.is_repairable
+        else f"{location} was set back by RESTORE, and lacks epochs although later ones were written, up to epoch {last.epoch}."
+    )
+    remedy = (
+        f"RESTORE TABLE {location.relation} TO VERSION AS OF {last.version}, and start the job again"
+        if last.is_repairable
+        else f"{read_again(table)} With style: changelog, its history stays incomplete"
+    )
+    raise SinkError(text, f"{remedy}; or {START_OVER}.")
+
+
+def _commits(session: SparkSession, location: Location, limit: str) -> list[Row]:
+    """Returns the table's commits, newest first."""
     with spark_errors(location):
         history = session.sql(f"DESCRIBE HISTORY {location.relation}{limit}")
         commits = history.select("version", "operation", "operationParameters", "userMetadata").collect()
-    for commit in sorted(commits, key=lambda row: row["version"], reverse=True):
-        text = commit["userMetadata"] or ""
-        if text.startswith(EPOCH_METADATA):
-            set_back = is_restored and (restored_to is None or restored_to < commit["version"])
-            return LastEpoch(int(text.removeprefix(EPOCH_METADATA)), commit["version"], set_back)
-        if commit["operation"] == "RESTORE" and not is_restored:
-            is_restored, target = True, commit["operationParameters"].get("version")
-            restored_to = None if target is None else int(target)
-    return None
+    return sorted(commits, key=lambda row: int(row["version"]), reverse=True)
+
+
+def _epoch_of(commit: Row) -> int | None:
+    """Returns the epoch that a commit wrote."""
+    text = str(commit["userMetadata"] or "")
+    return int(text.removeprefix(EPOCH_METADATA).split()[0]) if text.startswith(EPOCH_METADATA) else None
+
+
+def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch | None:
+    """`commits`: the newest ones. `is_whole`: all that there are. None if they do not tell."""
+    last: tuple[int, int] | None = None
+    kept_until = commits[0]["version"] if commits else 0
+    """Of the commits that are left, the table has those up to this version."""
+    for commit in commits:
+        version, epoch = commit["version"], _epoch_of(commit)
+        is_kept = version <= kept_until
+        if epoch is not None:
+            if not is_kept:
+                _, newest = last = last or (epoch, version)
+                return LastEpoch(*last, set_back=True, is_repairable=newest == version)
+            last = last or (epoch, version)
+            if str(commit["userMetadata"]).endswith(WHOLE):
+                return LastEpoch(*last, set_back=False)
+        elif is_kept and commit["operation"] == "RESTORE":
+            target = commit["operationParameters"].get("version")
+            kept_until = -1 if target is None else int(target)
+    if last is None or not (is_whole or kept_until >= commits[-1]["version"]):
+        return None
+    return LastEpoch(*last, set_back=False)
 
 
 def quoted(name: str) -> str:

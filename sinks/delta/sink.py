@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidemark.conf.sink import DeltaSink as DeltaSettings
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of, last_epoch, quoted
+from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of, last_epoch, quoted, require_not_set_back
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.tables import (
@@ -35,7 +35,7 @@ from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -83,7 +83,7 @@ class DeltaSink:
         for schema in schemas:
             self._prepare_table(job, schema)
         if self.checkpoint.read(JOB_FILE) is not None:
-            self._require_same_time(schemas)
+            self._require_same_time(schemas, written)
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
         """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Leaves other jobs' tables
@@ -133,7 +133,7 @@ class DeltaSink:
             raise SinkError(f"{location} was claimed by another job just now.", f"Change {location.setting}.")
         self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
 
-    def _require_same_time(self, schemas: Sequence[TableSchema]) -> None:
+    def _require_same_time(self, schemas: Sequence[TableSchema], written: Collection[TableId]) -> None:
         """Raises SinkError for a table that was set back, CheckpointError if the checkpoint was: Delta would skip epochs."""
         planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
         for schema in schemas:
@@ -141,12 +141,8 @@ class DeltaSink:
             last = last_epoch(self._session(), location)
             if last is None:
                 continue
-            if last.set_back:
-                raise SinkError(
-                    f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}.",
-                    f"RESTORE TABLE {location.relation} TO VERSION AS OF {last.version}, and start the job again; or "
-                    f"{START_OVER}.",
-                )
+            if schema.table in written:  # one that comes back is emptied first
+                require_not_set_back(schema.table, location, last)
             require_planned(last.epoch, planned, location)
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:

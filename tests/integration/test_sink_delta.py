@@ -30,7 +30,8 @@ from tests.support.delta import commits_of, read_delta, rows_of_delta, transacti
 from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.tables import TableName, parse_table_template
-from tidemark.sinks.delta import buckets
+from tidemark.sinks.delta import buckets, locations
+from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.locations import CatalogLake, FolderLake
 from tidemark.sinks.delta.settings import PACKAGE, delta_settings
@@ -282,15 +283,52 @@ def test_a_table_or_a_checkpoint_that_was_set_back_is_noticed(delta: Callable[..
     sink.session().sql(f"OPTIMIZE {relation}")
     newest = sink.session().sql(f"DESCRIBE HISTORY {relation}").agg({"version": "max"}).collect()[0][0]
     sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF 1")
-    with pytest.raises(SinkError, match="was set back by RESTORE to a version before 2, which has epoch 2") as caught:
-        sink.prepare(JOB, [ORDERS])
+    written = {ORDERS.table}
+    for act in (
+        lambda: sink.prepare(JOB, [ORDERS], written),
+        lambda: write_epochs(sink, JOB, log_part(3, (ORDERS, [(INSERT, order(3))])), SCHEMAS),
+    ):
+        with pytest.raises(
+            SinkError, match="was set back by RESTORE to a version before 2, which has epoch 2"
+        ) as caught:
+            act()
     for version in (2, newest):  # the first as the remedy says
         assert f"RESTORE TABLE {relation} TO VERSION AS OF 2," in caught.value.remedy
         sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF {version}")
-        sink.prepare(JOB, [ORDERS])
+        sink.prepare(JOB, [ORDERS], written)
     sink.checkpoint.delete(plan_file(2))
     with pytest.raises(CheckpointError, match=r"has epoch 2, but the newest plan of the checkpoint is that of epoch 1"):
-        sink.prepare(JOB, [ORDERS])
+        sink.prepare(JOB, [ORDERS], written)
+
+
+@pytest.mark.pitfall(90)
+def test_a_table_that_was_set_back_before_its_last_epoch_is_noticed(
+    delta: Callable[..., DeltaSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RESTORE may be committed after the last look at the table. The rows of an epoch that replaces all rows are whole."""
+    sink, written = delta(), {ORDERS.table}
+    sink.prepare(JOB, [ORDERS])
+    sink.checkpoint.create(JOB_FILE, b"a job")
+    sink.checkpoint.create(plan_file(9), b"a plan")
+    for epoch in (1, 2):
+        write_epochs(sink, JOB, snapshot_part(epoch, epoch, ORDERS, [order(epoch)]), SCHEMAS)
+    relation = sink.lake.location_of(ORDERS.table).relation
+    sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF 1")
+    with monkeypatch.context() as patched:
+        patched.setattr(delta_epoch, "was_set_back", lambda *_: None)
+        write_epochs(sink, JOB, log_part(3, (ORDERS, [(INSERT, order(3))])), SCHEMAS)
+    assert sorted(row[0] for row in rows_of_delta(sink, ORDERS)) == [1, 3]
+    for commits in (100, 2):
+        monkeypatch.setattr(locations, "HISTORY_COMMITS", commits)
+        with pytest.raises(SinkError, match="lacks epochs although later ones were written, up to epoch 3") as caught:
+            sink.prepare(JOB, [ORDERS], written)
+        assert "resnapshot --table shop.orders" in caught.value.remedy
+    sink.prepare(JOB, [ORDERS])  # it comes back
+    write_epochs(sink, JOB, log_part(4, (ORDERS, [(TRUNCATE, [None] * 5)]), (ORDERS, [(INSERT, order(4))])), SCHEMAS)
+    for commits in (100, 2, 1):
+        monkeypatch.setattr(locations, "HISTORY_COMMITS", commits)
+        sink.prepare(JOB, [ORDERS], written)
+    assert rows_of_delta(sink, ORDERS) == [order(4)]
 
 
 def test_jars_are_named_unless_the_user_does() -> None:
