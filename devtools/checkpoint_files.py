@@ -41,6 +41,7 @@ from tidemark.state.plan import (
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
+from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
@@ -61,6 +62,7 @@ HIGH = WalPosition(2**40 + 5, "7:9:8")
 XA = PreparedXa("X'61',X'',1", START, LATER)
 CONDITION = TableCondition(TABLE, "a > 1")
 BOUND = Bound(("18446744073709551615", "_utf8mb4 0x61"), "00ff")
+REREAD = Reread(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5)
 SNAPSHOT = SharedSnapshot("00000003-0000001B-1", HIGH, 1_700_000_000_000_000, 16_385)
 SPLIT = Split(7, TABLE, 1, ("a", "b"), KeyRange(None, BOUND))
 CHUNKS = (replace(SPLIT, id=8, pages=StageChunk(8, SNAPSHOT)), replace(SPLIT, id=9, pages=ReleaseChunk(8)))
@@ -104,8 +106,15 @@ SNAPSHOT_PLAN = PlanRecord(
     warnings=("w",),
 )
 LOG_PLAN = PlanRecord(
-    Plan(4, Phase.STREAM, LogWork(RANGE, after=Reached(2, 5))),
-    replace(STATE, phase=Phase.STREAM, last_high=None, awaited=AwaitedLog(RANGE, 10), reached=Reached(4, 0)),
+    Plan(4, Phase.STREAM, LogWork(RANGE, after=Reached(2, 5), rereads=(REREAD,))),
+    replace(
+        STATE,
+        phase=Phase.STREAM,
+        rereads=(REREAD,),
+        last_high=None,
+        awaited=AwaitedLog(RANGE, 10),
+        reached=Reached(4, 0),
+    ),
 )
 SCHEMA = TableSchema(
     TABLE,
@@ -152,6 +161,7 @@ JOINED = Joined(
     server_identity="s2",
     version_offset=2**41,
     reached=Reached(40, 2),
+    rereads=(REREAD,),
 )
 EPOCH = EpochStretch(1, 2, "stream", 10, 20, 0.5, 1, 2, 3, 4, 5, 6, 7, 0.25, 8)
 
@@ -170,6 +180,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "signal": (
         Signal(TABLE, 1_700_000_000_000_000),
         Signal(None, 1_700_000_000_000_000, "set", "snapshot.parallelism", "2"),
+        Signal(
+            TABLE,
+            1_700_000_000_000_000,
+            "repair",
+            keys=(("1", "é"),),
+            ranges=(KeyRange(None, BOUND),),
+            whole=(KeyRange(BOUND, None),),
+        ),
     ),
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "sink": (

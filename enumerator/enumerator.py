@@ -156,7 +156,9 @@ def of_job(state: EnumeratorState, job: JobState) -> EnumeratorState:
     if len(tables) == len(state.tables):
         return state
     kept = {table.table for table in tables}
-    return replace(state, tables=tables, empties=tuple(table for table in state.empties if table in kept))
+    empties = tuple(table for table in state.empties if table in kept)
+    rereads = tuple(reread for reread in state.rereads if versions.get(reread.table) == reread.version)
+    return replace(state, tables=tables, empties=empties, rereads=rereads)
 
 
 def plan_epoch(
@@ -181,6 +183,8 @@ def plan_epoch(
     ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
     for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
+    if state.rereads:
+        return _plan_rereads(state, extent)
     behind = extent.bytes_between(state.position, extent.end)
     are_visible = state.phase is Phase.SNAPSHOT and _are_visible(state, source)
     if are_visible:
@@ -248,6 +252,10 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
     untouched = _untouched(joined.schemas, joined.split_keys)
     tables = tuple(replace(table, first_split=state.next_split_id) for table in untouched)
     state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.back))
+    if joined.restarts:
+        # What was read before may be of another server, whose positions are others.
+        state = replace(state, rereads=())
+    state = replace(state, rereads=(*state.rereads, *joined.rereads))
     if joined.restarts:
         state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None)
     if joined.reached is not None:
@@ -412,6 +420,27 @@ def _plan_empties(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
     plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, empties=state.empties))
     awaited = AwaitedLog(nothing, 0)
     return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0), empties=())
+
+
+def _plan_rereads(state: EnumeratorState, extent: LogExtent) -> tuple[Plan | None, EnumeratorState]:
+    """Plans an epoch that writes rows which were read again, and then the log up to everything that they contain: a key that
+    changed meanwhile gets its last state from the log. So the range is not divided."""
+    stop = _greatest([state.position, *(reread.high for reread in state.rereads)])
+    assert stop is not None
+    if stop.order > extent.end.order:
+        return None, state
+    behind = extent.bytes_between(state.position, extent.end)
+    size_bytes = extent.bytes_between(state.position, stop)
+    stop = extent.stop_after(state.position, size_bytes, limit=stop)
+    log_range = LogRange(state.position, stop, state.prepared)
+    plan = Plan(
+        state.epoch + 1,
+        state.phase,
+        LogWork(log_range, after=state.reached, rereads=state.rereads),
+        bytes_behind=behind,
+    )
+    awaited = AwaitedLog(log_range, size_bytes)
+    return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0), rereads=())
 
 
 def _inconsistent(message: str) -> CheckpointError:

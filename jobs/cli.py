@@ -280,7 +280,7 @@ def reconcile_command(
         typer.Option("--table", metavar="NAME", help="Compare only this table (database.table); may be given again."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Have tables that differ read again by the job.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Have the rows that differ read again by the job.")] = False,
     examples: Annotated[int, typer.Option("--examples", min=0, help="How many keys to print per table.")] = EXAMPLES,
     wait: Annotated[
         float | None,

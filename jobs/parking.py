@@ -381,13 +381,17 @@ def still_parked(
 
 def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
     """The numbers of the signals that are not answered yet."""
-    return frozenset(_open_signals(checkpoint))
+    if not checkpoint.has_open_signals():
+        return frozenset()
+    return frozenset(number for number, (_, answer) in checkpoint.signals().items() if answer is None)
 
 
 def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
+    """Those that are not answered yet, without repairs, which no table leaves for (`jobs/repairs.py`)."""
     if not checkpoint.has_open_signals():
         return {}
-    return {number: signal for number, (signal, answer) in checkpoint.signals().items() if answer is None}
+    found = checkpoint.signals().items()
+    return {number: signal for number, (signal, answer) in found if answer is None and signal.kind != "repair"}
 
 
 def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:

@@ -34,9 +34,10 @@ from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.phase import Phase
-from tidemark.state.plan import EnumeratorState, PlanRecord, SnapshotWork
+from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.signals import Answer
 
 
 class Planner:
@@ -93,8 +94,9 @@ class Planner:
 
     def waits(self, committed: int) -> bool:
         """True if `next_epoch` has found nothing to run although splits are left: they wait, or a commit of the log is not
-        visible yet."""
-        return self.state_after(committed).phase is Phase.SNAPSHOT
+        visible yet. Also if rows that were read again wait for the end of the log."""
+        state = self.state_after(committed)
+        return state.phase is Phase.SNAPSHOT or bool(state.rereads)
 
     def next_epoch(self, committed: int, *, splits_wait: bool = False) -> int:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
@@ -103,7 +105,7 @@ class Planner:
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
             self._planned_at = None  # planned by an earlier run, which may not have removed the published files
-            self._checkpoint.forget_published(committed)
+            self._forget_published(committed, self.record(committed) if committed else None)
             return latest
         if latest != committed:
             raise CheckpointError(
@@ -126,18 +128,25 @@ class Planner:
         failpoint("planner.before_plan")
         partitions, warnings = self._partitions.kept(), self._partitions.warnings
         record = PlanRecord(plan, state, time.time_ns() // 1000, partitions, warnings)
+        before = self.record(committed) if committed else None
         self._checkpoint.create_plan(record)
         failpoint("planner.after_plan")
         self._partitions.planned(plan.epoch)
         self._newest, self._absorbed = record, None
         self._planned_at = (plan.epoch, time.monotonic())
-        self._checkpoint.forget_published(committed)
+        self._forget_published(committed, before)
         self._checkpoint.forget_staged(attempts(plan, state), before=state.next_split_id)
         if plan.phase is Phase.STREAM:
             self._checkpoint.forget_finished_splits(committed)
         self._checkpoint.forget_before(committed)
         self._recorder.save(at_once=False)
         return plan.epoch
+
+    def _forget_published(self, committed: int, record: PlanRecord | None) -> None:
+        self._checkpoint.forget_published(committed)
+        work = None if record is None else record.plan.work
+        if isinstance(work, LogWork):
+            self._checkpoint.forget_repairs([reread.file for reread in work.rereads])
 
     def _too_long_lag(self, state: EnumeratorState) -> float | None:
         if self._max_lag_seconds is None or state.phase is not Phase.SNAPSHOT:
@@ -161,6 +170,10 @@ class Planner:
             splits, _ = splits_of_job(record.plan.work.tasks, self._job_state)
             write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
             failpoint("planner.after_finished_splits")
+        if isinstance(record.plan.work, LogWork):
+            for reread in record.plan.work.rereads:
+                text = f"{reread.rows:,} {'row was' if reread.rows == 1 else 'rows were'} read again and written."
+                self._checkpoint.create_outcome(reread.signal, Answer(True, text, time.time_ns() // 1000))
         return record, outcome
 
     def _seconds(self, epoch: int) -> float | None:

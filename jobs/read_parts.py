@@ -26,6 +26,7 @@ from tidemark.readers.log.log_batch import truncation
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
 from tidemark.readers.snapshot.published_file import PublishedFormat
+from tidemark.readers.snapshot.repairs import KeyValues, key_values, read_repair
 from tidemark.readers.snapshot.split_read import emptying_seq
 from tidemark.readers.source import KeyReading, RereadsKeys, RoutesByTransaction, SourceServer
 from tidemark.state.change_batch import (
@@ -46,6 +47,7 @@ from tidemark.state.plan import Exhausted, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
+from tidemark.state.reread import Reread
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
@@ -68,7 +70,7 @@ class LogTask:
     """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs.
     `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
     `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
-    tables have left the job, and it goes on behind the range."""
+    tables have left the job, and it goes on behind the range. `rereads`: as in LogWork, of tables that are in the job."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
@@ -77,6 +79,7 @@ class LogTask:
     empties: tuple[TableId, ...] | None = None
     after: Reached | None = None
     is_passed_over: bool = False
+    rereads: tuple[Reread, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             return [
                 _task(context, record, _schemas_of(splits, schemas), SplitsTask(splits, anchor, at)) for splits in tasks
             ]
-        case LogWork(log_range, after=after, empties=empties):
+        case LogWork(log_range, after=after, empties=empties, rereads=rereads):
             state = of_job(record.state, context.state)
             filtered = state.tables if plan.phase in _FILTERED else ()
             columns = {table.table: table.columns for table in filtered if not table.passed}
@@ -119,7 +122,9 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             emptied = tuple(schema.table for schema in schemas if schema.table in empties) if empties else None
             is_passed_over = context.state.restarts_after(record.state.joined)
             after = None if is_passed_over else after  # it writes nothing, and the target may have been set back
-            work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_passed_over)
+            versions = {schema.table: schema.version for schema in schemas}
+            known = tuple(reread for reread in rereads if versions.get(reread.table) == reread.version)
+            work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_passed_over, known)
             return [_task(context, record, schemas, work)]
 
 
@@ -234,7 +239,9 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
     part = _Part(task, LOG_PART, task.version_offset)
-    read_count, counts = 0, _Counts()
+    read_count, emitted, counts = 0, 0, _Counts()
+    yield from _rereads(task, work, part)
+    failpoint("repairs.emitted")
     toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
     with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
         key_rereads = None
@@ -247,12 +254,13 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project)
         commits = routing if work.unfinished and isinstance(routing, RoutesByTransaction) else None
         transactions: list[npt.NDArray[np.int64]] = []
-        for batch in reader.read(work.range):
+        for batch in () if _is_empty(work.range) else reader.read(work.range):
             read_count += batch.rows.num_rows
             if commits is not None:
                 transactions.append(np.unique(commits.transactions(batch.rows)))
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
+                emitted += rows.num_rows
                 yield from part.add(batch.table, rows)
         unseen = commits.unseen(np.concatenate(transactions)) if commits is not None and transactions else ()
     rereads = () if key_rereads is None else key_rereads.found
@@ -260,10 +268,11 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         failpoint("log.before_rereads")
         checkpoint.create_key_rereads(task.epoch, rereads)
     failpoint("log.before_report")
-    emitted, filtered = part.row_count, read_count - part.row_count
+    filtered = read_count - emitted
     last_high = max((WalPosition(reading.high.lsn) for reading in rereads), key=lambda high: high.lsn, default=None)
+    nothing = LogReport(work.range.start, work.range.prepared, 0, 0, 0, None)
     report = replace(
-        reader.report,
+        nothing if _is_empty(work.range) else reader.report,
         emitted_changes=emitted,
         filtered_changes=filtered,
         changes=counts.by_table(),
@@ -272,6 +281,35 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     )
     checkpoint.create_log_report(task.epoch, report)
     yield part.end(work.after)
+
+
+def _rereads(task: PartTask, work: LogTask, part: "_Part") -> Iterator[ChangeBatch]:
+    """The rows that were read again. The changes of the range come after them: the last one of a key decides."""
+    outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
+    removed = _removed_keys(task, work)
+    store = Checkpoint.at(task.job.checkpoint).store
+    for reread in work.rereads:
+        for rows in read_repair(store, reread.file, outputs[reread.table], removed.get(reread.table, frozenset())):
+            yield from part.add(reread.table, rows)
+
+
+def _removed_keys(task: PartTask, work: LogTask) -> dict[TableId, set[KeyValues]]:
+    """The keys that the range removes, in tables whose log may leave values out. Such a key is left to the log: an update that
+    gives a row another key may take values from the copy's row, under the old key and as it was before the range."""
+    removed: dict[TableId, set[KeyValues]] = {}
+    toastable = {schema.table: schema for schema in task.schemas if schema.toastable}
+    if not any(reread.table in toastable for reread in work.rereads) or _is_empty(work.range):
+        return removed
+    for batch in task.server.log_reading(task.schemas).read(work.range):
+        if batch.table in toastable:
+            deletes = pc.equal(batch.rows.column("_change_type"), int(ChangeType.DELETE))
+            keys = key_values(batch.rows.filter(deletes), toastable[batch.table].key)
+            removed.setdefault(batch.table, set()).update(keys)
+    return removed
+
+
+def _is_empty(log_range: LogRange) -> bool:
+    return log_range.start.order >= log_range.stop.order
 
 
 def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> Iterator[PartItem]:

@@ -40,6 +40,7 @@ from tidemark.jobs.parking import (
     unfinished_epoch,
 )
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.repairs import read_again
 from tidemark.jobs.schema_changes import changes_columns
 from tidemark.jobs.set_back import goes_back, is_going_back
 from tidemark.jobs.sinks import make_sink, sink_identity
@@ -359,6 +360,7 @@ def _checked_state(
     tables = {schema.table for schema in accepted(found)}
     reasons = {f.table: f.message for f in found.findings if f.severity == "refuse" and f.table is not None}
     state = answer_signals(job, state, reasons, tables, before, trouble.signals)
+    state = read_again(job, found, state, events, trouble.signals)
     state = park_absent(job, state, reasons, tables)
     require_tables_left(job, state)
     tell_parked(job, state, events)

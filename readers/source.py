@@ -24,7 +24,7 @@ from tidemark.state.log_extent import LogExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import PartitionLook, Partitions
 from tidemark.state.position import Position
-from tidemark.state.split import Split
+from tidemark.state.split import Bound, Split
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -210,6 +210,15 @@ class MeasuresReplicaLag(Protocol):
 
     def replica_lag_seconds(self) -> float | None:
         """Returns how far the source is behind its own source, None if it is no replica. Infinite if it does not follow."""
+
+
+@runtime_checkable
+class BoundsKeys(Protocol):
+    """The KeySource of a PlannerAccess that can make split boundaries of any keys, so that rows can be read again by key."""
+
+    def bounds_of(self, table: TableId, columns: tuple[str, ...], rows: pa.RecordBatch) -> Sequence[Bound] | None:
+        """Returns the boundary at each key, also of keys that the table lacks. `rows` has the columns. None if the server can't
+        be given such a key."""
 
 
 class KeyReading(Protocol):

@@ -273,14 +273,14 @@ class Demo:
 
     def _damage_and_repair(self, copy: Server) -> None:
         self._say(
-            "Somebody changes rows of the copy. tidemark reconcile shop.yaml --repair finds them, and asks for the table"
+            "Somebody changes rows of the copy. tidemark reconcile shop.yaml --repair finds them, and asks for their keys"
         )
         _execute(copy, COPY, f"DELETE FROM {COUPONS.name} WHERE code = 'coupon 7'")
         _execute(copy, COPY, f"UPDATE {COUPONS.name} SET discount = 99 WHERE code = 'coupon 8'")
         arguments = ["reconcile", str(self._job_file), "--table", f"{self._shop.schema}.{COUPONS.name}", "--repair"]
         with JobProcess(arguments, self._folder / "stderr", self._environment) as process:
             process.wait(RUN_TIMEOUT_SECONDS, expected=ROWS_DIFFER)
-        print("   2 wrong rows: exit code 8. The next run reads the table again")
+        print("   2 wrong rows: exit code 8. The next run reads these keys again")
         with self._job("--set", "trigger=once") as job:
             job.wait(RUN_TIMEOUT_SECONDS)
 

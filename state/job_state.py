@@ -9,6 +9,7 @@ from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
+from tidemark.state.reread import Reread
 from tidemark.state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
@@ -50,7 +51,8 @@ class Joined:
     no other tables, or another server answers, whose log has up to `start` what the job had read.
     `server_identity`: of that server, "" for the same as before. `version_offset`: what is added to the positions of the log
     after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
-    has once the entry is taken in, if it was set back, else None.
+    has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
+    are written once the log has been read up to there.
     """
 
     start: Position
@@ -68,6 +70,7 @@ class Joined:
     server_identity: str = ""
     version_offset: int | None = None
     reached: Reached | None = None
+    rereads: tuple[Reread, ...] = ()
 
     def without(self, tables: Collection[TableId]) -> "Joined":
         """Returns the entry without these tables."""
@@ -80,6 +83,7 @@ class Joined:
             partitions=None if self.partitions is None else self.partitions.without(tables),
             conditions=_but(tables, self.conditions),
             back=tuple(table for table in self.back if table not in tables),
+            rereads=_but(tables, self.rereads),
         )
 
 

@@ -13,6 +13,7 @@ from tidemark.state.partitions import KeptPartitions
 from tidemark.state.phase import Phase
 from tidemark.state.position import Position
 from tidemark.state.reached import Reached
+from tidemark.state.reread import Reread
 from tidemark.state.split import Bound, SharedSnapshot, Split
 from tidemark.state.table import TableId
 
@@ -127,12 +128,14 @@ class LogWork:
     """A range of the log, read by one Spark task. The gap filter is needed in phases SNAPSHOT and CATCH_UP.
 
     `after`: what the target must have before it takes the range. None in plans of older versions, which did not say.
+    `rereads`: rows that are written before the changes of the range, which reaches their highs.
     """
 
     range: LogRange
     kind: Literal["log"] = "log"
     after: Reached | None = None
     empties: tuple[TableId, ...] = ()
+    rereads: tuple[Reread, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class EnumeratorState:
     `unseen`: transactions of the log before `position` that SELECTs may not see yet. `batch_bytes`: how much log an epoch reads
     at most. `joined`: how many of JobState.joined are taken in.
     `empties`: tables that came back to the job. The next epoch empties their copies, then their splits are read.
+    `rereads`: rows that were read again. The next epoch of the log begins with them.
     `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
     version started.
     """
@@ -195,6 +199,7 @@ class EnumeratorState:
     reached: Reached | None = None
     unseen: tuple[int, ...] = ()
     empties: tuple[TableId, ...] = ()
+    rereads: tuple[Reread, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
 
-SignalKind = Literal["resnapshot", "pause", "resume", "stop-snapshot", "set"]
+SignalKind = Literal["resnapshot", "repair", "pause", "resume", "stop-snapshot", "set"]
 OF_THE_FILE = "default"
 """The value of a `set` that goes back to what the job file says."""
 
@@ -16,7 +17,9 @@ OF_THE_FILE = "default"
 class Signal:
     """A request. `table` None: it is about the whole job. `at_us`: when it was given, microseconds since 1970.
 
-    `resnapshot`: the table's rows are to be read again. `pause`: the job plans no more epochs, or the table leaves it.
+    `resnapshot`: the table's rows are to be read again. `repair`: those with `keys` are, which are in `ranges` and `whole`. A
+    key has the texts that the copy's server shows. Of a range in `whole` all rows are written, also with other keys.
+    `pause`: the job plans no more epochs, or the table leaves it.
     `resume`: ends `pause` and `stop-snapshot`, or brings the table back. `stop-snapshot`: no more splits are planned.
     `set`: `setting`, a key of the job file, gets `value`, as the user wrote it.
     """
@@ -26,8 +29,13 @@ class Signal:
     kind: SignalKind = "resnapshot"
     setting: str = ""
     value: str = ""
+    keys: tuple[tuple[str, ...], ...] = ()
+    ranges: tuple[KeyRange, ...] = ()
+    whole: tuple[KeyRange, ...] = ()
 
     def __str__(self) -> str:
+        if self.kind == "repair":
+            return f"repair {self.table}, {len(self.keys):,} {'key' if len(self.keys) == 1 else 'keys'}"
         more = f"{self.setting}={self.value}" if self.kind == "set" else "" if self.table is None else str(self.table)
         return f"{self.kind} {more}".rstrip()
 

@@ -13,6 +13,7 @@ pytest_plugins = [
     "tests.support.cli",
     "tests.support.dist",
     "tests.support.delta",
+    "tests.support.reconciling",
 ]
 
 # Spark's workers must be this Python with these packages, and the driver must be reachable without a name service.

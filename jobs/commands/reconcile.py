@@ -13,7 +13,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact, redact_values
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.drawing import console, table_of
-from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.commands.signal import read_keys_again, resnapshot
 from tidemark.jobs.parking import require_none_parked
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
@@ -46,6 +46,7 @@ def reconcile(
                 watch=lambda table: _Bar(progress, table),
                 examples=examples,
                 patience_seconds=patience_seconds,
+                repair=repair,
             )
         )
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -57,7 +58,12 @@ def reconcile(
     if repair and differing:
         # A script that reads JSON gets only that on stdout.
         with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            resnapshot(job, [_name(result) for result in differing])
+            for result in differing:
+                if result.repair is not None:
+                    read_keys_again(job, result.schema.table, result.repair)
+            whole = [_name(result) for result in differing if result.repair is None]
+            if whole:
+                resnapshot(job, whole)
     _raise_unless_equal(results, repair=repair)
     if not tables:
         require_none_parked(job, required_state(checkpoint, job))
@@ -110,7 +116,7 @@ def _facts(job: JobFile, results: Sequence[TableResult], *, repair: bool) -> dic
                 "behind": result.behind,
                 "complete": not result.cut and result.skipped is None,
                 "skipped": result.skipped,
-                "repair": "resnapshot" if repair and result.differences else None,
+                "repair": _kind_of_repair(result) if repair and result.differences else None,
                 "examples": [
                     {"kind": example.kind, "key": dict(zip(result.schema.key, example.key, strict=True))}
                     for example in result.examples
@@ -119,6 +125,10 @@ def _facts(job: JobFile, results: Sequence[TableResult], *, repair: bool) -> dic
             for result in results
         ],
     }
+
+
+def _kind_of_repair(result: TableResult) -> str:
+    return "resnapshot" if result.repair is None else "keys"
 
 
 def _draw(results: Sequence[TableResult]) -> None:

@@ -11,7 +11,8 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.drawing import console
 from tidemark.jobs.monitoring.progress import JobProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
-from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.reconcile.table_comparison import Repair
+from tidemark.jobs.recovered_state import recover_state, required_state
 from tidemark.jobs.steering import kept_log, with_setting
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
@@ -26,6 +27,7 @@ _OF_TABLES = {
 }
 _OF_JOB = {"pause": "the job is paused", "resume": "the job goes on", "stop-snapshot": "no more splits are read"}
 _BY = "by the running driver, or at the next start."
+_TABLE_LEFT = "the table has left the job since, or was read again as a whole."
 
 
 def resnapshot(job: JobFile, tables: Sequence[TableName]) -> None:
@@ -36,6 +38,17 @@ def resnapshot(job: JobFile, tables: Sequence[TableName]) -> None:
             "signal resnapshot needs a table.", "Name it: --table database.table; more than one may be given."
         )
     _signal_tables(job, "resnapshot", tables)
+
+
+def read_keys_again(job: JobFile, table: TableId, repair: Repair) -> None:
+    """Asks for the rows of these keys to be read again."""
+    wanted = Signal(table, _now_us(), "repair", keys=repair.keys, ranges=repair.ranges, whole=repair.whole)
+    number = Checkpoint.at(job.checkpoint).create_signal(wanted)
+    print(f"signal {number}: the rows of {table} with {_count(repair)} are read again {_BY}")
+
+
+def _count(repair: Repair) -> str:
+    return "1 key" if len(repair.keys) == 1 else f"{len(repair.keys):,} keys"
 
 
 def pause(job: JobFile, tables: Sequence[TableName]) -> None:
@@ -114,14 +127,33 @@ def list_signals(job: JobFile) -> None:
     state = required_state(checkpoint, job)
     signals = checkpoint.signals()
     progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch())
-    newest = {signal.table: number for number, (signal, _) in signals.items()}
+    newest = {signal.table: number for number, (signal, _) in signals.items() if signal.kind != "repair"}
+    repairs = _repairs(checkpoint, job, state)
     drawn = Table(box=None, pad_edge=False)
     for heading in ("signal", "given", "what", "state"):
         drawn.add_column(heading)
     for number, (signal, answer) in signals.items():
         told = _state_of(signal, answer, state, progress, is_newest=newest.get(signal.table) == number)
+        if signal.kind == "repair" and answer is not None and answer.accepted:
+            told = repairs.get(number, f"failed, accepted {time_text(answer.at_us)}: {_TABLE_LEFT}")
         drawn.add_row(str(number), time_text(signal.at_us), redact(str(signal)), redact(told))
     console().print(drawn)
+
+
+def _repairs(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int, str]:
+    """What has become of accepted repairs, by signal."""
+    told, count = dict[int, str](), 0
+    now = recover_state(checkpoint, job, state)
+    for count, joined in enumerate(state.joined, 1):
+        for reread in joined.rereads:
+            text = "its rows were read again"
+            step = (
+                f"wait until the log has been read up to {joined.start}" if count > now.joined else "are being written"
+            )
+            told[reread.signal] = f"running: {text}, and {step}."
+    for number, outcome in checkpoint.outcomes().items():
+        told[number] = f"{'done' if outcome.accepted else 'failed'} {time_text(outcome.at_us)}: {outcome.text}"
+    return told
 
 
 def _state_of(

@@ -8,6 +8,7 @@ from tidemark.jobs.job_tables import require_same_conditions
 from tidemark.jobs.parking import to_be_found
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.copy_progress import CopyProgress, NotComparableError
+from tidemark.jobs.reconcile.repair import repair_of
 from tidemark.jobs.reconcile.table_comparison import Sides, TableComparison, TableResult, Watcher
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.sinks import comparable_sink, sink_identity
@@ -28,9 +29,11 @@ def reconcile_tables(
     watch: Callable[[TableId], Watcher],
     examples: int = EXAMPLES,
     patience_seconds: float | None = None,
+    repair: bool = False,
 ) -> Iterator[TableResult]:
-    """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. Raises JobFileError for a sink
-    or a mode that can't be compared, CheckpointError for a job that was never started, and what reading and comparing raise."""
+    """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
+    to be read again. Raises JobFileError for a sink or a mode that can't be compared, CheckpointError for a job that was never
+    started, and what reading and comparing raise."""
     sink = comparable_sink(job)
     _require_existing_rows(job)
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -69,7 +72,10 @@ def reconcile_tables(
                 _require_rows(schema, columns)
                 _require_same_columns(schema, now.get(schema.table))
                 of_table = outputs[schema.table], columns[schema.table], watch(schema.table)
-                yield TableComparison(sides, schema, *of_table).run()
+                result = TableComparison(sides, schema, *of_table).run()
+                if repair and result.differences:
+                    result.repair = repair_of(sides.access, job, schema, columns[schema.table], result)
+                yield result
             except NotComparableError as error:
                 yield TableResult(outputs[schema.table], skipped=str(error))
 

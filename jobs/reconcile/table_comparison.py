@@ -18,6 +18,7 @@ from tidemark.readers.projection.projector import Projector
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
 from tidemark.sinks.mirror.comparing import ComparableSink, CopyComparison, Key, Pair
 from tidemark.state.position import Position
+from tidemark.state.split import KeyRange
 from tidemark.state.table import TableSchema
 
 PAUSE_SECONDS = 0.5
@@ -36,6 +37,16 @@ class Example:
     key: Key
 
 
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """`keys`: those that differ. `ranges`: of the source's key, read for these keys only. `whole`: ranges of which all rows are
+    written."""
+
+    keys: tuple[Key, ...]
+    ranges: tuple[KeyRange, ...]
+    whole: tuple[KeyRange, ...]
+
+
 @dataclass(slots=True)
 class TableResult:
     """What was found in a table. `rows`: of the source, as far as they were compared. `behind`: rows that differ where the job
@@ -49,6 +60,12 @@ class TableResult:
     cut: bool = False
     skipped: str | None = None
     examples: list[Example] = field(default_factory=list)
+    keys: dict[int, list[Key]] = field(default_factory=dict)
+    """All keys that differ, by the number of their range; EVERYWHERE for keys that may be in any."""
+    ranges: dict[int, Range] = field(default_factory=dict)
+    """Those ranges whose keys the copy orders in the same way."""
+    repair: Repair | None = None
+    """What is to be read again; None if nothing is, or the whole table."""
 
     @property
     def differences(self) -> int:
@@ -88,7 +105,7 @@ class Sides:
             yield reader
 
 
-_EVERYWHERE = -1
+EVERYWHERE = -1
 """The number under which suspects are kept that may be in any range."""
 Suspects = dict[int, dict[Key, Suspect]]
 
@@ -131,7 +148,7 @@ class TableComparison:
                     if result.cut:
                         break
                 if keeps_keys and not result.cut:
-                    _suspect(suspects, _EVERYWHERE, copy.surplus_of_all(MAX_SURPLUS))
+                    _suspect(suspects, EVERYWHERE, copy.surplus_of_all(MAX_SURPLUS))
                 copy.close()
             self._judge(reader, suspects)
         sides.progress.require_complete(self._schema)
@@ -165,8 +182,8 @@ class TableComparison:
             quiet = sides.progress.had_no_change(self._schema.table, since)
             pairs, all_listed = self._look(reader, suspects)
             sides.progress.require_complete(self._schema)
-            for of_range in suspects.values():
-                self._take(of_range, pairs, quiet=quiet, all_listed=all_listed)
+            for number, of_range in suspects.items():
+                self._take(number, of_range, pairs, quiet=quiet, all_listed=all_listed)
             if result.differences > MAX_DIFFERENCES:
                 result.cut = True
                 return
@@ -176,7 +193,9 @@ class TableComparison:
         sides, table = self._sides, self._schema.table
         return may_have_changed(sides.progress, sides.server, sides.access, sides.schemas, table=table, until=until)
 
-    def _take(self, suspects: dict[Key, Suspect], pairs: Mapping[Key, Pair], *, quiet: bool, all_listed: bool) -> None:
+    def _take(
+        self, number: int, suspects: dict[Key, Suspect], pairs: Mapping[Key, Pair], *, quiet: bool, all_listed: bool
+    ) -> None:
         for key, suspect in list(suspects.items()):
             pair = pairs.get(key)
             if pair is None and not all_listed:
@@ -187,13 +206,18 @@ class TableComparison:
             del suspects[key]
             if verdict is not Verdict.EQUAL:
                 self.result.counts[verdict] += 1
-                if verdict in DIFFERENCES and len(self.result.examples) < self._sides.examples:
+                if verdict not in DIFFERENCES:
+                    continue
+                self.result.keys.setdefault(number, []).append(key)
+                if number != EVERYWHERE and self._ranges[number].in_copy is not None:
+                    self.result.ranges[number] = self._ranges[number]
+                if len(self.result.examples) < self._sides.examples:
                     self.result.examples.append(Example(verdict.value, key))
 
     def _look(self, reader: SplitReading, suspects: Suspects) -> tuple[dict[Key, Pair], bool]:
         """Returns what differs now among the suspects, and whether that is all."""
         wanted = {key for of_range in suspects.values() for key in of_range}
-        everywhere = bool(suspects.get(_EVERYWHERE))
+        everywhere = bool(suspects.get(EVERYWHERE))
         found: dict[Key, Pair] = {}
         all_listed = True
         with self._sides.sink.comparison(self._output) as copy:

@@ -64,7 +64,7 @@ def publish(
     if read.rows.num_rows != report.row_count:
         raise ValueError(f"{read.rows.num_rows} rows, but {report.row_count} in the report")
     name = published_name(epoch, split)
-    batches = _change_batches(read, batch_schema(schema))
+    batches = change_batches(read, batch_schema(schema))
     data = write_file(form, report, batches, schema, in_memory=read.rows.nbytes < SPILL_BYTES)
     failpoint("publish.before")
     created = store.create(name, data)
@@ -130,7 +130,8 @@ def _of_split(report: Report, split: Split, name: str) -> Report:
     return replace(report, split_id=split.id, kind="released")
 
 
-def _change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows as changes of `schema` (a `batch_schema`)."""
     rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
     no_transaction = pa.array([], pa.string())
     version = read.report.high.version if read.commit_version is None else read.commit_version

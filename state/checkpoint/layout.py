@@ -15,6 +15,10 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by `tidemark signal`. Never removed.
     answers/0000000001      what the job did with the signal of that number (Answer).
                             Written by the driver. Never removed.
+    outcomes/0000000001     the rows that a signal had read again are written, or why not (Answer).
+                            Written by the driver. Never removed.
+    repairs/n1-1700…        rows that were read again for signal 1.
+                            Written by the driver, before it takes them into `joined`. Removed once they are written.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
     lease                   a random text that names the job's lease, however the checkpoint's folder is written.
@@ -98,6 +102,8 @@ LEFT_FOLDER = "left"
 ALTERED_FOLDER = "altered"
 SIGNALS_FOLDER = "signals"
 ANSWERS_FOLDER = "answers"
+OUTCOMES_FOLDER = "outcomes"
+REPAIRS_FOLDER = "repairs"
 OWNERS_FOLDER = "owners"
 PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
@@ -143,6 +149,14 @@ def signal_file(number: int) -> str:
 
 def answer_file(number: int) -> str:
     return f"{ANSWERS_FOLDER}/{number:010d}"
+
+
+def outcome_file(number: int) -> str:
+    return f"{OUTCOMES_FOLDER}/{number:010d}"
+
+
+def repair_file(signal: int, at_us: int) -> str:
+    return f"{REPAIRS_FOLDER}/n{signal}-{at_us}"
 
 
 def owner_file(number: int) -> str:
@@ -321,6 +335,22 @@ class Checkpoint:
 
     def create_answer(self, number: int, answer: Answer) -> None:
         self.store.create(answer_file(number), ANSWER.encode(answer))
+
+    def outcomes(self) -> dict[int, Answer]:
+        """What became of rows that signals had read again, by the signals' numbers."""
+        names = self.store.list(OUTCOMES_FOLDER)
+        return {number_of(name): ANSWER.decode(self._read(name), name) for name in names}
+
+    def create_outcome(self, number: int, outcome: Answer) -> None:
+        self.store.create(outcome_file(number), ANSWER.encode(outcome))
+
+    def forget_repairs(self, files: Collection[str]) -> None:
+        """Removes rows that were read again, once the epoch that writes them is committed."""
+        for name in files:
+            self.store.delete(name)
+
+    def repair_files(self) -> list[str]:
+        return list(self.store.list(REPAIRS_FOLDER))
 
     def forget_log_attempt(self, epoch: int) -> None:
         """Removes what attempts at an epoch of the log have left that has no report: the epoch will be read without some

@@ -5,16 +5,26 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import run_epochs
 from tests.support.jobs import running, source_of, write_job
-from tests.support.servers import Database, fresh_database
+from tests.support.reconciling import (
+    PAIRS,
+    Silent,
+    assert_equal,
+    compared,
+    damage,
+    following,
+    found_keys,
+    job_of,
+    on_all_pairs,
+    row_counts,
+)
+from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -22,104 +32,10 @@ from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import table_comparison
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
-from tidemark.jobs.reconcile.table_comparison import TableResult
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError
 
 pytestmark = pytest.mark.integration
-
-PAIRS = [
-    pytest.param("mysql_database", "postgres_database", id="mysql-gtid-to-postgres"),
-    pytest.param("mysql_nogtid_database", "mysql_database", id="mysql-nogtid-to-mysql"),
-    pytest.param("postgres18_database", "mysql_database", id="postgres18-to-mysql"),
-    pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
-    pytest.param("mariadb_database", "mariadb_target", id="mariadb-to-mariadb"),
-]
-
-
-class Silent:
-    def ranges(self, done: int, rows: int) -> None:
-        pass
-
-    def looking(self, suspects: int, look: int) -> None:
-        pass
-
-
-@pytest.fixture
-def mariadb_target(mariadb_server: Any) -> Iterator[Database]:
-    with fresh_database(mariadb_server) as database:
-        yield database
-
-
-@pytest.fixture
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def target(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
-on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
-
-
-def job_of(origin: Database, target: Database, folder: Path, **changes: Any) -> Path:
-    job = {
-        "source": source_of(origin),
-        "checkpoint": str(folder / "checkpoint"),
-        "snapshot": {"split_rows": 40, "parallelism": 2},
-        "sink": {"type": "mirror", "url": target.url, "table": "copy_{table}"},
-    }
-    return write_job(folder, **(job | changes))
-
-
-def compared(
-    path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
-) -> dict[str, TableResult]:
-    found = reconcile_tables(
-        load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
-    )
-    return {result.schema.table.name: result for result in found}
-
-
-def assert_equal(path: Path, rows: dict[str, int], *, patience_seconds: float = 0.0) -> None:
-    for name, result in compared(path, patience_seconds=patience_seconds).items():
-        assert (name, result.rows, result.differences, result.behind, result.moving, result.skipped) == (
-            name, rows[name], 0, 0, 0, None,
-        )  # fmt: skip
-
-
-def row_counts(source: Database) -> dict[str, int]:
-    return {table: source.query(f"SELECT count(*) FROM {table}")[0][0] for table in KEYS}
-
-
-def found_keys(result: TableResult) -> dict[str, set[tuple[str, ...]]]:
-    kinds: dict[str, set[tuple[str, ...]]] = {}
-    for example in result.examples:
-        kinds.setdefault(example.kind, set()).add(example.key)
-    return kinds
-
-
-def damage(target: Database) -> None:
-    """A changed cell, a missing row, a surplus row and a stale row in each table."""
-    target.execute(
-        "UPDATE copy_orders SET note = NULL WHERE id = 5",
-        "UPDATE copy_orders SET amount = amount + 0.01 WHERE id = 95",
-        "DELETE FROM copy_orders WHERE id IN (7, 100)",
-        "INSERT INTO copy_orders (id, uid, version) VALUES (-9, 1, 1), (100000, 1, 1)",
-        "UPDATE copy_order_lines SET note = '' WHERE order_id = 3 AND line_no = 2",
-        "DELETE FROM copy_order_lines WHERE order_id = 20",
-        "INSERT INTO copy_order_lines (order_id, line_no, uid, version) VALUES (3, 9, 1, 1)",
-    )
-    first, second, third = (row[0] for row in target.query("SELECT code FROM copy_customers ORDER BY uid LIMIT 3"))
-    with contextlib.closing(target.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE copy_customers SET version = 0 WHERE code = %s", (first,))
-        cursor.execute("DELETE FROM copy_customers WHERE code = %s", (second,))
-        cursor.execute("INSERT INTO copy_customers (code, uid, version) VALUES (%s, 1, 1)", (f"{third} Ω no such",))
-
 
 DAMAGED = {
     "orders": {"different": {("5",), ("95",)}, "missing": {("7",), ("100",)}, "surplus": {("-9",), ("100000",)}},
@@ -170,29 +86,6 @@ def test_no_false_alarm_while_both_move(source: Database, target: Database, tmp_
     assert found_keys(results["order_lines"]) == {"different": {("-1000000", "1")}, "surplus": {("-1000001", "9")}}
     assert found_keys(results["customers"]) == {"surplus": {("no such",)}}
     assert found_keys(results["orders"]) == {}
-
-
-@contextlib.contextmanager
-def following(job: Path) -> Iterator[None]:
-    """Runs the job's epochs inside the block, one run after the other, and once more at its end."""
-    stop, errors = threading.Event(), []
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                run_epochs(job, notes=Notes())
-        except BaseException as error:  # noqa: BLE001 -- raised below
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.pitfall(53, 108)
@@ -269,7 +162,7 @@ def test_the_command(
     assert not told["equal"]
     (orders,) = [table for table in told["tables"] if table["table"].endswith("orders")]
     assert (orders["rows"], orders["missing"], orders["different"], orders["surplus"]) == (60, 1, 1, 0)
-    assert (orders["repair"], len(orders["examples"])) == ("resnapshot", 1)
+    assert (orders["repair"], len(orders["examples"])) == ("keys", 1)
     assert [signal.table.name for signal, _ in Checkpoint.at(str(tmp_path / "checkpoint")).signals().values()] == [
         "orders"
     ]

@@ -23,6 +23,7 @@ from tidemark.readers.mysql.keys.key_columns import (
     valid_dates,
 )
 from tidemark.readers.mysql.keys.key_encoding import EncodedKeys, encode_text, encoded_keys
+from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.catalog import table_statistics
 from tidemark.readers.mysql.server import WatermarkMethod
 from tidemark.readers.mysql.session import Row, SqlSession
@@ -103,6 +104,22 @@ class MySqlKeys:
             bounds.append(bound)
         return bounds
 
+    def bounds_of(self, table: TableId, columns: tuple[str, ...], rows: pa.RecordBatch) -> Sequence[Bound] | None:
+        """`tidemark.readers.source.BoundsKeys`."""
+        schema = self._schemas[table]
+        keys = key_columns(schema, columns)
+        texts = [_literals(key, rows.column(key.name)) for key in keys]
+        literals = [column for column in texts if column is not None]
+        if len(literals) < len(keys):
+            return None
+        encoded = self.encoded_keys(schema, columns, rows)
+        as_hex = (
+            [f"{number:016x}" for number in encoded.tolist()]
+            if isinstance(encoded, np.ndarray)
+            else [key.hex() for key in encoded.to_pylist()]
+        )
+        return [Bound(found, key) for found, key in zip(zip(*literals, strict=True), as_hex, strict=True)]
+
     def encoded_keys(self, schema: TableSchema, columns: tuple[str, ...], rows: pa.RecordBatch) -> EncodedKeys:
         """The encoded key of each row, comparable with the encoded keys of bounds. `rows` has the table's captured columns.
         Queries the server only for strings. A key with an invalid date, which is null, is before all others: only the sink
@@ -177,3 +194,24 @@ class MySqlKeys:
         return keys[0].kind is KeyKind.INTEGER and (keys[0].name,) == self._schemas[table].key == tuple(
             k.name for k in keys
         )
+
+
+def _literals(key: KeyColumn, values: pa.Array) -> list[str] | None:
+    """Returns the values as SQL literals, None if some can't be written so."""
+    found: list[str]
+    match key.kind:
+        case KeyKind.INTEGER | KeyKind.DECIMAL:
+            found = [key.literal(text) for text in values.cast(pa.string()).to_pylist()]
+        case KeyKind.DATE | KeyKind.TEMPORAL:
+            found = [key.literal(text.removesuffix("Z")) for text in values.cast(pa.string()).to_pylist()]
+        case KeyKind.TEXT:
+            encode = encoder(key.charset)
+            if encode is None:
+                return None
+            try:
+                found = [key.literal(encode(text).hex().upper()) for text in values.to_pylist()]
+            except (KeyError, UnicodeEncodeError):
+                return None
+        case _:
+            return None
+    return found if all(map(key.is_literal, found)) else None

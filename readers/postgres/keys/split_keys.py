@@ -86,6 +86,15 @@ class PostgresKeys:
             bounds.append(_bound(key, texts, ordinal + len(bounds)))
         return bounds
 
+    def bounds_of(self, table: TableId, columns: tuple[str, ...], rows: pa.RecordBatch) -> Sequence[Bound] | None:
+        """`tidemark.readers.source.BoundsKeys`."""
+        key = self.key(table, columns)
+        texts = [rows.column(name).cast(pa.string()).to_pylist() for name in columns]
+        try:
+            return [_bound(key, found, 0) for found in zip(*texts, strict=True)]
+        except ValueError:
+            return None
+
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         """See state/key_source.py."""
         return not unseen or not self.unseen(unseen)

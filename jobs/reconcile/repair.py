@@ -1,0 +1,85 @@
+"""What a job must read again so that the keys that differ are right: ranges of the source's key.
+
+A key is a range from it to the key after the next one that the source has. Where many keys are in one range of the comparison,
+and the copy orders keys as the source does, that range is read instead.
+"""
+
+import pyarrow as pa
+
+from tidemark.conf.model import JobFile
+from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, Repair, TableResult
+from tidemark.readers.source import BoundsKeys, PlannerAccess
+from tidemark.sinks.mirror.comparing import Key
+from tidemark.state.split import KeyRange
+from tidemark.state.table import Column, TableSchema, arrow_type_of
+
+MANY_KEYS = 20
+"""So many differing keys make it cheaper to read their whole range."""
+MAX_RANGES = 1000
+"""Tables with more ranges to read are read again as a whole: each is a statement of its own."""
+
+
+def keys_of(keys: tuple[Key, ...], schema: TableSchema) -> pa.RecordBatch | None:
+    """Returns the keys, texts of the copy's server, as values. None if a type's texts are not understood."""
+    arrays = []
+    for i, name in enumerate(schema.key):
+        kind = arrow_type_of(schema.column(name).arrow_type)
+        if not _is_readable(kind):
+            return None
+        try:
+            arrays.append(pa.array([key[i] for key in keys], pa.string()).cast(kind))
+        except pa.ArrowInvalid:
+            return None
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([(n, a.type) for n, a in zip(schema.key, arrays, strict=True)])
+    )
+
+
+def _is_readable(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+    )
+
+
+def repair_of(
+    access: PlannerAccess, job: JobFile, schema: TableSchema, columns: tuple[str, ...], result: TableResult
+) -> Repair | None:
+    """Returns what is to be read again. None if the keys can't be named to the source, or there are too many: then the table is
+    read again as a whole. `schema`: as the source has it. `columns`: its split key."""
+    output, source = result.schema, access.keys
+    is_same = job.transform(schema.table.database, schema.table.name) is None and set(columns) <= set(output.key)
+    if result.cut or not columns or not is_same or not isinstance(source, BoundsKeys):
+        return None
+    if any(_differs(schema, output.column(name)) for name in output.key):
+        return None
+    ranges, single = list[KeyRange](), list[Key]()
+    for number, keys in result.keys.items():
+        if number != EVERYWHERE and len(keys) >= MANY_KEYS and number in result.ranges:
+            ranges.append(result.ranges[number].split.range)
+        else:
+            single += keys
+    if len(ranges) + len(single) > MAX_RANGES:
+        return None
+    every = tuple(key for keys in result.keys.values() for key in keys)
+    if keys_of(every, output) is None:
+        return None
+    values = keys_of(tuple(single), output)
+    assert values is not None
+    bounds = source.bounds_of(schema.table, columns, values) if single else ()
+    if bounds is None:
+        return None
+    whole = []
+    for bound in bounds:
+        following = source.next_bounds(schema.table, columns, after=bound, until=None, rows=1, count=1)
+        whole.append(KeyRange(bound, following[0] if following else None))
+    return Repair(every, tuple(ranges), tuple(whole))
+
+
+def _differs(schema: TableSchema, column: Column) -> bool:
+    """Whether the copy's key is another one than the source's."""
+    origin = next((c for c in schema.columns if c.name == column.name), None)
+    return column.made or origin is None or origin.arrow_type != column.arrow_type

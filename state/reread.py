@@ -1,0 +1,19 @@
+"""Rows of a table that were read again, and wait to be written."""
+
+from dataclasses import dataclass
+
+from tidemark.state.position import Position
+from tidemark.state.table import TableId
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """Rows that a signal has had read again. `version`: of the table's schema. `file`: of the checkpoint, with the rows that
+    the source has, and a DELETE for each key that it lacks. `high`: what the rows contain is not after it."""
+
+    signal: int
+    table: TableId
+    version: int
+    file: str
+    high: Position
+    rows: int

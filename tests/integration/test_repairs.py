@@ -1,0 +1,266 @@
+"""`tidemark reconcile --repair`: the keys that differ are read again, and all other rows of the copy stay."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import run_epochs
+from tests.support.reconciling import (
+    PAIRS,
+    assert_equal,
+    compared,
+    damage,
+    following,
+    job_of,
+    on_all_pairs,
+    row_counts,
+)
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.jobs import repairs
+from tidemark.jobs.commands.reconcile import reconcile
+from tidemark.jobs.commands.signal import list_signals
+from tidemark.jobs.reconcile import repair as repairing
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
+from tidemark.state.errors import DifferencesError
+from tidemark.state.failpoints import FailpointError
+from tidemark.state.key_source import KeySource
+from tidemark.state.position import Position
+
+pytestmark = pytest.mark.integration
+
+STEPS = [
+    "repairs.read",
+    "repairs.joined",
+    "repairs.emitted",
+    "log.before_report",
+    "driver.epoch_written",
+    "driver.epoch_committed",
+    "planner.before_plan",
+    "planner.after_plan",
+]
+
+
+def repair(job: Path, *, patience_seconds: float = 0.0) -> None:
+    with pytest.raises(DifferencesError, match="read again"):
+        reconcile(load_job_file(job), [], as_json=False, repair=True, patience_seconds=patience_seconds)
+
+
+def kinds_of_signals(job: Path) -> list[str]:
+    checkpoint = Checkpoint.at(load_job_file(job).checkpoint)
+    return [signal.kind for signal, _ in checkpoint.signals().values()]
+
+
+@contextlib.contextmanager
+def always_visible(target: Database, tables: dict[str, int]) -> Iterator[None]:
+    """Checks all the time that the copies have at least so many rows: none is ever emptied."""
+    stop, fewest = threading.Event(), dict(tables)
+
+    def look() -> None:
+        while not stop.is_set():
+            for table in tables:
+                count = target.query(f"SELECT count(*) FROM copy_{table}")[0][0]
+                fewest[table] = min(fewest[table], count)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert fewest == tables
+
+
+@on_all_pairs
+def test_keys_are_mended_and_other_rows_stay(
+    source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    damage(target)
+    held = {table: target.query(f"SELECT count(*) FROM copy_{table}")[0][0] - 5 for table in KEYS}
+    repair(job)
+    assert kinds_of_signals(job) == ["repair"] * 3
+    with always_visible(target, held):
+        run_epochs(job)
+    assert_equal(job, row_counts(source))
+    capsys.readouterr()
+    list_signals(load_job_file(job))
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("done") == 3
+    assert "rows were read again and written" in told
+    source.execute(*(f"UPDATE {table} SET version = version + 1" for table in KEYS))
+    run_epochs(job)
+    assert not Checkpoint.at(load_job_file(job).checkpoint).store.list(REPAIRS_FOLDER)
+    assert_equal(job, row_counts(source))
+
+
+@on_all_pairs
+def test_keys_are_mended_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
+    uids = Uids()
+    create_tables(source, rows=120, uids=uids)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    with following(job), Writers(source, uids, count=2, seed=11, pause_seconds=0.02) as writers:
+        spoil(target)
+        with contextlib.suppress(DifferencesError):
+            reconcile(load_job_file(job), [], as_json=False, repair=True, patience_seconds=30)
+    assert writers.transactions > 50
+    assert "repair" in kinds_of_signals(job)
+    assert "resnapshot" not in kinds_of_signals(job)
+    run_epochs(job)
+    for name, result in compared(job).items():
+        assert (name, result.differences, result.behind) == (name, 0, 0)
+
+
+def spoil(target: Database) -> None:
+    """Faults in rows that may be changed at any time. Some are mended by the log: a change brings the whole row."""
+    for table in KEYS:
+        rows = target.query(f"SELECT uid FROM copy_{table} ORDER BY uid DESC")
+        gone, changed = [row[0] for row in rows[:3]], [row[0] for row in rows[5:9]]
+        target.execute(
+            f"DELETE FROM copy_{table} WHERE uid IN ({', '.join(map(str, gone))})",
+            f"UPDATE copy_{table} SET version = version - 1 WHERE uid IN ({', '.join(map(str, changed))})",
+        )
+
+
+WINDOW_BEFORE = (
+    # before the rows are read, after the position that they count from
+    "UPDATE orders SET version = 7 WHERE id = 5",
+    "DELETE FROM orders WHERE id = 7",
+    "UPDATE orders SET id = 9007 WHERE id = 95",
+    "UPDATE order_lines SET line_no = 77 WHERE order_id = 3 AND line_no = 2",
+    "INSERT INTO order_lines (order_id, line_no, uid, version) VALUES (3, 9, 5001, 1)",
+)
+WINDOW_AFTER = (
+    "UPDATE orders SET version = 8 WHERE id = 5",
+    "INSERT INTO orders (id, uid, version) VALUES (7, 5002, 1), (95, 5003, 1), (-9, 5004, 1)",
+    "DELETE FROM orders WHERE id = 100",
+    "UPDATE order_lines SET order_id = 3 WHERE order_id = 20 AND line_no = 3 AND 1 = 0",
+    "DELETE FROM order_lines WHERE order_id = 20 AND line_no = 1",
+)
+
+
+@on_all_pairs
+def test_changes_around_the_read_are_neither_lost_nor_overtaken(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    damage(target)
+    repair(job)
+    await_visible, write_repair = repairs.await_visible, repairs.write_repair
+
+    def before(keys: KeySource, position: Position) -> None:
+        source.execute(*WINDOW_BEFORE)
+        await_visible(keys, position)
+
+    def after(*arguments: Any) -> int:
+        with contextlib.suppress(StopIteration):
+            source.execute(*next(changes))
+        return write_repair(*arguments)
+
+    changes = iter([WINDOW_AFTER])
+    monkeypatch.setattr(repairs, "await_visible", before)
+    monkeypatch.setattr(repairs, "write_repair", after)
+    run_epochs(job)
+    assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2], PAIRS[4]], indirect=True)
+def test_it_goes_on_after_a_death_at_each_step(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    armed = tmp_path / "failpoints"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    for step in STEPS:
+        target.execute(
+            "UPDATE copy_orders SET note = 'x' WHERE id = 5",
+            "DELETE FROM copy_order_lines WHERE order_id = 20",
+            "INSERT INTO copy_customers (code, uid, version) VALUES ('no such', 1, 1)",
+        )
+        repair(job)
+        (armed / step).write_text("raise")
+        with pytest.raises(FailpointError):
+            run_epochs(job)
+        assert not (armed / step).exists()
+        source.execute(
+            "UPDATE orders SET version = version + 1 WHERE id IN (5, 6)",
+            "UPDATE order_lines SET version = version + 1 WHERE order_id = 20",
+        )
+        run_epochs(job)
+        assert_equal(job, row_counts(source))
+    signals = Checkpoint.at(load_job_file(job).checkpoint).outcomes()
+    assert [outcome.accepted for outcome in signals.values()] == [True] * 3 * len(STEPS)
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3]], indirect=True)
+def test_many_keys_of_a_range_are_read_together_and_too_many_ranges_are_the_whole_table(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    faults = (
+        "DELETE FROM copy_orders WHERE id BETWEEN 3 AND 30",
+        "INSERT INTO copy_orders (id, uid, version) VALUES (-3, 1, 1), (-4, 1, 1)",
+        "UPDATE copy_customers SET version = 0 WHERE uid % 40 = 3",
+    )
+    target.execute(*faults, "UPDATE copy_orders SET note = 'kept' WHERE id = 50")
+    with monkeypatch.context() as patch:
+        patch.setattr(repairing, "MAX_RANGES", 3)
+        repair(job)
+    (orders,) = [
+        s for s, _ in Checkpoint.at(load_job_file(job).checkpoint).signals().values() if s.table.name == "orders"
+    ]
+    assert (len(orders.keys), len(orders.ranges), len(orders.whole)) == (31, 1, 1)
+    assert sorted(kinds_of_signals(job)) == ["repair", "repair"]
+    run_epochs(job)
+    assert_equal(job, row_counts(source))
+
+
+def test_values_that_the_log_leaves_out_stay_right_when_keys_move(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row gets another key between the position and the read: the log has it without its long value. Another row takes the
+    old key, which is read again."""
+    source, target = postgres18_database, mysql_database
+    long, other = "x" + "ab" * 20_000, "y" + "cd" * 20_000
+    source.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT, long TEXT)",
+        "ALTER TABLE t ALTER COLUMN long SET STORAGE EXTERNAL",
+        f"INSERT INTO t SELECT i, i, '{long}' || i FROM generate_series(1, 9) i",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("UPDATE copy_t SET n = 0 WHERE id IN (2, 4, 6)", "INSERT INTO copy_t VALUES (77, 1, 'x')")
+    repair(job)
+    await_visible = repairs.await_visible
+
+    def moving(keys: KeySource, position: Position) -> None:
+        source.execute(
+            "UPDATE t SET id = 102 WHERE id = 2",
+            f"INSERT INTO t VALUES (2, 22, '{other}')",
+            "UPDATE t SET id = 104 WHERE id = 4",
+            "UPDATE t SET n = 66 WHERE id = 6",
+            f"INSERT INTO t VALUES (77, 77, '{other}')",
+            "UPDATE t SET id = 177 WHERE id = 77",
+        )
+        await_visible(keys, position)
+
+    monkeypatch.setattr(repairs, "await_visible", moving)
+    run_epochs(job)
+    assert_equal(job, {"t": 11})

@@ -1,0 +1,133 @@
+"""A mirror and its source, which are compared: the job, the comparison, and the damage that it must find."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import KEYS
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.reconcile.reconcile import reconcile_tables
+from tidemark.jobs.reconcile.table_comparison import TableResult
+
+PAIRS = [
+    pytest.param("mysql_database", "postgres_database", id="mysql-gtid-to-postgres"),
+    pytest.param("mysql_nogtid_database", "mysql_database", id="mysql-nogtid-to-mysql"),
+    pytest.param("postgres18_database", "mysql_database", id="postgres18-to-mysql"),
+    pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
+    pytest.param("mariadb_database", "mariadb_target", id="mariadb-to-mariadb"),
+]
+
+
+class Silent:
+    def ranges(self, done: int, rows: int) -> None:
+        pass
+
+    def looking(self, suspects: int, look: int) -> None:
+        pass
+
+
+@pytest.fixture
+def mariadb_target(mariadb_server: Any) -> Iterator[Database]:
+    with fresh_database(mariadb_server) as database:
+        yield database
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Database:
+    found: Database = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest) -> Database:
+    found: Database = request.getfixturevalue(request.param)
+    return found
+
+
+on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
+
+
+def job_of(origin: Database, target: Database, folder: Path, **changes: Any) -> Path:
+    job = {
+        "source": source_of(origin),
+        "checkpoint": str(folder / "checkpoint"),
+        "snapshot": {"split_rows": 40, "parallelism": 2},
+        "sink": {"type": "mirror", "url": target.url, "table": "copy_{table}"},
+    }
+    return write_job(folder, **(job | changes))
+
+
+def compared(
+    path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
+) -> dict[str, TableResult]:
+    found = reconcile_tables(
+        load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
+    )
+    return {result.schema.table.name: result for result in found}
+
+
+def assert_equal(path: Path, rows: dict[str, int], *, patience_seconds: float = 0.0) -> None:
+    for name, result in compared(path, patience_seconds=patience_seconds).items():
+        assert (name, result.rows, result.differences, result.behind, result.moving, result.skipped) == (
+            name, rows[name], 0, 0, 0, None,
+        )  # fmt: skip
+
+
+def row_counts(source: Database) -> dict[str, int]:
+    return {table: source.query(f"SELECT count(*) FROM {table}")[0][0] for table in KEYS}
+
+
+def found_keys(result: TableResult) -> dict[str, set[tuple[str, ...]]]:
+    kinds: dict[str, set[tuple[str, ...]]] = {}
+    for example in result.examples:
+        kinds.setdefault(example.kind, set()).add(example.key)
+    return kinds
+
+
+def damage(target: Database) -> None:
+    """A changed cell, a missing row, a surplus row and a stale row in each table."""
+    target.execute(
+        "UPDATE copy_orders SET note = NULL WHERE id = 5",
+        "UPDATE copy_orders SET amount = amount + 0.01 WHERE id = 95",
+        "DELETE FROM copy_orders WHERE id IN (7, 100)",
+        "INSERT INTO copy_orders (id, uid, version) VALUES (-9, 1, 1), (100000, 1, 1)",
+        "UPDATE copy_order_lines SET note = '' WHERE order_id = 3 AND line_no = 2",
+        "DELETE FROM copy_order_lines WHERE order_id = 20",
+        "INSERT INTO copy_order_lines (order_id, line_no, uid, version) VALUES (3, 9, 1, 1)",
+    )
+    first, second, third = (row[0] for row in target.query("SELECT code FROM copy_customers ORDER BY uid LIMIT 3"))
+    with contextlib.closing(target.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE copy_customers SET version = 0 WHERE code = %s", (first,))
+        cursor.execute("DELETE FROM copy_customers WHERE code = %s", (second,))
+        cursor.execute("INSERT INTO copy_customers (code, uid, version) VALUES (%s, 1, 1)", (f"{third} Ω no such",))
+
+
+@contextlib.contextmanager
+def following(job: Path) -> Iterator[None]:
+    """Runs the job's epochs inside the block, one run after the other, and once more at its end."""
+    stop, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                run_epochs(job, notes=Notes())
+        except BaseException as error:  # noqa: BLE001 -- raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if errors:
+        raise errors[0]
