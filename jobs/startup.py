@@ -50,7 +50,7 @@ from tidemark.jobs.write_parts import Writing
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
-from tidemark.sinks.fencing import Written, require_planned, require_same_time
+from tidemark.sinks.fencing import Written, require_planned, require_same_time, taken_over
 from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
@@ -59,6 +59,7 @@ from tidemark.state.errors import (
     NothingSelectedError,
     SinkError,
     SinkUnavailableError,
+    SourceUnavailableError,
     TableGoneError,
     TidemarkError,
 )
@@ -147,7 +148,7 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
             identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
             _prepare(job, sink, identity, held.state)
         except TidemarkError as error:
-            if not _goes_on(error, job, sink, events, trouble):
+            if not lease.prove() or not _goes_on(error, job, sink, events, trouble):
                 raise_with_way_back(
                     error, job, None if error.table is None else Checkpoint.at(job.checkpoint).job_state()
                 )
@@ -195,8 +196,17 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
 
 def require_another_opening(error: TidemarkError, job: JobFile, opened: OpenedJob, events: Events) -> None:
     """Makes the job ready to be opened again after an error of a run: a table gets its new columns or leaves, or all tables are
-    to be read again. Raises the error if it must stop the job."""
+    to be read again. Raises the error if it must stop the job. Raises JobHeldError if another driver has taken the job over,
+    which may be the cause of the error: what this driver knows about the job is old then."""
     state = opened.held.state
+    if isinstance(error, JobHeldError | SourceUnavailableError):
+        raise error
+    if not opened.held.lease.prove():
+        opened.held.require_lease()
+        raise_with_way_back(error, job, state)  # whether another driver runs is not known: nothing may be changed
+    owner = opened.writing.job.owner
+    if (newest := Checkpoint.at(job.checkpoint).newest_owner()) > owner:
+        raise taken_over(opened.writing.job, newest, "the checkpoint")
     if not (
         changes_columns(error, job, state, opened.writing.sink, events)
         or parks(error, job, state, events)

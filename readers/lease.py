@@ -19,7 +19,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
-PING_SECONDS = 2.0
+PING_SECONDS = 1.0
 WAIT_ROUND_SECONDS = 2
 """The interval at which waiting for a lock returns, so that signals are handled."""
 
@@ -32,8 +32,13 @@ REACQUIRE_SECONDS = 60.0
 PROOF_SECONDS = REACQUIRE_SECONDS + 30.0
 """A lease that was not seen in the server for so long counts as lost, whatever its watcher is doing."""
 
-IDLE_SECONDS = 8
-"""The server ends the connection of a lease that asks nothing for so long: its process is frozen, or its machine is dead."""
+PROVE_SECONDS = 15.0
+"""How long a driver waits for the proof that it holds the lease, before it changes what another driver would go on from."""
+
+IDLE_SECONDS = 5
+"""The server ends the connection of a lease that asks nothing for so long: its process is frozen, or its machine is dead. Then
+another driver takes over within ten seconds, which include its start. A process that only was slow takes the lease again,
+unless another one has it by then. Only the sink's fence makes so short a time safe."""
 
 
 def lock_name(kind: str, name: str) -> str:
@@ -128,6 +133,8 @@ class Lease:
         self._lost = threading.Event()
         self._own_id: int | None = None
         self._proven_at = time.monotonic()
+        self._seen_at = 0.0
+        """When the question was asked that the server answered last: the lease is held."""
         self._thread = threading.Thread(target=self._watch, name="tidemark lease", daemon=True)
 
     def take(self, *, wait: bool) -> None:
@@ -146,6 +153,16 @@ class Lease:
     def held(self) -> bool:
         is_recent = self._connecting.is_set() or time.monotonic() - self._proven_at < PROOF_SECONDS
         return is_recent and not self._lost.is_set() and not self._closing.is_set()
+
+    def prove(self) -> bool:
+        """Waits for the watcher's next question to the server. Returns False if the lease is lost, or if there is no answer
+        within PROVE_SECONDS."""
+        asked_at = time.monotonic()
+        while self.held() and self._seen_at < asked_at:
+            if time.monotonic() > asked_at + PROVE_SECONDS:
+                return False
+            self._lost.wait(0.02)
+        return self.held()
 
     def close(self) -> None:
         """Gives the lease back. May be called twice."""
@@ -185,7 +202,7 @@ class Lease:
         except (self._lock.error_class, OSError):
             return False
         if is_mine:
-            self._proven_at = asked_at
+            self._proven_at = self._seen_at = asked_at
         return is_mine
 
     def _take_again(self) -> bool:
@@ -231,7 +248,8 @@ class Lease:
         own_id = self._lock.try_to_take(wait_seconds)
         if own_id is None:
             return False
-        self._own_id, self._proven_at = own_id, asked_at
+        self._own_id = own_id
+        self._proven_at = self._seen_at = asked_at
         return True
 
     def _held_by_another(self) -> JobHeldError:

@@ -37,6 +37,9 @@ class Lease(Protocol):
     def held(self) -> bool:
         """False once the lease is lost; it does not come back."""
 
+    def prove(self) -> bool:
+        """Asks the source. Returns False if the lease is lost, or if there is no answer soon."""
+
     def __enter__(self) -> "Lease": ...
 
     def __exit__(

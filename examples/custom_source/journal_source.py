@@ -330,6 +330,9 @@ class JournalLease:
     def held(self) -> bool:
         return self._descriptor is not None
 
+    def prove(self) -> bool:
+        return self.held()
+
     def __enter__(self) -> "JournalLease":
         return self
 

@@ -23,7 +23,7 @@ from tidemark.state.checkpoint.codec import EPOCHS, EVENTS, SPLITS, Codec
 from tidemark.state.checkpoint.history import EpochHistory, EpochStretch, EventHistory, JobEvent, SplitHistory
 from tidemark.state.checkpoint.layout import Checkpoint, history_file, history_files, number_of_history_file
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError, TidemarkError
+from tidemark.state.errors import JobHeldError, TidemarkError
 from tidemark.state.plan import AwaitedLog, EnumeratorState, PlanRecord, SnapshotWork
 from tidemark.state.remedies import ONE_DRIVER
 
@@ -52,11 +52,11 @@ class Kept(Generic[T]):
         return None
 
     def save(self, value: T) -> None:
-        """Raises OSError, or CheckpointError if another driver saves, too."""
+        """Raises OSError, or JobHeldError if another driver saves, too."""
         names = self._names() if self._number is None else [self._name(self._number)]
         number = number_of_history_file(names[-1]) + 1 if names else 1
         if not self._store.create(self._name(number), self._codec.encode(value)):
-            raise CheckpointError(f"Another driver wrote {self._name(number)}.", ONE_DRIVER)
+            raise JobHeldError(f"Another driver wrote {self._name(number)}.", ONE_DRIVER)
         self._number = number
         for name in names:
             self._store.delete(name)

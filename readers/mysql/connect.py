@@ -189,6 +189,8 @@ def is_transient(error: pymysql.MySQLError) -> bool:
         return isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)
     if isinstance(error, pymysql.err.InterfaceError) and error_code(error) == 0:
         return True  # PyMySQL's own error for a closed connection
+    if isinstance(error, pymysql.err.InternalError) and error_code(error) is None:
+        return True  # packets out of order: while this process was frozen, the server ended the session with an error packet
     return error_code(error) in _TRANSIENT or (error_code(error) == _GALERA_JOINS and "WSREP" in str(error))
 
 

@@ -1,8 +1,9 @@
 """The fence of a mirror: two rows for each job in the target, `owner` and `log`.
 
 The transaction of every part locks the owner's row shared, so that parts are written side by side. A driver that takes over
-locks it exclusively: it waits for the transactions that run, and refuses all later ones of other drivers. The transaction of
-a log part also moves the row `log` on, from the log epoch before it. So a log epoch takes effect only after what precedes it.
+locks it exclusively: it waits for the transactions that run, or ends them, and refuses all later ones of other drivers. The
+transaction of a log part also moves the row `log` on, from the log epoch before it. So a log epoch takes effect only after what
+precedes it.
 
 The ledger forgets a log part when the next one is written, and a split when another driver takes over and a later log epoch
 has been written. Until then a late task of the same driver may still come, and finds the entry.

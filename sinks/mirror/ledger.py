@@ -12,15 +12,25 @@ from typing import Any, ClassVar
 from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.fence import Fence
 from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
-from tidemark.sinks.sink import JobIdentity
+from tidemark.sinks.sink import JobIdentity, SinkBusyError
 from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
 
+LOCK_WAIT_SECONDS = 900
+"""Longer than the time after which a server ends an idle writer, so that a second attempt at a part waits until the locks of a
+dead first one are released."""
+PATIENCE_SECONDS = 2
+"""How long a take-over lets transactions of earlier drivers run. Then it ends their sessions."""
 _ROWS_A_STATEMENT = 500
 _OWNER_COLUMNS = "target_schema, target_table, job_uuid, job_name, source_table"
+
+
+def writer_name(job_uuid: str, owner: int | None = None) -> str:
+    """Returns the name of a writer's session in the server, or without `owner` its prefix. PostgreSQL keeps 63 characters."""
+    return f"tidemark mirror {job_uuid} {'' if owner is None else owner}"
 
 
 class LedgerSession(ABC):
@@ -51,6 +61,19 @@ class LedgerSession(ABC):
 
     @abstractmethod
     def rollback(self) -> None: ...
+
+    @abstractmethod
+    def wait_for_locks(self, seconds: int) -> None:
+        """Sets how long later statements wait for locks of other sessions. Then they raise SinkBusyError."""
+
+    @abstractmethod
+    def writers(self, prefix: str) -> dict[int, str]:
+        """Returns the other sessions of this account whose name begins with `prefix`, as far as the server tells: names by
+        id."""
+
+    @abstractmethod
+    def end_session(self, session_id: int) -> None:
+        """Ends another session, which rolls back its transaction. Does nothing if it is gone."""
 
     @abstractmethod
     def exists(self, target: TargetName) -> bool:
@@ -156,7 +179,24 @@ class LedgerSession(ABC):
             self.rollback()
 
     def take_over(self, job: JobIdentity) -> None:
+        self.wait_for_locks(PATIENCE_SECONDS)
+        try:
+            self._fence.take_over(job)
+        except SinkBusyError:
+            self.rollback()
+            self._end_late_writers(job)
+        else:
+            self.wait_for_locks(LOCK_WAIT_SECONDS)
+            return
+        self.wait_for_locks(LOCK_WAIT_SECONDS)
         self._fence.take_over(job)
+
+    def _end_late_writers(self, job: JobIdentity) -> None:
+        """Ends the sessions of earlier drivers' writers. Such a driver may be frozen, or its machine dead, with a transaction
+        that the server would keep open for long. What it has not committed is in the plan of its epoch."""
+        for session_id, name in self.writers(writer_name(job.uuid)).items():
+            if int(name.rpartition(" ")[2]) < job.owner:
+                self.end_session(session_id)
 
     def written(self, job: JobIdentity) -> Written:
         return self._fence.written(job)

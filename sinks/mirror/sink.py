@@ -14,6 +14,7 @@ from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import CopyComparison
 from tidemark.sinks.mirror.connecting import Waiting
+from tidemark.sinks.mirror.ledger import writer_name
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.planning import (
     Found,
@@ -73,10 +74,12 @@ class MirrorSink:
             appends_keyless=settings.keyless == "append",
         )
 
-    def connect(self, reconnect: Reconnect = AT_START) -> Session:
+    def connect(self, reconnect: Reconnect = AT_START, writer_of: JobIdentity | None = None) -> Session:
+        """`writer_of`: the session is one of this job's writers, and a later driver may end it."""
+        name = "tidemark mirror" if writer_of is None else writer_name(writer_of.uuid, writer_of.owner)
         if self.url.kind == "postgresql":
-            return postgres_session.connect(self.url, self.tls, self.source_kind, reconnect)
-        return mysql_session.connect(self.url, self.tls, self._home, self.source_kind, reconnect)
+            return postgres_session.connect(self.url, self.tls, self.source_kind, reconnect, name=name)
+        return mysql_session.connect(self.url, self.tls, self._home, self.source_kind, reconnect, name=name)
 
     @property
     def _home(self) -> str:
@@ -250,7 +253,7 @@ class MirrorSink:
     def writer(self, job: JobIdentity) -> MirrorWriter:
         waiting = Waiting(self.reconnect, self.url)
         return MirrorWriter(
-            lambda: self.connect(self.reconnect), self.template, job, waiting, self.policies, self.audit
+            lambda: self.connect(self.reconnect, job), self.template, job, waiting, self.policies, self.audit
         )
 
     @contextlib.contextmanager

@@ -217,7 +217,8 @@ class Session(Protocol):
         """Records what the tables are now, in the transaction that is open."""
 
     def take_over(self, job: JobIdentity) -> None:
-        """Makes the job's driver the owner. Raises JobHeldError if a later one is."""
+        """Makes the job's driver the owner. Ends the writers of earlier drivers that do not end soon, where the server tells
+        which they are; else waits for them. Raises JobHeldError if a later driver is the owner."""
 
     def written(self, job: JobIdentity) -> Written: ...
 

@@ -80,7 +80,7 @@ from tidemark.state.checkpoint.codec import (
     is_torn,
 )
 from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
-from tidemark.state.errors import CheckpointError
+from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
@@ -280,7 +280,7 @@ class Checkpoint:
         return state
 
     def create_joined(self, state: JobState, joined: Joined) -> JobState:
-        """Adds tables to the job. Raises CheckpointError if another driver did so."""
+        """Adds tables to the job. Raises JobHeldError if another driver did so."""
         name = joined_file(len(state.joined) + 1)
         if not self.store.create(name, JOINED.encode(joined)):
             raise self._another_driver(name)
@@ -291,7 +291,7 @@ class Checkpoint:
         return [left for name in self.store.list(LEFT_FOLDER) for left in LEFT.decode(self._read(name), name)]
 
     def create_altered(self, state: JobState, altered: Altered) -> JobState:
-        """Gives a table new columns. Raises CheckpointError if another driver did so."""
+        """Gives a table new columns. Raises JobHeldError if another driver did so."""
         name = altered_file(len(self.store.list(ALTERED_FOLDER)) + 1)
         if not self.store.create(name, ALTERED.encode(altered)):
             raise self._another_driver(name)
@@ -306,7 +306,7 @@ class Checkpoint:
         return len(self.store.list(LEFT_FOLDER))
 
     def create_left(self, state: JobState, leaving: tuple[Left, ...]) -> JobState:
-        """Takes tables out of the job. Raises CheckpointError if another driver did so."""
+        """Takes tables out of the job. Raises JobHeldError if another driver did so."""
         name = left_file(self.left_count() + 1)
         if not self.store.create(name, LEFT.encode(leaving)):
             raise self._another_driver(name)
@@ -404,14 +404,17 @@ class Checkpoint:
         """Returns a number for this driver that no other driver has, greater than that of each earlier one."""
         facts = {"host": socket.gethostname(), "process": os.getpid(), "taken_at_us": time.time_ns() // 1000}
         while True:
-            earlier = self.store.list(OWNERS_FOLDER)
-            number = max((int(name.rpartition("/")[2]) for name in earlier), default=0) + 1
+            earlier, number = self.store.list(OWNERS_FOLDER), self.newest_owner() + 1
             created = self.store.create(owner_file(number), json.dumps(facts).encode())
             # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
             if created and max(self.store.list(OWNERS_FOLDER)) == owner_file(number):
                 for name in earlier:
                     self.store.delete(name)
                 return number
+
+    def newest_owner(self) -> int:
+        """The number of the driver that took the job over last. 0 before the first one."""
+        return max((int(name.rpartition("/")[2]) for name in self.store.list(OWNERS_FOLDER)), default=0)
 
     def written_tables(self, state: JobState) -> frozenset[TableId]:
         """The tables that a sink was prepared for and that may hold rows: those that the newest plan knows."""
@@ -445,7 +448,7 @@ class Checkpoint:
         return newest
 
     def create_plan(self, record: PlanRecord) -> None:
-        """Raises CheckpointError if the epoch has a plan already: another driver runs this job."""
+        """Raises JobHeldError if the epoch has a plan already: another driver runs this job."""
         name = plan_file(record.plan.epoch)
         if not self.store.create(name, PLAN.encode(record)):
             raise self._another_driver(name)
@@ -557,8 +560,8 @@ class Checkpoint:
     def _lost(self, name: str) -> CheckpointError:
         return CheckpointError(f"The checkpoint {self.url} has lost its file `{name}`.", RESTORE_CHECKPOINT)
 
-    def _another_driver(self, name: str) -> CheckpointError:
-        return CheckpointError(f"Another driver wrote {name} of {self.url}.", ONE_DRIVER)
+    def _another_driver(self, name: str) -> JobHeldError:
+        return JobHeldError(f"Another driver wrote {name} of {self.url}.", ONE_DRIVER)
 
 
 def _two_reads_differ(epoch: int) -> CheckpointError:

@@ -1,6 +1,7 @@
 """The contract of sinks with a fence: who comes late writes nothing, and a target that was set back takes nothing."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +26,7 @@ from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.fencing import Written, require_same_time
 from tidemark.sinks.mirror import writer as mirror_writer
-from tidemark.sinks.sink import JobIdentity, PartResult
+from tidemark.sinks.sink import JobIdentity, PartResult, SinkBusyError
 from tidemark.state.change_batch import ChangeBatch, PartEnd
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError, TidemarkError
 from tidemark.state.reached import Reached
@@ -147,6 +148,27 @@ def test_a_take_over_waits_for_a_transaction_that_runs(
     assert found[0].write(items)[0].skipped
     with pytest.raises(JobHeldError):
         first.write(log_part(2, (ORDERS, [(INSERT, order(3))]), after=Reached(1, 0)))
+    assert_holds(mirror, order(1), order(2))
+
+
+@pytest.mark.pitfall(89)
+@pytest.mark.parametrize("mirror", ["mysql", "postgres"], indirect=True)
+def test_a_take_over_ends_a_transaction_that_does_not_end(
+    mirror: SinkCase,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first driver froze in the middle of a part. MariaDB names no sessions by default, so a take-over waits there."""
+    monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
+    first = Driver(mirror, 1)
+    items = log_part(1, (ORDERS, [(INSERT, order(1))]), (ORDERS, [(INSERT, order(2))]), after=START)
+    frozen = Frozen(first, items)
+    began = time.monotonic()
+    second = Driver(mirror, 2)
+    assert time.monotonic() - began < 30  # instead of ten minutes
+    assert not second.write(items)[0].skipped
+    assert isinstance(frozen.thaw(), SinkBusyError | JobHeldError)
+    with pytest.raises(JobHeldError):
+        first.write(items)
     assert_holds(mirror, order(1), order(2))
 
 

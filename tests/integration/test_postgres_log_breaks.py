@@ -11,8 +11,10 @@ from psycopg2.extras import LogicalReplicationConnection
 from devtools.servers import start_server
 from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres
 from tests.support.servers import fresh_database
+from tidemark.readers.postgres.connect import APPLICATION_NAME
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
-from tidemark.state.errors import SourceUnavailableError
+from tidemark.readers.postgres.slot.slot import require_slot
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 from tidemark.state.log_range import LogRange
 
 __all__ = ["logged_postgres"]
@@ -111,3 +113,21 @@ def test_no_server_at_all(own_server: LoggedDatabase) -> None:
             list(reader.read(part))
     finally:
         log.database.server.start()
+
+
+@pytest.mark.pitfall(95)
+@pytest.mark.parametrize("name", [APPLICATION_NAME, "pg_recvlogical"])
+def test_a_planner_ends_a_reading_that_a_driver_has_left(logged_postgres: LoggedDatabase, name: str) -> None:
+    """The server goes on with what a killed driver has asked for. Other programs are not ended."""
+    log = logged_postgres
+    log.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    log.publish("t")
+    settings = {"connection_factory": LogicalReplicationConnection, "application_name": name}
+    with contextlib.closing(psycopg2.connect(log.database.url, **settings)) as left, log.connected() as connection:
+        cursor = left.cursor()
+        cursor.start_replication(log.name, options={"proto_version": "1", "publication_names": log.name})
+        if name == APPLICATION_NAME:
+            require_slot(connection, log.place(), log.start)
+        else:
+            with pytest.raises(SourceNotUsableError, match="in use by process"):
+                require_slot(connection, log.place(), log.start, seconds=3.0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, version_of
+from tidemark.readers.postgres.connect import APPLICATION_NAME, Connection, error_code, error_text, version_of
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
@@ -23,6 +23,8 @@ from tidemark.state.remedies import START_OVER, START_OVER_NOW
 FAILOVER_MAJOR = 17
 """The first version whose standbys keep copies of logical slots."""
 _POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 2.0
+"""How long the planner lets another reader of the job's slot go on. Then it ends it."""
 FLUSH_SECONDS = 60.0
 _UNASKED_FLUSH_SECONDS = 0.5
 _FLUSH_POLL_SECONDS = 0.02
@@ -93,19 +95,34 @@ def check_slot(
 def require_slot(
     connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
 ) -> None:
-    """Like `check_slot`, for the planner: waits for another reader of the slot, then raises SourceNotUsableError."""
-    deadline = time.monotonic() + seconds
+    """Like `check_slot`, for the planner, which has the job's lease: waits for another reader of the slot, then raises
+    SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a killed driver
+    has asked for."""
+    began = time.monotonic()
     while True:
         try:
             check_slot(connection, slot_source, position)
         except ConnectionLostError as exc:
-            if time.monotonic() > deadline:
+            waited_seconds = time.monotonic() - began
+            if waited_seconds > PATIENCE_SECONDS:
+                _end_own_reader(connection, slot_source.slot)
+            if waited_seconds > seconds:
                 raise SourceNotUsableError(
                     f"The source's log can't be read: {exc}.", "Stop whoever reads from it: a slot belongs to one job."
                 ) from exc
             time.sleep(_POLL_SECONDS)
         else:
             return
+
+
+def _end_own_reader(connection: Connection, slot: str) -> None:
+    """Ends the session that reads from the slot if it is one of Tidemark's with the same role."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots AS s JOIN pg_stat_activity AS a "
+            "ON a.pid = s.active_pid WHERE s.slot_name = %s AND a.application_name = %s AND a.usename = current_user",
+            (slot, APPLICATION_NAME),
+        )
 
 
 def check_position(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.sinks.mirror.connecting import Waiting, open_session
-from tidemark.sinks.mirror.ledger import LedgerSession
+from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS, LedgerSession
 from tidemark.sinks.mirror.mysql import errors as mysql_errors
 from tidemark.sinks.mirror.mysql.catalog import Catalog
 from tidemark.sinks.mirror.mysql.comparing import MySqlComparing
@@ -28,8 +28,6 @@ CONNECT_TIMEOUT_SECONDS = 10
 READ_TIMEOUT_SECONDS = 3600
 IDLE_SECONDS = 600
 """The server closes a connection of ours after this time without a statement, and so releases the locks of a dead writer."""
-LOCK_WAIT_SECONDS = 900
-"""Longer than IDLE_SECONDS, so that a second attempt at a part waits until the locks of a dead first one are released."""
 PACKET_RESERVE_BYTES = 64
 
 _SESSION = (
@@ -228,6 +226,24 @@ class MySqlSession(LedgerSession):
     def rollback(self) -> None:
         self.execute("ROLLBACK")
 
+    def wait_for_locks(self, seconds: int) -> None:
+        self.execute("SET SESSION innodb_lock_wait_timeout = %s", (seconds,))
+
+    def writers(self, prefix: str) -> dict[int, str]:
+        """MariaDB shows them only with performance_schema = ON, and MySQL unless it is OFF."""
+        found = self.query(
+            "SELECT PROCESSLIST_ID, ATTR_VALUE FROM performance_schema.session_account_connect_attrs "
+            "WHERE ATTR_NAME = 'program_name' AND PROCESSLIST_ID <> CONNECTION_ID()"
+        )
+        return {int(session_id): name for session_id, name in found if name.startswith(prefix)}
+
+    def end_session(self, session_id: int) -> None:
+        try:
+            self.execute("KILL %s", (session_id,))
+        except SinkError:
+            if session_id in self.writers(""):
+                raise
+
     def close(self) -> None:
         """Closes the connection, which rolls back an open transaction."""
         if self._connection.open:
@@ -238,21 +254,28 @@ class MySqlSession(LedgerSession):
 
 
 def connect(
-    endpoint: Endpoint, tls: Tls | None, home: str, source_kind: SourceKind, reconnect: Reconnect = AT_START
+    endpoint: Endpoint,
+    tls: Tls | None,
+    home: str,
+    source_kind: SourceKind,
+    reconnect: Reconnect = AT_START,
+    *,
+    name: str = "tidemark mirror",
 ) -> MySqlSession:
-    """Raises SinkError, JobFileError; SinkUnavailableError if the server stays out of reach."""
+    """`name`: the session's name in the server. Raises SinkError, JobFileError; SinkUnavailableError if the server stays out of
+    reach."""
     context = None if tls is None else tls_context(tls)
     doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
     return open_session(
         Waiting(reconnect, endpoint),
-        lambda: _open(endpoint, tls, context),
+        lambda: _open(endpoint, tls, context, name),
         lambda connection: MySqlSession(connection, home, source_kind),
         pymysql.MySQLError,
         lambda error: mysql_errors.sink_error(error, doing),
     )
 
 
-def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None) -> Connection:
+def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None, name: str) -> Connection:
     return pymysql.connect(
         host=endpoint.host,
         port=endpoint.port,
@@ -266,7 +289,7 @@ def _open(endpoint: Endpoint, tls: Tls | None, context: ssl.SSLContext | None) -
         ssl=context,  # a context means: TLS, or no connection
         ssl_disabled=context is None,
         auth_plugin_map=password_plugins("sink.tls", tls, endpoint.host, SinkError),
-        program_name="tidemark mirror",
+        program_name=name,
     )
 
 

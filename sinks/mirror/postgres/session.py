@@ -11,7 +11,7 @@ from tidemark.conf.libpq import connection_settings
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.sinks.mirror.connecting import Waiting, open_session
-from tidemark.sinks.mirror.ledger import LedgerSession
+from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS, LedgerSession
 from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.catalog import read_tables
 from tidemark.sinks.mirror.postgres.comparing import PostgresComparing
@@ -25,8 +25,6 @@ Connection: TypeAlias = psycopg2.extensions.connection
 
 IDLE_SECONDS = 600
 """The server ends a transaction of ours after this time without a statement, and so releases the locks of a dead writer."""
-LOCK_WAIT_SECONDS = 900
-"""Longer than IDLE_SECONDS, so that a second attempt at a part waits until the locks of a dead first one are released."""
 COPY_BUFFER_BYTES = 1 << 18
 
 _SESSION = (
@@ -230,25 +228,48 @@ class PostgresSession(LedgerSession):
         except psycopg2.Error as exc:
             raise postgres_errors.sink_error(exc, "rolling back") from exc
 
+    def wait_for_locks(self, seconds: int) -> None:
+        doing = "setting lock_timeout"
+        self.execute(f"SET lock_timeout = '{int(seconds)}s'", doing=doing)
+        self.end_transaction(doing)  # a rollback would undo it
+
+    def writers(self, prefix: str) -> dict[int, str]:
+        found = self.query(
+            "SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE datname = current_database() "
+            "AND usename = current_user AND pid <> pg_backend_pid() AND starts_with(application_name, %s)",
+            (prefix,),
+        )
+        self.rollback()
+        return dict(found)
+
+    def end_session(self, session_id: int) -> None:
+        self.query("SELECT pg_catalog.pg_terminate_backend(%s)", (session_id,))
+        self.rollback()
+
     def close(self) -> None:
         """Closes the connection, which rolls back an open transaction."""
         self._connection.close()
 
 
 def connect(
-    endpoint: Endpoint, tls: Tls | None, source_kind: SourceKind, reconnect: Reconnect = AT_START
+    endpoint: Endpoint,
+    tls: Tls | None,
+    source_kind: SourceKind,
+    reconnect: Reconnect = AT_START,
+    *,
+    name: str = "tidemark mirror",
 ) -> PostgresSession:
-    """Raises SinkError; SinkUnavailableError if the server stays out of reach."""
+    """`name`: the session's name in the server. Raises SinkError; SinkUnavailableError if the server stays out of reach."""
     doing = f"to let {endpoint.user} in at {endpoint.host}:{endpoint.port}"
     return open_session(
         Waiting(reconnect, endpoint),
-        lambda: _open(endpoint, tls),
+        lambda: _open(endpoint, tls, name),
         lambda connection: PostgresSession(connection, source_kind),
         psycopg2.Error,
         lambda error: postgres_errors.sink_error(error, doing),
     )
 
 
-def _open(endpoint: Endpoint, tls: Tls | None) -> Connection:
-    connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, "tidemark mirror"))
+def _open(endpoint: Endpoint, tls: Tls | None, name: str) -> Connection:
+    connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, name))
     return connection

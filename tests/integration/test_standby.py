@@ -1,0 +1,71 @@
+"""A driver ends, freezes, or loses its network. Another one that waits (`--standby`) goes on soon. The first one writes
+nothing any more, and ends once it can."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.forwarder import forwarding
+from tests.support.jobs import running, source_of, write_job
+from tests.support.servers import Database, fresh_database
+
+pytestmark = pytest.mark.integration
+
+SOON_SECONDS = 20.0
+"""Ten seconds are promised. The machines of tests are busy."""
+
+
+@pytest.fixture(params=["mysql_server", "mariadb_server", "postgres18_server"])
+def source(request: pytest.FixtureRequest) -> Iterator[Database]:
+    with fresh_database(request.getfixturevalue(request.param)) as database:
+        yield database
+
+
+def waits_for_lease(source: Database) -> bool:
+    if source.kind == "postgres":
+        of_others = f"datname = '{source.name}' AND pid <> pg_backend_pid()"
+        return bool(source.query(f"SELECT 1 FROM pg_stat_activity WHERE {of_others} AND query ~ '^SELECT pg_try_adv'"))
+    return bool(source.query(f"SELECT 1 FROM {source.server.processlist} WHERE info LIKE 'SELECT GET_LOCK(%'"))
+
+
+def copied(target: Database) -> list[int]:
+    return [number for (number,) in target.query("SELECT id FROM orders ORDER BY id")]
+
+
+@pytest.mark.pitfall(95)
+@pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
+def test_a_standby_goes_on_soon(source: Database, tmp_path: Path, fault: str) -> None:
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
+    with fresh_database(source.server) as target, forwarding(source.server) as way:
+        sink = {"type": "mirror", "url": target.url, "table": f"{target.schema}.{{table}}"}
+        job = write_job(tmp_path, trigger="300ms", source=source_of(source, on_log_lost="resnapshot"), sink=sink)
+        url = source_of(source)["url"].replace(f":{source.server.port}/", f":{way.port}/")
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(running(job, "--set", f"source.url={url}"))
+            first.wait_until(lambda: any(event.get("phase") == "stream" for event in first.events()))
+            second = stack.enter_context(running(job, "--standby"))
+            second.wait_until(lambda: waits_for_lease(source))
+            began = time.monotonic()
+            match fault:
+                case "killed":
+                    os.killpg(first.popen.pid, signal.SIGKILL)
+                case "frozen":
+                    os.killpg(first.popen.pid, signal.SIGSTOP)
+                case "cut off":
+                    way.passes.clear()
+            source.execute("INSERT INTO orders VALUES (3)")
+            second.wait_until(lambda: copied(target) == [1, 2, 3])
+            seconds = time.monotonic() - began
+            print(f"{source.kind}, {fault}: {seconds:.1f} s")
+            assert seconds < SOON_SECONDS
+            way.passes.set()
+            if fault != "killed":
+                os.killpg(first.popen.pid, signal.SIGCONT)
+            assert first.wait() == (-signal.SIGKILL if fault == "killed" else 6), first.error_text()
+            source.execute("INSERT INTO orders VALUES (4)")
+            second.wait_until(lambda: copied(target) == [1, 2, 3, 4])
