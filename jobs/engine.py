@@ -5,6 +5,7 @@ Both run the same function (`write_parts.TaskWriting`). A run that finds little 
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from tidemark.conf.model import JobFile
@@ -12,7 +13,7 @@ from tidemark.jobs.read_parts import PartTask, tasks_of_plan
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.write_parts import TaskWriting, Writing, Written
-from tidemark.sinks.sink import EpochSink, SinkBusyError
+from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, split_part
 from tidemark.state.errors import SinkError, TidemarkError
 from tidemark.state.plan import (
@@ -33,13 +34,14 @@ MAX_ATTEMPTS = 4
 
 
 class Engine:
-    """One per run. `run` is called by one thread; `give_up` by any."""
+    """One per run. `run` and `close` are called by one thread; `give_up` by any."""
 
     def __init__(self, context: RunContext, writing: Writing, sessions: SparkSessions) -> None:
         self._context = context
         self._writing = writing
         self._sessions = sessions
         self._given_up = threading.Event()
+        self._kept: KeepsConnection | None = None
 
     def run(self, record: PlanRecord) -> list[Written]:
         """Runs a planned epoch. Returns its parts once the sink has all of them. Raises TidemarkError, and GivenUpError after
@@ -55,8 +57,23 @@ class Engine:
             return self._sessions.write_epoch(tasks, sink, self._writing)
         writing = TaskWriting(sink, self._writing.job, self._writing.schemas)
         if self.is_small(record):
+            writing = replace(writing, writer=self._writer_here(sink))
             return [written for task in tasks for written in self._written_here(writing, task)]
         return self._sessions.write_tasks(tasks, writing)
+
+    def _writer_here(self, sink: PartSink) -> PartWriter:
+        """Returns the writer of this process. It keeps its connection to the target from one epoch to the next."""
+        if self._kept is None:
+            writer = sink.writer(self._writing.job)
+            if not isinstance(writer, KeepsConnection):
+                return writer
+            self._kept = writer.keeping()
+        return self._kept
+
+    def close(self) -> None:
+        """Closes what is open between epochs. Called by the thread that calls `run`."""
+        if self._kept is not None:
+            self._kept.close()
 
     def give_up(self) -> None:
         """Lets no further part take effect. Does not wait for `run` to end."""

@@ -120,6 +120,7 @@ class EpochLoop:
                         return
                 self._stop.wait(max(0.0, began + self._interval_seconds - time.monotonic()))
         finally:
+            self._engine.close()
             self._mark()
             planner.save_history()
 

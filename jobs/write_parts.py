@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidemark.conf.redaction import redact_exception
 from tidemark.jobs.read_parts import PartTask, read_part
-from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, Schemas
+from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, PartWriter, Schemas
 from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
 
@@ -52,12 +52,14 @@ class CollectsOutages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskWriting:
-    """Reads and writes tasks. Pickled with each Spark job, then with `outages`."""
+    """Reads and writes tasks. Pickled with each Spark job, then with `outages`. `writer`: the one that the driver's process
+    keeps from one epoch to the next; None: each task gets a new one."""
 
     sink: PartSink
     job: JobIdentity
     schemas: Schemas
     outages: CollectsOutages | None = None
+    writer: PartWriter | None = None
 
     def __call__(self, tasks: Iterable[PartTask]) -> Iterator[Written]:
         """Yields each part once it is durable. Raises TidemarkError without secrets in its text."""
@@ -67,7 +69,7 @@ class TaskWriting:
 
     def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
         """As above, for one task. Raises GivenUpError once `given_up` is set: no further part takes effect."""
-        writer = self.sink.writer(self.job)
+        writer = self.sink.writer(self.job) if self.writer is None else self.writer
         try:
             with _Ahead(read_part(task), given_up) as items:
                 for result in writer.write(items, self.schemas):

@@ -138,6 +138,17 @@ class PartWriter(Protocol):
         """
 
 
+@runtime_checkable
+class KeepsConnection(PartWriter, Protocol):
+    """A `PartWriter` that can keep its connection to the target between calls of `write`, for one thread."""
+
+    def keeping(self) -> "KeepsConnection":
+        """Returns a writer that does so."""
+
+    def close(self) -> None:
+        """Closes the connection, if there is one. A later call of `write` opens another one."""
+
+
 class Sink(Protocol):
     """A sink on the driver. It has no open connection between calls."""
 

@@ -46,6 +46,11 @@ CHUNK_BYTES = 32 << 20
 ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
 
+KEPT_SECONDS = 20.0
+"""The age at which a kept connection is replaced before it is used again. So a target that is another server now, by DNS or
+behind a balancer, is found though the former one still answers. Shorter than the time after which a server ends an idle
+writer."""
+
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
 """Changes by table and schema version, in the order of the log; tables in the order of their first change."""
 T = TypeVar("T")
@@ -53,7 +58,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MirrorWriter:
-    """A `tidemark.sinks.sink.PartWriter`. It has a connection during a call of `write`."""
+    """A `tidemark.sinks.sink.PartWriter`. It has a connection during a call of `write`; with `kept`, that one, which stays open
+    until `close`. Then it is for one thread."""
 
     connect: Callable[[], Session]
     template: TableTemplate
@@ -61,9 +67,19 @@ class MirrorWriter:
     waiting: Waiting
     policies: Policies = STOP
     audit: AuditColumns = NO_AUDIT
+    kept: "_KeptConnection | None" = None
+
+    def keeping(self) -> "MirrorWriter":
+        """Returns a writer that keeps its connection between calls."""
+        return replace(self, kept=_KeptConnection(_Connection(self.connect, self.waiting)))
+
+    def close(self) -> None:
+        if self.kept is not None:
+            self.kept.connection.drop()
 
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
-        with contextlib.closing(_Connection(self.connect, self.waiting)) as connection:
+        once = contextlib.closing(_Connection(self.connect, self.waiting))
+        with once if self.kept is None else self.kept.used() as connection:
             for part in parts_of(items):
                 batches = part.batches()
                 first = _collect(batches)
@@ -255,3 +271,23 @@ class _Connection:
             session.close()
 
     close = drop
+
+
+class _KeptConnection:
+    """A connection that stays open between calls of `write`."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection = connection
+        self._opened_at = 0.0
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[_Connection]:
+        """Yields the connection without an open transaction. After an error it is closed, which ends that transaction."""
+        if time.monotonic() > self._opened_at + KEPT_SECONDS:
+            self.connection.drop()
+            self._opened_at = time.monotonic()
+        try:
+            yield self.connection
+        except BaseException:
+            self.connection.drop()
+            raise
