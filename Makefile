@@ -9,12 +9,13 @@ MOST = not benchmark and not airflow
 PYTEST = .venv/bin/pytest -n $(WORKERS) --dist worksteal --durations 25
 ROWS ?= 5000000
 DIST ?= dist
+SPARK ?= 3.5 4.3
 LOCK = --universal --python-version 3.10 --no-annotate --no-header --quiet
 
 # Where this is set, each process of a test run would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup servers check test test-fast test-mysql test-postgres test-sinks test-airflow chaos pitfalls demo bench spec dist wheel lock clean distclean
+.PHONY: help setup servers check test test-fast test-mysql test-postgres test-sinks test-airflow smoke-spark chaos pitfalls demo bench spec dist wheel lock clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -48,6 +49,9 @@ test-sinks: setup servers ## tests of the sinks: files, mirrors, Delta, console
 
 test-airflow: setup servers .venv-airflow/.installed ## the DAGs of examples/airflow in a real Airflow
 	.venv/bin/pytest -m airflow tests/airflow
+
+smoke-spark: wheel servers ## two jobs with the oldest and the newest Spark (SPARK="3.5 4.3")
+	for version in $(SPARK); do PYTHON=$(PY) sh scripts/smoke_spark.sh $$version $(DIST)/tidemark_cdc-*.whl || exit 1; done
 
 .venv-airflow/.installed: examples/airflow/requirements.lock
 	$(PY) -m venv --clear .venv-airflow
