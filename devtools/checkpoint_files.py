@@ -42,6 +42,7 @@ from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
 from tidemark.state.reread import Reread
+from tidemark.state.run_state import RunState
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
@@ -209,7 +210,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "events": (EventHistory(JobEvent(1, "started", (("job", "j"),)), (JobEvent(2, "warning", ()),)),),
     "run": (
         RunRecord("etl-1", "pid:[4026531836]", 77, 1, 2),
-        RunRecord("etl-1", "", 77, 1, 3, 3, "No grant.", "Grant it."),
+        RunRecord("etl-1", "", 77, 1, 3, 3, "No grant.", "Grant it.", RunState.FAILED),
     ),
 }
 """Values by kind of checkpoint file."""

@@ -21,7 +21,7 @@ from tidemark.jobs.monitoring.events import Events, Notes, told_outages
 from tidemark.jobs.monitoring.history import KeptEvents
 from tidemark.jobs.monitoring.metrics import serve_metrics
 from tidemark.jobs.monitoring.progress import JobProgress
-from tidemark.jobs.monitoring.run_record import RunRecorder
+from tidemark.jobs.monitoring.run_record import RecordedEvents, RunRecorder
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.webhook import notifying
 from tidemark.jobs.parking import known_tables, require_none_parked
@@ -46,16 +46,20 @@ def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool 
     finish. A second signal stops at once. Fills `summary`. Raises TidemarkError; everything committed is kept."""
     summary.job = job.job
     notes = Notes()
+    recorder = RunRecorder(Checkpoint.at(job.checkpoint))
     with notifying(job, events, notes, summary) as told, serve_metrics(job, told) as served:
+        kept = KeptEvents(RecordedEvents(served, recorder), Checkpoint.at(job.checkpoint).store)
         try:
             with told_outages(notes):
-                _run_job(job, KeptEvents(served, Checkpoint.at(job.checkpoint).store), notes, summary, standby=standby)
+                _run_job(job, kept, recorder, notes, summary, standby=standby)
         finally:
             notes.pass_on(served)
 
 
-def _run_job(job: JobFile, events: KeptEvents, notes: Notes, summary: RunSummary, *, standby: bool) -> None:
-    started, recorder = time.monotonic(), RunRecorder(Checkpoint.at(job.checkpoint))
+def _run_job(
+    job: JobFile, events: KeptEvents, recorder: RunRecorder, notes: Notes, summary: RunSummary, *, standby: bool
+) -> None:
+    started = time.monotonic()
     sessions = SparkSessions(job, notes)
     needs_spark = _needs_spark(job)
     try:

@@ -13,6 +13,7 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
 from tidemark.state.errors import JobFileError
 from tidemark.state.phase import Phase
+from tidemark.state.run_state import RunState, after_event, after_progress
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,13 +29,23 @@ class JobMetrics:
     def __init__(self, job: str) -> None:
         self._job = job
         self._shown: tuple[JobProgress, float] | None = None
+        self._state = RunState.STARTING
 
     def show(self, progress: JobProgress) -> None:
         self._shown = (progress, time.time())
+        self._state = after_progress(self._state, Phase(progress.phase), paused=progress.paused)
+
+    def note(self, event: str) -> None:
+        self._state = after_event(self._state, event)
 
     def collect(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
+        states = GaugeMetricFamily("tidemark_run_state", "1 for the state that the run is in.", labels=["job", "state"])
+        for state in RunState:
+            if state is not RunState.DEAD:  # a dead driver serves no metrics
+                states.add_metric([self._job, state.value], float(state is self._state))
+        yield states
         if self._shown is None:
             return
         progress, shown_at = self._shown
@@ -127,6 +138,7 @@ class MeasuredEvents:
 
     def note(self, event: str, **facts: Any) -> None:
         self._events.note(event, **facts)
+        self._metrics.note(event)
 
     def progress(self, progress: JobProgress) -> None:
         self._metrics.show(progress)

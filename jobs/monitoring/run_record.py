@@ -1,6 +1,7 @@
-"""The newest run of a job, as the checkpoint records it for `status` and `report`: running, ended or dead.
+"""The newest run of a job, as the checkpoint records it for `status` and `report`.
 
-    history/run-0000000042   RunRecord, by the driver: replaced every HEARTBEAT_SECONDS and at the run's end
+    history/run-0000000042   RunRecord, by the driver: replaced every HEARTBEAT_SECONDS, and when the run's
+                             state changes
 
 A run that was killed leaves a record without an end, whose heartbeat grows old. Losing the record never hurts the job.
 """
@@ -13,21 +14,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from tidemark.jobs.ending import Ending, ending_without_values
+from tidemark.jobs.ending import INTERRUPTED, Ending, ending_without_values
+from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.history import Kept, loaded, warn_not_kept
+from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.state.checkpoint.codec import RUN
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint
 from tidemark.state.errors import TidemarkError
+from tidemark.state.phase import Phase
+from tidemark.state.run_state import RunState, after_event, after_progress
 
 HEARTBEAT_SECONDS = 10.0
 DEAD_AFTER_SECONDS = 60.0
 """A run whose last heartbeat is older than this is dead."""
-
-RunState = Literal["running", "ended", "dead"]
 
 
 def last_run(checkpoint: Checkpoint) -> RunRecord | None:
@@ -37,21 +40,25 @@ def last_run(checkpoint: Checkpoint) -> RunRecord | None:
 
 def state_of(run: RunRecord, now_us: int) -> RunState:
     if run.exit_code is not None:
-        return "ended"
+        return state_at_end(run.exit_code)
     if now_us - run.seen_us > DEAD_AFTER_SECONDS * 1e6 or _process_is_gone(run):
-        return "dead"
-    return "running"
+        return RunState.DEAD
+    return run.state
+
+
+def state_at_end(exit_code: int) -> RunState:
+    return RunState.ENDED if exit_code in (0, INTERRUPTED) else RunState.FAILED
 
 
 def short_text_of(run: RunRecord, now_us: int) -> str:
-    """`STOPPED 2026-11-22 09:15:24, exit 3`."""
+    """`STOPPED 2026-11-22 09:15:24, exit 3`, or `running since 2026-11-22 09:15:24: following`."""
     seen = time_text(run.seen_us)
     match state_of(run, now_us):
-        case "running":
-            return f"running since {time_text(run.started_us)}"
-        case "dead":
+        case RunState.DEAD:
             return f"DEAD, last seen {seen}"
-        case "ended":
+        case state if not state.is_over:
+            return f"running since {time_text(run.started_us)}: {state.value}"
+        case _:
             return f"{'ended' if run.exit_code == 0 else 'STOPPED'} {seen}, exit {run.exit_code}"
 
 
@@ -59,18 +66,18 @@ def text_of(run: RunRecord, now_us: int) -> str:
     """One line for people, with cause and remedy."""
     short, where = short_text_of(run, now_us), f"on {run.host}, process {run.process_id}"
     match state_of(run, now_us):
-        case "running":
-            return f"{short} {where}"
-        case "dead":
+        case RunState.DEAD:
             return f"{short} {where}. Remedy: start the job again."
-        case "ended":
+        case state if not state.is_over:
+            return f"running since {time_text(run.started_us)} {where}: {state.value}"
+        case _:
             return short if run.exit_code == 0 else f"{short}: {run.cause} Remedy: {run.remedy}"
 
 
 def facts_of(run: RunRecord, now_us: int) -> dict[str, Any]:
     """For `status --json`."""
     return {
-        "state": state_of(run, now_us),
+        "state": state_of(run, now_us).value,
         "host": run.host,
         "process_id": run.process_id,
         "started_at": iso_time(run.started_us),
@@ -103,6 +110,7 @@ class RunRecorder:
         host, namespace = _here()
         now_us = _now_us()
         self._record = RunRecord(host, namespace, os.getpid(), now_us, now_us)
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
         self._warned = False
@@ -127,6 +135,19 @@ class RunRecorder:
         self._heart = threading.Thread(target=self._beat, name="tidemark heartbeat", daemon=True)
         self._heart.start()
 
+    def moves(self, state: RunState) -> None:
+        """Records the state of the run, at once if the job runs. The same one again changes nothing."""
+        with self._lock:
+            if state is self._record.state:
+                return
+            self._record = replace(self._record, state=state)
+        if self._heart is not None:
+            self._save()
+
+    @property
+    def state(self) -> RunState:
+        return self._record.state
+
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_SECONDS):
             self._save()
@@ -135,20 +156,40 @@ class RunRecorder:
         self._over.set()
         if self._heart is not None:
             self._heart.join()
-        self._record = replace(self._record, exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy)
+        state = state_at_end(ending.exit_code)
+        self._record = replace(
+            self._record, exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy, state=state
+        )
         with contextlib.suppress(OSError):
             if self._store.read(JOB_FILE) is None:
                 return  # a first start that was refused leaves nothing behind
         self._save()
 
     def _save(self) -> None:
-        self._record = replace(self._record, seen_us=_now_us())
-        try:
-            self._kept.save(self._record)
-        except (OSError, TidemarkError) as error:
-            if not self._warned:
-                warn_not_kept(error)
-            self._warned = True
+        with self._lock:
+            self._record = replace(self._record, seen_us=_now_us())
+            try:
+                self._kept.save(self._record)
+            except (OSError, TidemarkError) as error:
+                if not self._warned:
+                    warn_not_kept(error)
+                self._warned = True
+
+
+class RecordedEvents:
+    """Passes events on, and records the states of the run that they lead to. Implements `events.Events`."""
+
+    def __init__(self, events: Events, recorder: RunRecorder) -> None:
+        self._events = events
+        self._recorder = recorder
+
+    def note(self, event: str, **facts: Any) -> None:
+        self._recorder.moves(after_event(self._recorder.state, event))
+        self._events.note(event, **facts)
+
+    def progress(self, progress: JobProgress) -> None:
+        self._recorder.moves(after_progress(self._recorder.state, Phase(progress.phase), paused=progress.paused))
+        self._events.progress(progress)
 
 
 def _here() -> tuple[str, str]:

@@ -68,7 +68,7 @@ class CopyProgress:
     def runs(self) -> bool:
         """Returns whether a driver runs the job."""
         run = last_run(self._checkpoint)
-        return run is not None and state_of(run, time.time_ns() // 1000) == "running"
+        return run is not None and not state_of(run, time.time_ns() // 1000).is_over
 
     def committed(self) -> int:
         return self._checkpoint.committed_epoch()

@@ -10,6 +10,7 @@ from tidemark.jobs.report.facts import ReportFacts
 from tidemark.jobs.report.page import PHASES, duration, size
 from tidemark.jobs.report.templates import rendered
 from tidemark.state.phase import Phase
+from tidemark.state.run_state import RunState
 
 _NONE = "–"
 
@@ -63,12 +64,12 @@ def _of_run(facts: ReportFacts, now_us: int, *, is_paused: bool) -> dict[str, An
         return {"state": "unknown", "mood": "", "rank": 2, "reason": "The record of its newest run is lost."}
     row: dict[str, Any] = {"since": time_text(run.seen_us)}
     match state_of(run, now_us):
-        case "running":
+        case RunState.DEAD:
+            return row | {"state": "DEAD", "mood": "bad", "rank": 0, "reason": "Remedy: start the job again."}
+        case state if not state.is_over:
             row |= {"state": "paused" if is_paused else "running", "since": f"since {time_text(run.started_us)}"}
             return row | {"mood": "" if is_paused else "good", "rank": 3}
-        case "dead":
-            return row | {"state": "DEAD", "mood": "bad", "rank": 0, "reason": "Remedy: start the job again."}
-        case "ended":
+        case _:
             row |= {"exit_code": run.exit_code}
             if run.exit_code == 0:
                 return row | {"state": "ended", "mood": "good", "rank": 3}

@@ -20,6 +20,7 @@ from tidemark.jobs.report.records import Record, epoch_records, event_records, s
 from tidemark.jobs.report.templates import redacted, rendered
 from tidemark.jobs.sinks import sink_needs
 from tidemark.state.checkpoint.history import RunRecord
+from tidemark.state.run_state import RunState
 
 MAX_TABLES = 200
 MAX_EVENTS = 60
@@ -72,15 +73,19 @@ def render(job: JobFile, facts: ReportFacts, now_us: int) -> str:
 
 def _phase_text(phase: str, run: RunRecord | None, now_us: int) -> str:
     """The phase, if a process runs the job as far as is known; else how the last run ended."""
-    if run is None or state_of(run, now_us) == "running" or (run.exit_code == 0 and phase == "done"):
+    state = None if run is None else state_of(run, now_us)
+    if run is None or state is None or (run.exit_code == 0 and phase == "done"):
         return PHASES[phase]
+    if not state.is_over:
+        is_telling = state in (RunState.STARTING, RunState.PAUSED, RunState.STOPPING)  # the others are phases
+        return f"{PHASES[phase]} · {state.value}" if is_telling else PHASES[phase]
     return short_text_of(run, now_us)
 
 
 def _notes(facts: ReportFacts, now_us: int) -> tuple[str, ...]:
     """With the cause of a run that failed."""
     run = facts.run
-    failed = run is not None and state_of(run, now_us) == "ended" and run.exit_code != 0
+    failed = run is not None and run.exit_code not in (None, 0)
     return (*facts.notes, text_of(run, now_us)) if run is not None and failed else facts.notes
 
 

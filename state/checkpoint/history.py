@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tidemark.state.run_state import RunState
 from tidemark.state.split import Bound, Report, Split
 from tidemark.state.table import TableId
 
@@ -233,7 +234,8 @@ class EventHistory:
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The newest run. `seen_us`: its last heartbeat, or its end. Times are microseconds since 1970 by the driver's clock.
-    `exit_code` None: the run has not ended. `process_namespace`: where `process_id` is valid, "" if not known."""
+    `exit_code` None: the run has not ended. `state`: what its driver says; it can't say that it is dead. `process_namespace`:
+    where `process_id` is valid, "" if not known."""
 
     host: str
     process_namespace: str
@@ -243,3 +245,4 @@ class RunRecord:
     exit_code: int | None = None
     cause: str = ""
     remedy: str = ""
+    state: RunState = RunState.STARTING

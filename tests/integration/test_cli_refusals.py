@@ -214,7 +214,7 @@ def test_a_target_table_that_lost_its_key_is_5(
     assert re.fullmatch(r"run       STOPPED \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, exit 5: .*", stopped)
     assert stopped.endswith(ended.last_line.removeprefix("tidemark: "))
     told = json.loads(tidemark("status", job, "--json").out)["run"]
-    assert (told["state"], told["exit_code"]) == ("ended", 5)
+    assert (told["state"], told["exit_code"]) == ("failed", 5)
     assert ended.last_line == f"tidemark: {told['cause']} Remedy: {told['remedy']}"
     page = tmp_path / "report.html"
     assert tidemark("report", job, "-o", page).code == 0

@@ -190,7 +190,7 @@ def test_a_paused_job_that_is_killed_stays_paused(
         process.wait_until(lambda: b'tidemark_paused{job="test-job"} 1.0' in urllib.request.urlopen(url).read())
         assert tidemark("run", job, *BY_DRIVER).code == 6  # it holds the job
         facts = json.loads(tidemark("status", job, "--json").out)
-        assert (facts["paused"], facts["run"]["state"], facts["planned_epoch"]) == (True, "running", paused_epoch)
+        assert (facts["paused"], facts["run"]["state"], facts["planned_epoch"]) == (True, "paused", paused_epoch)
         printed(job, "signal", "resume")
         process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
         printed(job, "signal", "pause")

@@ -25,7 +25,7 @@ from tidemark.state.checkpoint.history import (
 )
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.errors import JobHeldError, SinkError
 from tidemark.state.log_range import LogRange, LogReport, LogTotals, TableChanges
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState, LogWork, Plan, PlanRecord
@@ -133,7 +133,7 @@ def test_the_newest_file_counts_and_the_ones_before_it_go(tmp_path: Path) -> Non
     again = Kept(store, EPOCHS)
     assert again.load() == EpochHistory().plus(epoch(3))
     again.save(EpochHistory())
-    with pytest.raises(CheckpointError, match="Another driver"):
+    with pytest.raises(JobHeldError, match="Another driver"):
         kept.save(EpochHistory())
 
 

@@ -16,9 +16,10 @@ from tidemark.jobs.report.facts import LogScale, ReportFacts, TableFacts
 from tidemark.jobs.report.page import MAX_TABLES, duration, render, size
 from tidemark.jobs.report.records import split_records
 from tidemark.jobs.report.write import write_report
-from tidemark.state.checkpoint.history import EpochHistory, EventHistory, JobEvent, SplitHistory
+from tidemark.state.checkpoint.history import EpochHistory, EventHistory, JobEvent, RunRecord, SplitHistory
 from tidemark.state.errors import CheckpointError, JobFileError
 from tidemark.state.position import WalPosition
+from tidemark.state.run_state import RunState
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,19 @@ def test_the_page_says_where_the_job_stands() -> None:
     assert "2 of 2 are copied" in text
     assert "The disk of the target is full." in text
     assert "copying" in text_of(page_of(unfinished(busy_facts("orders"))))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [(RunState.FOLLOWING, ""), (RunState.PAUSED, " · paused"), (RunState.STOPPING, " · stopping")],
+)
+def test_the_page_says_in_which_state_a_run_is(state: RunState, told: str) -> None:
+    facts = busy_facts()
+    at_us = as_of(facts)
+    page = render(job_file("p"), replace(facts, run=RunRecord("etl-1", "", 77, at_us, at_us, state=state)), at_us)
+    shown = re.search(r'id="phase">([^<]*)<', page)
+    assert shown is not None
+    assert shown[1] == f"following the log{told}"
 
 
 def test_names_and_texts_of_others_are_only_text() -> None:

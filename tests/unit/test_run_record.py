@@ -15,6 +15,7 @@ from tidemark.jobs.monitoring.run_record import DEAD_AFTER_SECONDS, RunRecorder,
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.run_state import RunState
 
 AT_US = 1_790_000_124_000_000  # 2026-09-21 14:15:24
 RECORD = RunRecord("etl-1", "", 77, AT_US - 60_000_000, AT_US)
@@ -35,7 +36,7 @@ def newest(checkpoint: Checkpoint) -> RunRecord:
 
 def test_a_run_without_a_heartbeat_is_dead() -> None:
     late_us = AT_US + int(DEAD_AFTER_SECONDS * 1e6)
-    assert text_of(RECORD, late_us) == "running since 2026-09-21 14:14:24 on etl-1, process 77"
+    assert text_of(RECORD, late_us) == "running since 2026-09-21 14:14:24 on etl-1, process 77: starting"
     dead = "DEAD, last seen 2026-09-21 14:15:24 on etl-1, process 77. Remedy: start the job again."
     assert text_of(RECORD, late_us + 1) == dead
     failed = replace(RECORD, exit_code=3, cause="No grant.", remedy="Grant it.")
@@ -48,9 +49,9 @@ def test_a_process_of_this_machine_that_is_gone_is_dead_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     here = replace(RECORD, host=host, process_namespace=namespace)
-    assert state_of(replace(here, process_id=gone.pid), AT_US) == "dead"
-    assert state_of(replace(here, process_id=1), AT_US) == "running"
-    assert state_of(replace(here, process_id=gone.pid, host="another"), AT_US) == "running"
+    assert state_of(replace(here, process_id=gone.pid), AT_US) is RunState.DEAD
+    assert state_of(replace(here, process_id=1), AT_US) is RunState.STARTING
+    assert state_of(replace(here, process_id=gone.pid, host="another"), AT_US) is RunState.STARTING
 
 
 def test_a_running_job_keeps_its_record_fresh_and_ends_it(
@@ -61,7 +62,7 @@ def test_a_running_job_keeps_its_record_fresh_and_ends_it(
     with recorder.recording():
         recorder.begin()
         first = newest(checkpoint)
-        assert state_of(first, time.time_ns() // 1000) == "running"
+        assert state_of(first, time.time_ns() // 1000) is RunState.STARTING
         deadline = time.monotonic() + 20
         while newest(checkpoint).seen_us == first.seen_us:
             assert time.monotonic() < deadline
