@@ -148,7 +148,7 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
             identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
             _prepare(job, sink, identity, held.state)
         except TidemarkError as error:
-            if not lease.prove() or not _goes_on(error, job, sink, events, trouble):
+            if _is_of_others(error) or not lease.prove() or not _goes_on(error, job, sink, events, trouble):
                 raise_with_way_back(
                     error, job, None if error.table is None else Checkpoint.at(job.checkpoint).job_state()
                 )
@@ -164,6 +164,11 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
         lambda: _opened(job, events, lease, recorder),
         finishes=bool(trouble.kept),
     )
+
+
+def _is_of_others(error: TidemarkError) -> bool:
+    """True for an error that no change of the job mends: then the lease need not be proven, and perhaps can't be."""
+    return isinstance(error, JobHeldError | SourceUnavailableError)
 
 
 def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, trouble: _Trouble) -> bool:
@@ -199,7 +204,7 @@ def require_another_opening(error: TidemarkError, job: JobFile, opened: OpenedJo
     to be read again. Raises the error if it must stop the job. Raises JobHeldError if another driver has taken the job over,
     which may be the cause of the error: what this driver knows about the job is old then."""
     state = opened.held.state
-    if isinstance(error, JobHeldError | SourceUnavailableError):
+    if _is_of_others(error):
         raise error
     if not opened.held.lease.prove():
         opened.held.require_lease()
