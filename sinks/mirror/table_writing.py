@@ -49,7 +49,7 @@ class TableWriting:
         names = [column.name for column in schema.captured]
         needed = [*names, "_change_type"]
         if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
-            needed += ["_commit_version", "_seq", _UNCHANGED]
+            needed += ["_commit_version", "_seq", "_txn_id", _UNCHANGED]
         table = pa.Table.from_batches([batch.select(needed) for batch in batches])
         for changes in table.combine_chunks().to_batches():
             only_inserts = not np.any(changes.column("_change_type").to_numpy() != ChangeType.INSERT)

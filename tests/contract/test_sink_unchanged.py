@@ -152,6 +152,15 @@ def test_row_that_the_target_lacks_stops_the_job(mirror_of_postgres: SinkCase, c
     assert sink.rows(NOTES) == [full(1)]
 
 
+def test_row_that_the_log_has_deleted_stops_the_job(mirror_of_postgres: SinkCase) -> None:  # noqa: F811
+    sink = mirror_of_postgres
+    sink.sink.prepare(sink.job, [NOTES])
+    sink.write(snapshot_part(1, 1, NOTES, [full(1)]))
+    with pytest.raises(SinkError, match=r"public.notes: The log leaves .* out of a change in transaction .* not known"):
+        sink.write(log_part(2, (NOTES, [gone(1), (UPDATE, note(1, 1))])))
+    assert sink.rows(NOTES) == [full(1)]
+
+
 @pytest.mark.pitfall(78)
 def test_unique_values_change_places_in_a_table_of_the_users_own(mirror_of_postgres: SinkCase) -> None:  # noqa: F811
     """The table's columns are NOT NULL, and some of them fill themselves."""
