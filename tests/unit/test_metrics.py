@@ -42,8 +42,10 @@ def scraped(progress: JobProgress | None) -> dict[str, float]:
     return {" ".join([sample.name, *list(sample.labels.values())[1:]]): sample.value for sample in samples}
 
 
-def test_nothing_is_said_before_anything_is_known() -> None:
-    assert scraped(None) == {}
+def test_only_the_runs_state_is_said_before_anything_is_known() -> None:
+    found = scraped(None)
+    assert {name for name, value in found.items() if value} == {"tidemark_run_state starting"}
+    assert all(name.startswith("tidemark_run_state ") for name in found)
 
 
 def test_lag_grows_until_the_job_has_caught_up() -> None:
