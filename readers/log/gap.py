@@ -8,7 +8,7 @@ from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.source import KeyRouting, RoutesByTransaction
 from tidemark.state.change_batch import is_truncation
-from tidemark.state.errors import UnknownLogEventError
+from tidemark.state.errors import SchemaChangedError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -60,7 +60,8 @@ class Gap:
 
     def _truncation(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Emits a TRUNCATE or drops it. It can't do either if some splits or key re-reads were taken before the TRUNCATE and
-        some after it: raises UnknownLogEventError. Splits that are left do not matter: the copy has none of their rows."""
+        some after it: raises SchemaChangedError, so that the table is read again. Splits that are left do not matter: the copy
+        has none of their rows."""
         version = rows.column("_commit_version")[0].as_py()
         xids = self._transactions(rows)
         finished_splits = self._filter.of_table(table, version)
@@ -69,10 +70,11 @@ class Gap:
             kept += [not covered for covered in self._key_rereads.covering(table, version, int(xids[0]))]
         if all(kept) or not any(kept):
             return rows.slice(0, len(rows) if any(kept) or finished_splits is None else 0)
-        raise UnknownLogEventError(
+        raise SchemaChangedError(
             f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}) while its rows were being copied: some "
             "of its splits were read before it, some after it.",
             f"{START_OVER_NOW} Do not run TRUNCATE while rows are copied.",
+            table,
         )
 
 

@@ -176,6 +176,21 @@ def test_wider_twice_with_looks_in_between(
     assert rows_of(target, "copy_t", "id", "s") == rows_of(database, "t", "id", "s")
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_while_the_rows_are_read(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, epochs: int
+) -> None:
+    database = any_source_database
+    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    columns = columns_of(database, numbers=True)
+    create(database, columns)
+    job = job_of(database, tmp_path, target)
+    run_epochs(job, at_most=epochs)
+    database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
+    run_epochs(job)
+    assert rows_of(target, "copy_t", "id", *columns) == rows_of(database, "t", "id", *columns)
+
+
 LOSSY = {
     "of a constant's form": (
         "ALTER TABLE t ADD COLUMN more DATETIME DEFAULT '2024-01-01'",

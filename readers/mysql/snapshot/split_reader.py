@@ -45,7 +45,7 @@ from tidemark.readers.snapshot.gathered_rows import GatheredRows
 from tidemark.readers.snapshot.normalise import Replay
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
-from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SplitChangedError
+from tidemark.state.errors import DamagedLogError, LogPositionLostError, SourceNotUsableError, SplitChangedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition, Position, binlog_position
@@ -140,6 +140,10 @@ class SplitReader(RetryingSplitReader[Connection]):
                 if not self._finds_later_anchor(start):
                     raise
                 continue
+            except DamagedLogError:  # perhaps the values are of other types: an ALTER TABLE came before the SELECT
+                self._session.close()
+                self._session.ask(lambda connection: require_columns(connection, schema))
+                raise
             except SplitChangedError as error:
                 cause: Exception = error
             except pymysql.MySQLError as error:
