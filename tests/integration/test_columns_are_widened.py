@@ -176,15 +176,17 @@ def test_wider_twice_with_looks_in_between(
     assert rows_of(target, "copy_t", "id", "s") == rows_of(database, "t", "id", "s")
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize(("epochs", "interleave"), [(1, True), (2, True), (1, False)])
 def test_while_the_rows_are_read(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, epochs: int
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, epochs: int, interleave: bool
 ) -> None:
+    """The digits of a SELECT do not fit the type that the job knows."""
     database = any_source_database
     target: Database = request.getfixturevalue(f"{database.kind}_database")
-    columns = columns_of(database, numbers=True)
+    columns = {"p": columns_of(database, numbers=True)["p"]}
     create(database, columns)
-    job = job_of(database, tmp_path, target)
+    snapshot = {"split_rows": 3, "parallelism": 1, "interleave": interleave}
+    job = job_of(database, tmp_path, target, snapshot=snapshot)
     run_epochs(job, at_most=epochs)
     database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
     run_epochs(job)
