@@ -72,12 +72,13 @@ def _as_deletes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_columns_of(schema: TableSchema, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """A table may have got and lost columns since the rows were read. Then these were older than the new columns."""
+    """A table may have got and lost columns since the rows were read, and columns of wider types. Then the rows were older than
+    the new columns."""
     fields = batch_schema(schema)
-    if rows.schema.names == fields.names:
+    if rows.schema.equals(fields):
         return rows
     added = {column.name: column.constants(rows.num_rows) for column in schema.captured if column.added}
     nothing = {field.name: pa.nulls(rows.num_rows, field.type) for field in fields}
     held = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = nothing | added | held
-    return pa.RecordBatch.from_arrays([columns[name] for name in fields.names], schema=fields)
+    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in fields], schema=fields)

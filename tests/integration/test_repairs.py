@@ -264,3 +264,30 @@ def test_values_that_the_log_leaves_out_stay_right_when_keys_move(
     monkeypatch.setattr(repairs, "await_visible", moving)
     run_epochs(job)
     assert_equal(job, {"t": 11})
+
+
+def test_a_column_gets_wider_between_the_position_and_the_read(
+    postgres18_database: Database, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = postgres18_database, mysql_database
+    source.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, p NUMERIC(6,2), more INT)",
+        "INSERT INTO t SELECT i, i, i FROM generate_series(1, 9) i",
+    )
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": "evolve"}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    target.execute("UPDATE copy_t SET more = 0 WHERE id IN (2, 4, 6)", "INSERT INTO copy_t VALUES (77, 1, 1)")
+    repair(job)
+    await_visible, changes = repairs.await_visible, iter(["ALTER TABLE t ALTER COLUMN p TYPE NUMERIC(12,2)"])
+
+    def widening(keys: KeySource, position: Position) -> None:
+        with contextlib.suppress(StopIteration):
+            source.execute(next(changes), "UPDATE t SET p = 5.55 WHERE id = 6")
+        await_visible(keys, position)
+
+    monkeypatch.setattr(repairs, "await_visible", widening)
+    run_epochs(job)
+    source.execute("UPDATE t SET p = 12345678.99 WHERE id = 2")
+    run_epochs(job)
+    assert_equal(job, {"t": 9})
