@@ -291,3 +291,30 @@ def test_a_column_gets_wider_between_the_position_and_the_read(
     source.execute("UPDATE t SET p = 12345678.99 WHERE id = 2")
     run_epochs(job)
     assert_equal(job, {"t": 9})
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3]], indirect=True)
+def test_rows_that_the_source_lacks_are_marked_where_copies_keep_deleted_rows(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("CREATE TABLE t (id INT PRIMARY KEY, n INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
+    audit = {"deleted": "_deleted", "synced_at": "_synced_at"}
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "audit_columns": audit}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    source.execute("DELETE FROM t WHERE id = 4")
+    run_epochs(job)
+    target.execute(
+        "UPDATE copy_t SET n = 0 WHERE id = 1",
+        "UPDATE copy_t SET _deleted = TRUE WHERE id = 2",
+        "DELETE FROM copy_t WHERE id = 3",
+        "UPDATE copy_t SET _deleted = FALSE WHERE id = 4",
+        "INSERT INTO copy_t (id, n, _deleted) VALUES (77, 7, FALSE)",
+    )
+    repair(job)
+    run_epochs(job)
+    assert_equal(job, {"t": 3})
+    rows = target.query("SELECT id, n, _deleted FROM copy_t ORDER BY id")
+    assert [(i, n, bool(gone)) for i, n, gone in rows] == [
+        (1, 1, False), (2, 2, False), (3, 3, False), (4, 4, True), (77, 7, True),
+    ]  # fmt: skip
