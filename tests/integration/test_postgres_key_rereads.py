@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.sink_state import SinkCase, sorted_rows
@@ -20,7 +20,7 @@ from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.sinks.files.sink import FilesSink
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import SourceNotUsableError, UnknownLogEventError
+from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.table import TableSchema
 
@@ -199,12 +199,17 @@ def test_more_of_them_than_can_be_kept_stop_the_job(
     assert "REPLICA IDENTITY FULL" in caught.value.remedy
 
 
-def test_truncation_that_rows_read_again_contain_stops_the_job(postgres_database: Database, tmp_path: Path) -> None:
+def test_a_table_is_read_again_if_rows_read_again_contain_its_truncation(
+    postgres_database: Database, tmp_path: Path
+) -> None:
     make_table(postgres_database)
-    job, _ = into_files(tmp_path, postgres_database)
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    (job, copy), notes = into_files(tmp_path, postgres_database, sink=sink), Notes()
     run_epochs(job, at_most=1)
     postgres_database.execute("UPDATE t SET id = 135 WHERE id = 35")
     assert run_epochs(job, at_most=1) == ["snapshot"]
     postgres_database.execute("TRUNCATE t", "INSERT INTO t VALUES (135, 9, 'there again')")
-    with pytest.raises(UnknownLogEventError, match="t was truncated"):
-        run_epochs(job)
+    run_epochs(job, notes=notes)
+    assert ["t was truncated" in facts["text"] for event, facts in notes.found if event == "left"] == [True]
+    schema = schema_of(job)
+    assert copy.rows(schema) == sorted_rows(schema, postgres_database.query("SELECT * FROM t"))
