@@ -13,7 +13,15 @@ import pymysql
 import pytest
 
 from tests.support.change_parts import DELETE, INSERT, ITEMS, ORDERS, SCHEMAS, UPDATE, column, log_part, snapshot_part
-from tests.support.sink_state import TEMPLATE, SinkCase, make_case, mirror, sorted_rows, target_name  # noqa: F401  # a fixture
+from tests.support.sink_state import (  # noqa: F401  # fixtures
+    TEMPLATE,
+    SinkCase,
+    any_mirror,
+    make_case,
+    mirror,
+    sorted_rows,
+    target_name,
+)
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
@@ -40,7 +48,7 @@ def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def copy(any_mirror: SinkCase, monkeypatch: pytest.MonkeyPatch) -> SinkCase:
+def copy(any_mirror: SinkCase, monkeypatch: pytest.MonkeyPatch) -> SinkCase:  # noqa: F811
     monkeypatch.setattr(mirror_writer, "FIRST_DELAY_SECONDS", 0.01)
     any_mirror.sink.prepare(any_mirror.job, [ORDERS, ITEMS])
     any_mirror.write(snapshot_part(1, 1, ORDERS, [order(1), order(2), order(3)]))
