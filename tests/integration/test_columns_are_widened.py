@@ -210,6 +210,12 @@ LOSSY = {
         "ALTER TABLE t DEFAULT CHARACTER SET utf8mb4",
         "ALTER TABLE t MODIFY s VARCHAR(20) CHARACTER SET utf8mb4",
     ),
+    "through the default character set of the database": (
+        "ALTER TABLE t DEFAULT CHARACTER SET ascii",
+        "ALTER TABLE t MODIFY s VARCHAR(20)",
+        "ALTER TABLE t DEFAULT CHARACTER SET DEFAULT",
+        "ALTER TABLE t MODIFY s VARCHAR(20) CHARACTER SET utf8mb4",
+    ),
     "through NOT NULL": ("ALTER TABLE t MODIFY s VARCHAR(20) NOT NULL", "ALTER TABLE t MODIFY s VARCHAR(20)"),
     "through a CHANGE of names": (
         "ALTER TABLE t CHANGE s u VARCHAR(20), CHANGE u s VARCHAR(20)",
@@ -223,6 +229,8 @@ def test_values_that_were_lost_on_the_way_are_read_again(
     source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, change: str
 ) -> None:
     """The catalog shows only the last type."""
+    if source_database.kind == "mysql" and "of the database" in change:
+        pytest.skip("MySQL has no CHARACTER SET DEFAULT")
     database, notes = source_database, Notes()
     target: Database = request.getfixturevalue("postgres_database")
     database.execute(

@@ -73,7 +73,7 @@ def commands_of_messages() -> Iterator[tuple[str, list[str]]]:
 
 
 def commands_of_documents() -> Iterator[tuple[str, list[str]]]:
-    """The syntax of documents: `[…]` is optional, `…` stands for anything."""
+    """The syntax of documents: `[…]` is optional, `…` is any text."""
     for code in code_of_documents():
         for match in re.finditer(r"(?:^|\$ |&& |; |^\s*)tidemark (?=[a-z])", code.text):
             rest = re.split(r" #| && | \| | > |;|\s·\s", code.text[match.end() :])[0]

@@ -578,7 +578,9 @@ def _is_followed(known: Column | None, new: AddedColumn) -> bool:
 def _is_default(charset: str, known: Column) -> bool:
     """True if a statement that makes a character set or collation the table's default may be the reason why a column of a wider
     type has that one now. MODIFY without a character set had set another one, then, and values may be lost."""
-    return bool(known.narrower) and known.charset is not None and charset.startswith(known.charset.removesuffix("mb3"))
+    if not known.narrower or known.charset is None:
+        return False
+    return charset == "default" or charset.startswith(known.charset.removesuffix("mb3"))
 
 
 _UNREADABLE = Statement("a statement that is not valid in its character set", unknown=True)
