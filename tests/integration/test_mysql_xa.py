@@ -116,15 +116,18 @@ def read_while_others_commit_xa_transactions(table: SourceTable, each: int) -> l
             with contextlib.closing(table.database.connect()) as connection, connection.cursor() as cursor:
                 prepare(cursor, name(row), row)
 
-    def commit_all(number: int, _: threading.Event) -> None:
+    reads: list[SplitRead] = []
+
+    def commit_all(number: int, stop: threading.Event) -> None:
         with contextlib.closing(table.database.connect()) as connection, connection.cursor() as cursor:
             for row in range(number * each, number * each + each):
+                while row % each > each // 2 and len(reads) < 2 and not stop.is_set():
+                    time.sleep(0.005)  # a busy machine may need for one read as long as for all commits
                 commit_when_detached(cursor, name(row))
-                time.sleep(0.005)  # leaves the reader time for several reads
+                time.sleep(0.005)
 
     with running(prepare_all):
         pass
-    reads = []
     with table.reader() as reader:
         reader.read(table.split(), table.schema, table.anchor)  # connects, and compiles what is not compiled yet
         with running(commit_all) as still:
