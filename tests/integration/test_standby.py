@@ -16,8 +16,9 @@ from tests.support.servers import Database, fresh_database
 
 pytestmark = pytest.mark.integration
 
-SOON_SECONDS = 20.0
-"""Ten seconds are promised. The machines of tests are busy."""
+SOON_SECONDS = 120.0
+"""Ten seconds are promised; ADR 41 has what was measured. A busy machine starts a driver late, so the test only tells them
+from the many minutes for which a server keeps the lease of a driver that froze or lost its network."""
 
 
 @pytest.fixture(params=["mysql_server", "mariadb_server", "postgres18_server"])

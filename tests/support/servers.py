@@ -59,11 +59,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether the test's mark `once_per_family` leaves out its server. MySQL without GTIDs is of the family of MySQL."""
+    """Whether the test's mark `once_per_family` leaves out its server: MySQL without GTIDs, and the older PostgreSQL."""
     if os.environ.get(EVERY_SERVER) == "1" or item.get_closest_marker("once_per_family") is None:
         return False
-    callspec = getattr(item, "callspec", None)
-    return callspec is not None and "mysql_nogtid_server" in callspec.params.values()
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if "postgres_source_server" in parameters and parameters["postgres_source_server"] is None:
+        return True
+    return "mysql_nogtid_server" in parameters.values()
 
 
 class SharedServer(Server):

@@ -21,7 +21,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.redaction import redact
 from tidemark.conf.source import Tls
 from tidemark.readers.mysql.binlog.events import FILE_START, header
-from tidemark.readers.mysql.connect import Connection, Flavour, error_code, error_text, is_transient
+from tidemark.readers.mysql.connect import Connection, Flavour, error_text, is_transient
 from tidemark.readers.mysql.schema import table_effects
 from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, connect_to
 from tidemark.readers.mysql.session import SqlSession
@@ -333,24 +333,3 @@ _PASSING = frozenset(
 )
 """Server shutdown, network errors, killed connections."""
 _DENIED = frozenset({1044, 1045, 1142, 1227})
-
-
-def load_charsets(connection: Connection, flavour: Flavour) -> dict[int, str]:
-    """The name of the character set of every collation id."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS WHERE ID IS NOT NULL")
-        found = {int(number): str(name) for number, name in cursor.fetchall() if name is not None}
-        if flavour == "mariadb":  # since 10.10 this table lacks collations that several character sets share
-            try:
-                cursor.execute(
-                    "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
-                )
-            except pymysql.MySQLError as exc:
-                if error_code(exc) != _UNKNOWN_COLUMN:
-                    raise
-            else:
-                found |= {int(number): str(name) for number, name in cursor.fetchall() if number is not None}
-    return found
-
-
-_UNKNOWN_COLUMN = 1054

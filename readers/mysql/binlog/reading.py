@@ -31,7 +31,6 @@ from tidemark.readers.mysql.binlog.connection import (
     LogSource,
     ServerIdTakenError,
     error_of,
-    load_charsets,
     open_dump,
 )
 from tidemark.readers.mysql.binlog.crc import CRC_TABLES
@@ -41,6 +40,7 @@ from tidemark.readers.mysql.binlog.payload import COMPRESSED, Unpacker
 from tidemark.readers.mysql.binlog.reading_state import Flush, LogState, ReadOptions
 from tidemark.readers.mysql.binlog.walker import walk
 from tidemark.readers.mysql.connect import Connection, error_code, error_text, is_transient
+from tidemark.readers.mysql.schema.collations import charsets_by_collation
 from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,
@@ -181,7 +181,7 @@ class Reading:
         connection = _opened(log.source)
         try:
             if not log.charsets:
-                log.charsets = load_charsets(connection, log.source.flavour)
+                log.charsets = charsets_by_collation(connection)
             if log.progress.gtids is not None and log.progress.deferred is None:
                 _check_log(connection, position, log.progress.gtids)
         except pymysql.MySQLError as exc:

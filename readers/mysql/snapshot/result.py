@@ -18,9 +18,9 @@ from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.decoding.arrow import to_arrow
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.schema.collations import charsets_by_collation
 from tidemark.readers.mysql.snapshot.result_columns import (
     ResultColumn,
-    charsets_by_collation,
     check_result_columns,
     parse_result_column,
 )

@@ -1,9 +1,7 @@
 """The column definitions of a result, and the check that they are what the plan expects."""
 
-import weakref
 from dataclasses import dataclass
 
-from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.decoding.columns import ColumnPlan, Output
 from tidemark.readers.mysql.decoding.field_types import FieldType
 from tidemark.readers.mysql.decoding.type_layouts import Conversion
@@ -87,24 +85,3 @@ def _difference(plan: ColumnPlan, output: Output, column: ResultColumn, charset:
 def _plain(charset: str | None) -> str | None:
     """Replaces utf8, the old name of utf8mb3."""
     return "utf8mb3" if charset == "utf8" else charset
-
-
-_cached: "weakref.WeakKeyDictionary[Connection, dict[int, str]]" = weakref.WeakKeyDictionary()
-
-
-def charsets_by_collation(connection: Connection) -> dict[int, str]:
-    """Collation id → name of the character set. Queried once per connection."""
-    found = _cached.get(connection)
-    if found is None:
-        with connection.cursor() as cursor:
-            # Since MariaDB 10.10 only this table lists collations that several character sets share.
-            cursor.execute(
-                "SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = 'information_schema'"
-                " AND TABLE_NAME = 'COLLATION_CHARACTER_SET_APPLICABILITY' AND COLUMN_NAME = 'ID'"
-            )
-            shared = cursor.fetchone() == (1,)
-            table = "COLLATION_CHARACTER_SET_APPLICABILITY" if shared else "COLLATIONS"
-            cursor.execute(f"SELECT ID, CHARACTER_SET_NAME FROM information_schema.{table} WHERE ID IS NOT NULL")
-            found = {int(number): str(charset) for number, charset in cursor.fetchall()}
-        _cached[connection] = found
-    return found

@@ -37,6 +37,7 @@ _SESSION = (
     "sql_safe_updates = 0, unique_checks = 1, "
 )
 _SESSION_MYSQL = "range_optimizer_max_mem_size = 0"
+_collations: dict[tuple[str, str], dict[str, str]] = {}
 _SESSION_MARIADB = "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0"
 
 
@@ -62,14 +63,19 @@ class MySqlSession(LedgerSession):
 
     @functools.cached_property
     def dialect(self) -> MySqlDialect:
-        """Queries the server at its first use."""
-        full_names = self._flavour == "mariadb" and self._version >= (10, 10)
-        name = "FULL_COLLATION_NAME" if full_names else "COLLATION_NAME"
-        collations = self.query(
-            f"SELECT {name}, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
-        )
+        """A process asks each server and version once for its collations: a short epoch takes less time than the answer."""
+        server = (str(self._connection.get_host_info()), self._server_text)
+        if server not in _collations:
+            full_names = self._flavour == "mariadb" and self._version >= (10, 10)
+            name = "FULL_COLLATION_NAME" if full_names else "COLLATION_NAME"
+            sql = f"SELECT {name}, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
+            _collations[server] = dict(self.query(sql))
         return MySqlDialect(
-            self._flavour, self._version, dict(collations), fold_names=self._fold_names, source_kind=self._source_kind
+            self._flavour,
+            self._version,
+            _collations[server],
+            fold_names=self._fold_names,
+            source_kind=self._source_kind,
         )
 
     @property
