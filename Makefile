@@ -3,7 +3,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
-WORKERS ?= 2
+# More than two cores: tests wait for servers a third of the time.
+WORKERS ?= 3
 N ?= 20
 MOST = not benchmark and not airflow
 PYTEST = .venv/bin/pytest -n $(WORKERS) --dist worksteal --durations 25
@@ -32,7 +33,7 @@ check: setup ## format, lint, types, import direction
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-test: setup servers ## all tests except the long chaos tests and Airflow's (WORKERS=2, EVERY_SERVER=1)
+test: setup servers ## all tests except the long chaos tests and Airflow's (WORKERS=3, EVERY_SERVER=1)
 	TIDEMARK_TEST_EVERY_SERVER=$(EVERY_SERVER) $(PYTEST) -m "$(MOST)"
 
 test-fast: setup ## tests that need no server and no Spark

@@ -278,14 +278,14 @@ def test_small_files_with_lists_are_merged(postgres_source_database: Database, t
 
 @pytest.mark.parametrize("style", ["mirror", "changelog"])
 def test_delta_tables_have_arrays(
-    postgres_source_database: Database,
+    postgres18_database: Database,
     tmp_path: Path,
     delta_session: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     style: str,
 ) -> None:
     monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
-    source = postgres_source_database
+    source = postgres18_database
     make_table(source)
     insert_rows(source, 1)
     path = make_job(source, tmp_path, sink={"type": "delta", "path": str(tmp_path / "lake"), "style": style})
@@ -313,10 +313,10 @@ def test_delta_tables_have_arrays(
 
 
 def test_delta_tables_of_an_earlier_version_keep_texts(
-    postgres_source_database: Database, tmp_path: Path, delta_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+    postgres18_database: Database, tmp_path: Path, delta_session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
-    source = postgres_source_database
+    source = postgres18_database
     source.execute("CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, wholes int[])")
     source.execute("INSERT INTO shop.t VALUES (1, '{1}')")
     path = make_job(source, tmp_path, sink={"type": "delta", "path": str(tmp_path / "lake"), "style": "mirror"})

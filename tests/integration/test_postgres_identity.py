@@ -11,7 +11,7 @@ from tidemark.state.errors import LogPositionLostError, SchemaChangedError, Sour
 
 __all__ = ["make_job"]
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 
 @pytest.mark.pitfall(97)

@@ -26,6 +26,7 @@ from tidemark.jobs import repairs
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.commands.signal import list_signals
 from tidemark.jobs.reconcile import repair as repairing
+from tidemark.jobs.reconcile import table_comparison
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
 from tidemark.state.errors import DifferencesError
@@ -176,7 +177,7 @@ def test_changes_around_the_read_are_neither_lost_nor_overtaken(
     assert_equal(job, row_counts(source))
 
 
-@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2], PAIRS[4]], indirect=True)
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2]], indirect=True)
 def test_it_goes_on_after_a_death_at_each_step(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_it_goes_on_after_a_death_at_each_step(
     armed = tmp_path / "failpoints"
     armed.mkdir()
     monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    monkeypatch.setattr(table_comparison, "PAUSE_SECONDS", 0.02)  # nobody writes while it looks
     for step in STEPS:
         target.execute(
             "UPDATE copy_orders SET note = 'x' WHERE id = 5",

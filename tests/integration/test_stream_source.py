@@ -166,6 +166,7 @@ def test_a_function_that_does_not_read_its_batch(mysql_database: Database, spark
     assert seen.rows == [(i, 2, "update_postimage", False) for i in range(3)]
 
 
+@pytest.mark.once_per_family
 def test_an_interval_then_stopped_and_started_in_the_same_session(
     source_database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -22,8 +22,6 @@ from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
 from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
 from tidemark.state.table import TableSchema
 
-# Compiling the expressions of a query takes longer than evaluating them for a few rows.
-_WITHOUT_CODEGEN = {"spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
 
 
@@ -66,7 +64,7 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         "checkpoint": "./checkpoint",
         "source": {"url": "mysql://nobody:nothing@localhost/", "tables": ["a.b"]},
         "sink": {"type": "delta", "path": "./lake"},
-        "spark": spark | {"conf": spark["conf"] | _WITHOUT_CODEGEN},
+        "spark": spark,
     }
     with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads do not bear company

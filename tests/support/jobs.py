@@ -31,6 +31,8 @@ SPARK = {
         "spark.driver.memory": "700m",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Xss4m",  # these JVMs live for seconds
         "spark.sql.codegen.wholeStage": "false",
+        # Compiling the expressions of a query takes longer than evaluating them for a few rows.
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     },
 }
 

@@ -65,7 +65,9 @@ def _is_left_out(item: pytest.Item) -> bool:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if "postgres_source_server" in parameters and parameters["postgres_source_server"] is None:
         return True
-    return "mysql_nogtid_server" in parameters.values()
+    return bool(
+        {"mysql_nogtid_server", "mysql-nogtid"} & {value for value in parameters.values() if isinstance(value, str)}
+    )
 
 
 class SharedServer(Server):
