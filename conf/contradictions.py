@@ -114,7 +114,8 @@ def _of_tls(job: "JobFile") -> list[Contradiction]:
 
 def _of_mirror(job: "JobFile") -> list[Contradiction]:
     if job.sink.type != "mirror":
-        return []
+        several = job.log.apply_parallelism > 1
+        return [(("log", "apply_parallelism"), "is for sink.type mirror only")] if several else []
     found: list[Contradiction] = []
     template, target, source = job.sink.copies, job.sink.url, job.source.url
     if template.schema_template is None and target.database is None:

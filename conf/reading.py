@@ -259,6 +259,14 @@ class Log(Section):
         description="Longest time that an epoch should take. After an epoch that took longer, the next one reads less log, "
         "but at least 4 MiB.",
     )
+    apply_parallelism: Count = Field(
+        1,
+        description="Sink mirror: how many connections to the target may write an epoch of the log side by side. Each writes "
+        "other tables, in a transaction of its own, so only changes of several tables are written faster. More than 1: if an "
+        "epoch has 1 MiB of changes or more, its tables show the epoch one after the other, and a reader may see one table "
+        "before and another one after a transaction of the source. May be changed at any time.",
+        examples=[2],
+    )
     ignore_statements_on: Annotated[tuple[NameOfTable, ...], Written("a list of tables, like [ops.heartbeat]")] = Field(
         (),
         description="MySQL and MariaDB: tables, not copied, that tools write in statement format, such as a heartbeat. "

@@ -444,9 +444,15 @@ def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> b
 
 
 def may_be_half_written(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
-    """True if the sink may have a part of an epoch of the log that was read, but is not committed. A sink that proves absence
-    has all of it, or nothing; then the epoch counts as not read from now on."""
-    return stays_unfinished(job, checkpoint, state) and not isinstance(make_sink(job), ProvesAbsence)
+    """True if the sink may have a part of an epoch of the log that was read, but is not committed. If a sink that proves
+    absence has nothing of it, the epoch counts as not read from now on."""
+    if not stays_unfinished(job, checkpoint, state):
+        return False
+    sink = make_sink(job)
+    if not isinstance(sink, ProvesAbsence):
+        return True
+    written = sink.written(JobIdentity(state.job_uuid, state.job_name))
+    return written is None or written.log_epoch < max(checkpoint.plan_epochs())
 
 
 def _leave(

@@ -58,7 +58,8 @@ def comparable_sink(job: JobFile) -> "MirrorSink":
         case MirrorSettings() as settings:
             from tidemark.sinks.mirror.sink import MirrorSink
 
-            return MirrorSink.of(settings, job.source.url.kind, job.reconnect)
+            parallelism = job.log.apply_parallelism
+            return MirrorSink.of(settings, job.source.url.kind, job.reconnect, parallelism=parallelism)
         case FilesSettings() | DeltaSettings() | ConsoleSettings():
             raise JobFileError(
                 f"reconcile compares copies of sink mirror only, and the job file has sink {job.sink.type}.",

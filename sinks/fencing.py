@@ -24,10 +24,12 @@ _PUT_BACK = (
 @dataclass(frozen=True, slots=True)
 class Written:
     """What a target has of a job, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the first one.
-    `splits`: how many splits it has of each later epoch."""
+    `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only some
+    tables, else 0."""
 
     log_epoch: int = 0
     splits: Mapping[int, int] = field(default_factory=dict)
+    begun: int = 0
 
     def before(self, epoch: int) -> Reached:
         """What the target has of earlier epochs."""
@@ -35,7 +37,7 @@ class Written:
 
     @property
     def last_epoch(self) -> int:
-        return max(self.log_epoch, *self.splits, 0)
+        return max(self.log_epoch, self.begun, *self.splits)
 
 
 def require_owner(job: JobIdentity, found: int | None, place: object) -> None:

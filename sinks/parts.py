@@ -7,6 +7,7 @@ from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
+from tidemark.state.table import TableId
 
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 
@@ -90,4 +91,12 @@ def check_repeated_part(part: Part, recorded_row_count: int) -> None:
     if part.row_count != recorded_row_count and not part.has_left:
         raise SinkError(
             f"{part} has {part.row_count} rows now, but had {recorded_row_count} when it was written.", _REPORT
+        )
+
+
+def check_repeated_table(part: Part, table: TableId, row_count: int, recorded: int) -> None:
+    """Raises SinkError if a table of which the ledger has the part's changes does not have the recorded number of them."""
+    if row_count != recorded:
+        raise SinkError(
+            f"{part} has {row_count} changes of {table} now, but had {recorded} when they were written.", _REPORT
         )

@@ -6,6 +6,7 @@ checkpoint file with the rows of a whole split. The rows of one `part` (a split,
 commits a part only when it has seen that row, never because its input ended.
 """
 
+import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -20,6 +21,12 @@ LOG_PART = "log"
 
 def split_part(split_id: int) -> str:
     return f"s{split_id}"
+
+
+def table_part(table: TableId) -> str:
+    """Returns the name of a ledger entry for the changes of one table in an epoch's range of the log."""
+    digest = hashlib.sha256(f"{table.database}\0{table.name}".encode()).hexdigest()
+    return f"{LOG_PART}{digest[:32]}"
 
 
 class ChangeType(IntEnum):

@@ -5,7 +5,7 @@ transaction, behind the fence: of two attempts at a part, the second waits for t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -13,11 +13,11 @@ from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.fence import Fence
 from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
 from tidemark.sinks.sink import JobIdentity, SinkBusyError
-from tidemark.state.change_batch import LOG_PART
+from tidemark.state.change_batch import LOG_PART, table_part
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableId
 
 LOCK_WAIT_SECONDS = 900
 """Longer than the time after which a server ends an idle writer, so that a second attempt at a part waits until the locks of a
@@ -226,6 +226,56 @@ class LedgerSession(ABC):
                 f"Check that table for triggers and changed rows. If it was changed, {START_OVER}.",
             )
         return int(found[0][0])
+
+    def begin_share(self, job: JobIdentity, epoch: int) -> None:
+        self.start_transaction()
+        self._job, self._part = job, (job.uuid, epoch, LOG_PART)
+        self._fence.enter(job)
+
+    def claim_tables(self, tables: Collection[TableId]) -> None:
+        job_uuid, epoch, _ = self._part
+        for some in _batches([(table_part(table),) for table in sorted(tables)]):
+            self.execute(
+                f"{self._INSERT} {self._ledger} (job_uuid, epoch, part) VALUES "
+                f"{', '.join(['(%s, %s, %s)'] * len(some))} {self._SKIP_EXISTING}",
+                tuple(chain.from_iterable((job_uuid, epoch, part) for (part,) in some)),
+                doing="entering tables into the ledger",
+            )
+
+    def tables_written(self) -> dict[str, int]:
+        job_uuid, epoch, _ = self._part
+        found = self.query(
+            f"SELECT part, row_count FROM {self._ledger} WHERE job_uuid = %s AND epoch = %s AND part LIKE %s "
+            "AND row_count IS NOT NULL",
+            (job_uuid, epoch, f"{LOG_PART}_%"),
+        )
+        return {part: int(row_count) for part, row_count in found}
+
+    def note_tables(self, row_counts: Mapping[TableId, int]) -> None:
+        job_uuid, epoch, _ = self._part
+        for table, row_count in row_counts.items():
+            self.execute(
+                f"UPDATE {self._ledger} SET row_count = %s WHERE job_uuid = %s AND epoch = %s AND part = %s",
+                (row_count, job_uuid, epoch, table_part(table)),
+                doing="entering tables into the ledger",
+            )
+
+    def commit_share(self, after: Reached | None) -> None:
+        _, epoch, _ = self._part
+        self._fence.require_next(self._job, epoch, after)
+        self.end_transaction("committing")
+
+    def keep_whole(self, job: JobIdentity, epoch: int) -> None:
+        self.start_transaction()
+        self._fence.enter(job)
+        self._fence.keep_whole(job, epoch)
+        self.end_transaction("noting how an epoch is written")
+
+    def is_whole(self, job: JobIdentity, epoch: int) -> bool:
+        self.start_transaction()
+        found = self._fence.is_whole(job, epoch)
+        self.rollback()
+        return found
 
     def commit(self, row_count: int, after: Reached | None) -> None:
         _, epoch, part = self._part

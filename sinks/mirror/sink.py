@@ -47,7 +47,7 @@ OWN_DATABASE = "tidemark"
 @dataclass(frozen=True, slots=True)
 class MirrorSink:
     """`source_kind`: the kind of server whose types `Column.source_type` names. `reconnect`: how long writers wait for a target
-    that is out of reach."""
+    that is out of reach. `parallelism`: how many connections may write an epoch of the log."""
 
     url: Endpoint
     template: TableTemplate
@@ -57,9 +57,17 @@ class MirrorSink:
     reconnect: Reconnect = AT_START
     audit: AuditColumns = NO_AUDIT
     appends_keyless: bool = False
+    parallelism: int = 1
 
     @classmethod
-    def of(cls, settings: MirrorSettings, source_kind: SourceKind, reconnect: Reconnect = AT_START) -> "MirrorSink":
+    def of(
+        cls,
+        settings: MirrorSettings,
+        source_kind: SourceKind,
+        reconnect: Reconnect = AT_START,
+        *,
+        parallelism: int = 1,
+    ) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
         audit = AuditColumns(settings.audit_columns.synced_at, settings.audit_columns.deleted)
@@ -72,6 +80,7 @@ class MirrorSink:
             reconnect,
             audit,
             appends_keyless=settings.keyless == "append",
+            parallelism=parallelism,
         )
 
     def connect(self, reconnect: Reconnect = AT_START, writer_of: JobIdentity | None = None) -> Session:
@@ -253,7 +262,13 @@ class MirrorSink:
     def writer(self, job: JobIdentity) -> MirrorWriter:
         waiting = Waiting(self.reconnect, self.url)
         return MirrorWriter(
-            lambda: self.connect(self.reconnect, job), self.template, job, waiting, self.policies, self.audit
+            lambda: self.connect(self.reconnect, job),
+            self.template,
+            job,
+            waiting,
+            self.policies,
+            self.audit,
+            self.parallelism,
         )
 
     @contextlib.contextmanager
@@ -275,10 +290,10 @@ class MirrorSink:
             return session.written(job)
 
     def lacks(self, job: JobIdentity, epoch: int) -> bool:
-        """The fence's row `log` moves on in the transaction that writes an epoch of the log."""
+        """The fence's row `log` moves on in the transaction that writes an epoch of the log, or the last one of several."""
         with contextlib.closing(self.connect(self.reconnect)) as session:
             session.take_over(job)
-            return session.written(job).log_epoch < epoch
+            return session.written(job).last_epoch < epoch
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""

@@ -1,6 +1,6 @@
 """The interface of a mirror's target database, the same for all kinds of server."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -12,7 +12,7 @@ from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.reached import Reached
-from tidemark.state.table import Column, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 if TYPE_CHECKING:
     from tidemark.sinks.mirror.comparing import ComparingRows, ComparingSql
@@ -228,6 +228,32 @@ class Session(Protocol):
         Returns None, or the part's row count if the ledger has the part already. Then no transaction is open.
         Raises JobHeldError if another driver has taken over.
         """
+
+    def begin_share(self, job: JobIdentity, epoch: int) -> None:
+        """Begins a transaction that writes some tables of an epoch of the log. Raises JobHeldError if another driver has taken
+        over."""
+
+    def claim_tables(self, tables: Collection[TableId]) -> None:
+        """Makes ledger entries of tables of the epoch in work, where there are none. Waits for other transactions that have
+        made some, and not ended."""
+
+    def tables_written(self) -> dict[str, int]:
+        """Returns the row counts of the tables of the epoch in work that other transactions have committed, by `table_part`."""
+
+    def note_tables(self, row_counts: Mapping[TableId, int]) -> None:
+        """Completes the entries of `claim_tables`."""
+
+    def commit_share(self, after: Reached | None) -> None:
+        """Commits what `begin_share` began. Raises SinkError if the epoch is not the next one."""
+
+    def keep_whole(self, job: JobIdentity, epoch: int) -> None:
+        """Records that this epoch of the log is to be written by one connection."""
+
+    def is_whole(self, job: JobIdentity, epoch: int) -> bool:
+        """True after `keep_whole`."""
+
+    def wait_for_locks(self, seconds: int) -> None:
+        """Sets how long later statements wait for locks of other sessions. Then they raise SinkBusyError."""
 
     @property
     def rejects(self) -> str:

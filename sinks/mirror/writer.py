@@ -1,4 +1,5 @@
-"""The mirror sink on executors: writes each part in one transaction with its ledger entry.
+"""The mirror sink on executors: writes each part in one transaction with its ledger entry. With `log.apply_parallelism`,
+several transactions may write a log part (`sinks/mirror/shares.py`).
 
 A part that fits into memory is read completely and then written. After a deadlock or a lost connection it is written again,
 from memory. A larger part is written while it is read, also in one transaction. If that transaction breaks, the attempt fails,
@@ -10,36 +11,22 @@ import contextlib
 import itertools
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
-
-import pyarrow as pa
+from typing import TypeVar
 
 from tidemark.conf.tables import TableTemplate
-from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns, Marks
-from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
+from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
+from tidemark.sinks.mirror.bad_values import STOP, Policies
 from tidemark.sinks.mirror.connecting import Waiting, unavailable
-from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
-from tidemark.sinks.mirror.rejects import Rejects
-from tidemark.sinks.mirror.table_writing import DeletedRows, TableWriting
-from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
+from tidemark.sinks.mirror.filling import Chunk, Copies, Filling
+from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS
+from tidemark.sinks.mirror.shares import LOCK_SECONDS, MIN_BYTES, Shares, sizes_of
+from tidemark.sinks.mirror.target import Session
 from tidemark.sinks.parts import Part, check_repeated_part, parts_of
-from tidemark.sinks.sink import (
-    BadValues,
-    Finding,
-    JobIdentity,
-    PartResult,
-    ReadOnlyError,
-    Schemas,
-    SinkBusyError,
-    raise_problems,
-)
+from tidemark.sinks.sink import BadValues, JobIdentity, PartResult, ReadOnlyError, Schemas, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem
-from tidemark.state.errors import RefusedRowsError, SinkError
-from tidemark.state.remedies import START_OVER_NOW
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.errors import SinkError
 
 CHUNK_BYTES = 32 << 20
 """Changes are collected up to this size before their net effect is written. A smaller part is kept until it is committed."""
@@ -51,15 +38,13 @@ KEPT_SECONDS = 20.0
 behind a balancer, is found though the former one still answers. Shorter than the time after which a server ends an idle
 writer."""
 
-Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
-"""Changes by table and schema version, in the order of the log; tables in the order of their first change."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorWriter:
     """A `tidemark.sinks.sink.PartWriter`. It has a connection during a call of `write`; with `kept`, that one, which stays open
-    until `close`. Then it is for one thread."""
+    until `close`. Then it is for one thread. `parallelism`: how many connections may write an epoch of the log."""
 
     connect: Callable[[], Session]
     template: TableTemplate
@@ -67,6 +52,7 @@ class MirrorWriter:
     waiting: Waiting
     policies: Policies = STOP
     audit: AuditColumns = NO_AUDIT
+    parallelism: int = 1
     kept: "_KeptConnection | None" = None
 
     def keeping(self) -> "MirrorWriter":
@@ -83,6 +69,11 @@ class MirrorWriter:
             for part in parts_of(items):
                 batches = part.batches()
                 first = _collect(batches)
+                if self._is_shared(connection, part, first):
+                    result = self._write_shared(connection, part, first, batches, schemas)
+                    if result is not None:
+                        yield result
+                        continue
                 if part.complete:
                     yield self._write_small(connection, part, first, schemas)
                 else:
@@ -132,82 +123,46 @@ class MirrorWriter:
 
     def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> tuple[BadValues, ...]:
         """Writes the rows and commits."""
-        writers: dict[TableId, TableWriting] = {}
-        rejects = Rejects(session, self.job.uuid, part.epoch, part.name)
-        marks = self.audit.marks(session)
-        noted = dict[TargetName, TargetTable]()
+        filling = self._filling(session, part, schemas)
         for chunk in chunks:
-            new = [schemas[key] for key in chunk if key[0] not in writers]
-            existing = session.inspect_all([target_of(s.table, self.template, session.home) for s in new])
-            noted |= self._require_rows(session, new, existing)
-            for (table, version), batches in chunk.items():
-                schema = schemas[table, version]
-                if table not in writers:
-                    writers[table] = self._table(session, schema, existing, rejects, marks)
-                try:
-                    writers[table].apply(schema, batches, is_log=part.name == LOG_PART)
-                except RefusedRowsError as error:
-                    raise self._of_table(error, table) from error
-        session.note_incarnations(noted)  # last: splits of one table are written side by side
+            filling.apply(chunk)
+        filling.finish()
         session.commit(part.row_count, part.after)
-        return tuple(told for writing in writers.values() for told in writing.told())
+        return filling.told()
 
-    def _require_rows(
-        self, session: Session, schemas: Iterable[TableSchema], existing: Mapping[TargetName, TargetTable]
-    ) -> dict[TargetName, TargetTable]:
-        """Raises SinkError for a copy that somebody emptied or created again. One that was rewritten with its rows goes on.
-        Returns the tables that the job has not seen with rows yet, or not as they are now."""
-        seen, noted = session.incarnations(existing), dict[TargetName, TargetTable]()
-        for schema in schemas:
-            target = target_of(schema.table, self.template, session.home)
-            table = existing.get(target)
-            if table is None or table.incarnation in (None, seen.get(target)):
-                continue
-            if target in seen and session.is_empty(target):
-                _raise_of(schema.table, [emptied(schema.table, target)])
-            noted[target] = table
-        return noted
+    def _filling(self, session: Session, part: Part, schemas: Schemas) -> Filling:
+        copies = Copies(self.template, self.policies, self.audit, claims=self.parallelism > 1)
+        return Filling.of(session, copies, self.job.uuid, part, schemas)
 
-    def _of_table(self, error: RefusedRowsError, table: TableId) -> RefusedRowsError:
-        """What the server has refused concerns the table alone, too: the transaction has nothing of it."""
-        if error.table is not None or self.policies.default == "stop":
-            return error
-        return RefusedRowsError(error.message, error.remedy, table)
+    def _is_shared(self, connection: "_Connection", part: Part, first: Chunk) -> bool:
+        """True if several connections are to write the part."""
+        if self.parallelism == 1 or part.name != LOG_PART:
+            return False
+        if part.complete:
+            sizes = sizes_of(first)
+            return len(sizes) > 1 and sum(sizes.values()) >= MIN_BYTES
+        return not connection.retry(lambda session: session.is_whole(self.job, part.epoch))
 
-    def _table(
-        self,
-        session: Session,
-        schema: TableSchema,
-        tables: Mapping[TargetName, TargetTable],
-        rejects: Rejects,
-        marks: Marks,
-    ) -> TableWriting:
-        """Checks the table again: if it was altered since `prepare`, it could silently round values."""
-        target = target_of(schema.table, self.template, session.home)
-        existing = tables.get(target)
-        if existing is None:
-            raise SinkError(
-                f"{target}, the copy of {schema.table}, is gone.",
-                START_OVER_NOW,
-                schema.table,
-            )
-        _raise_of(schema.table, self.audit.problems(schema, existing, session.dialect))
-        extended = self.audit.extended(schema)
-        _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
-        rows = session.rows(target, extended, existing, marks.removed)
-        gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
-        if not self.audit.keeps_deleted:
-            return TableWriting(rows, gate, rejects, marks)
-        deleted = DeletedRows(session.rows(target, extended, existing, repeats=True), replace(gate, counts=Counter()))
-        return TableWriting(rows, gate, rejects, marks, deleted, is_read_again=schema.version > 1)
-
-
-def _raise_of(table: TableId, findings: Iterable[Finding]) -> None:
-    """Raises SinkError with all problems of a table. They concern that table alone."""
-    try:
-        raise_problems(list(findings))
-    except SinkError as error:
-        raise SinkError(error.message, error.remedy, table) from None
+    def _write_shared(
+        self, connection: "_Connection", part: Part, first: Chunk, batches: Iterator[ChangeBatch], schemas: Schemas
+    ) -> PartResult | None:
+        """Lets several connections write the part. Returns None if they could not and all changes are in `first`. Another
+        attempt, by one connection, tells whether that was an error of the part, or one of their being several."""
+        is_kept = part.complete
+        shares = Shares(self.job, connection.share, lambda session: self._filling(session, part, schemas))
+        try:
+            result = shares.write(part, [first] if is_kept else _chunks(first, batches), self.parallelism)
+        except (SinkError, SinkBusyError) as error:
+            connection.drop()
+            if is_kept:
+                return None
+            connection.retry(lambda session: session.keep_whole(self.job, part.epoch))
+            raise SinkBusyError(
+                f"Several connections could not write {part}; one will (log.apply_parallelism). {error.message}",
+                error.remedy,
+            ) from error
+        connection.end_shares()
+        return result
 
 
 def _collect(batches: Iterator[ChangeBatch]) -> Chunk:
@@ -230,17 +185,35 @@ def _chunks(first: Chunk, batches: Iterator[ChangeBatch]) -> Iterator[Chunk]:
 
 
 class _Connection:
-    """A session that is opened at its first use, and again after an error that may pass."""
+    """A session that is opened at its first use, and again after an error that may pass. Also those that write shares."""
 
     def __init__(self, connect: Callable[[], Session], waiting: Waiting) -> None:
         self._connect = connect
         self._waiting = waiting
         self._session: Session | None = None
+        self._further: list[Session] = []
 
     def session(self) -> Session:
         if self._session is None:
             self._session = self._connect()
         return self._session
+
+    def share(self, number: int) -> Session:
+        """Returns the session of a share, `session` for the first one. They do not wait for locks as long as others."""
+        if number == 0:
+            self.session().wait_for_locks(LOCK_SECONDS)
+            return self.session()
+        while len(self._further) < number:
+            self._further.append(self._connect())
+            self._further[-1].wait_for_locks(LOCK_SECONDS)
+        return self._further[number - 1]
+
+    def end_shares(self) -> None:
+        """What they wrote is committed. From now on `session` waits for locks as before."""
+        try:
+            self.session().wait_for_locks(LOCK_WAIT_SECONDS)
+        except (SinkError, SinkBusyError):
+            self.drop()
 
     def retry(self, attempt: Callable[[Session], T]) -> T:
         """Calls `attempt` up to ATTEMPTS times, each in a transaction of its own. Only SinkBusyError is retried. A target that
@@ -265,9 +238,10 @@ class _Connection:
                 return result
 
     def drop(self) -> None:
-        """Closes the connection, which rolls back an open transaction."""
-        session, self._session = self._session, None
-        if session is not None:
+        """Closes the connections, which rolls back open transactions."""
+        sessions = [*self._further] if self._session is None else [self._session, *self._further]
+        self._session, self._further = None, []
+        for session in sessions:
             session.close()
 
     close = drop

@@ -1,0 +1,153 @@
+"""Writes the changes of a part into the copies, in the open transaction of one session."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.mirror.audit import AuditColumns, Marks
+from tidemark.sinks.mirror.bad_values import Policies, ValueGate
+from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
+from tidemark.sinks.mirror.rejects import Rejects
+from tidemark.sinks.mirror.table_writing import DeletedRows, TableWriting
+from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
+from tidemark.sinks.parts import Part, check_repeated_table
+from tidemark.sinks.sink import BadValues, Finding, Schemas, raise_problems
+from tidemark.state.change_batch import LOG_PART, table_part
+from tidemark.state.errors import RefusedRowsError, SinkError
+from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.table import TableId, TableSchema
+
+Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
+"""Changes by table and schema version, in the order of the log; tables in the order of their first change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Where copies are, and how rows are written to them. `claims`: a table of a log part may be written by another
+    transaction than the rest, so each table that is written gets a ledger entry of its own."""
+
+    template: TableTemplate
+    policies: Policies
+    audit: AuditColumns
+    claims: bool
+
+
+@dataclass(slots=True)
+class Filling:
+    """One for each transaction. Tables of the part that the ledger has already are left out."""
+
+    session: Session
+    copies: Copies
+    part: Part
+    schemas: Schemas
+    rejects: Rejects
+    marks: Marks
+    _writings: dict[TableId, TableWriting] = field(default_factory=dict)
+    _rows: Counter[TableId] = field(default_factory=Counter)
+    _entries: dict[str, int] | None = None
+    _done: dict[TableId, int] = field(default_factory=dict)
+    _noted: dict[TargetName, TargetTable] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: Session, copies: Copies, job_uuid: str, part: Part, schemas: Schemas) -> "Filling":
+        rejects = Rejects(session, job_uuid, part.epoch, part.name)
+        return cls(session, copies, part, schemas, rejects, copies.audit.marks(session))
+
+    def apply(self, chunk: Chunk) -> None:
+        """Writes the next changes."""
+        self._leave_out_done({table for table, _ in chunk} - self._rows.keys())
+        for (table, _), batches in chunk.items():
+            self._rows[table] += sum(batch.num_rows for batch in batches)
+        chunk = {key: batches for key, batches in chunk.items() if key[0] not in self._done}
+        new = [self.schemas[key] for key in chunk if key[0] not in self._writings]
+        existing = self.session.inspect_all([self._target_of(schema) for schema in new])
+        self._noted |= self._require_rows(new, existing)
+        for (table, version), batches in chunk.items():
+            schema = self.schemas[table, version]
+            if table not in self._writings:
+                self._writings[table] = self._writing(schema, existing)
+            try:
+                self._writings[table].apply(schema, batches, is_log=self.part.name == LOG_PART)
+            except RefusedRowsError as error:
+                raise self._of_table(error, table) from error
+
+    def finish(self) -> None:
+        """Writes what belongs to the transaction's end. The part is complete."""
+        for table, recorded in self._done.items():
+            check_repeated_table(self.part, table, self._rows[table], recorded)
+        if self.copies.claims and self.part.name == LOG_PART:
+            self.session.note_tables({table: self._rows[table] for table in self._writings})
+        self.session.note_incarnations(self._noted)  # last: splits of one table are written side by side
+
+    def told(self) -> tuple[BadValues, ...]:
+        return tuple(told for writing in self._writings.values() for told in writing.told())
+
+    def _leave_out_done(self, new: set[TableId]) -> None:
+        """Finds the new tables whose changes of this part another transaction has committed. Waits for one that may do so."""
+        if not new or self.part.name != LOG_PART:
+            return
+        if self.copies.claims:
+            self.session.claim_tables(new)
+        if self.copies.claims or self._entries is None:
+            self._entries = self.session.tables_written()
+        if self._entries:
+            parts = {table: table_part(table) for table in new}
+            self._done |= {table: self._entries[part] for table, part in parts.items() if part in self._entries}
+
+    def _target_of(self, schema: TableSchema) -> TargetName:
+        return target_of(schema.table, self.copies.template, self.session.home)
+
+    def _require_rows(
+        self, schemas: Iterable[TableSchema], existing: Mapping[TargetName, TargetTable]
+    ) -> dict[TargetName, TargetTable]:
+        """Raises SinkError for a copy that somebody emptied or created again. One that was rewritten with its rows goes on.
+        Returns the tables that the job has not seen with rows yet, or not as they are now."""
+        seen, noted = self.session.incarnations(existing), dict[TargetName, TargetTable]()
+        for schema in schemas:
+            target = self._target_of(schema)
+            table = existing.get(target)
+            if table is None or table.incarnation in (None, seen.get(target)):
+                continue
+            if target in seen and self.session.is_empty(target):
+                _raise_of(schema.table, [emptied(schema.table, target)])
+            noted[target] = table
+        return noted
+
+    def _of_table(self, error: RefusedRowsError, table: TableId) -> RefusedRowsError:
+        """What the server has refused concerns the table alone, too: the transaction has nothing of it."""
+        if error.table is not None or self.copies.policies.default == "stop":
+            return error
+        return RefusedRowsError(error.message, error.remedy, table)
+
+    def _writing(self, schema: TableSchema, tables: Mapping[TargetName, TargetTable]) -> TableWriting:
+        """Checks the table again: if it was altered since `prepare`, it could silently round values."""
+        session, policies, audit = self.session, self.copies.policies, self.copies.audit
+        target = self._target_of(schema)
+        existing = tables.get(target)
+        if existing is None:
+            raise SinkError(
+                f"{target}, the copy of {schema.table}, is gone.",
+                START_OVER_NOW,
+                schema.table,
+            )
+        _raise_of(schema.table, audit.problems(schema, existing, session.dialect))
+        extended = audit.extended(schema)
+        _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
+        rows = session.rows(target, extended, existing, self.marks.removed)
+        gate = ValueGate(schema, policies, rows.bad_values, rows.as_text)
+        if not audit.keeps_deleted:
+            return TableWriting(rows, gate, self.rejects, self.marks)
+        deleted = DeletedRows(session.rows(target, extended, existing, repeats=True), replace(gate, counts=Counter()))
+        return TableWriting(rows, gate, self.rejects, self.marks, deleted, is_read_again=schema.version > 1)
+
+
+def _raise_of(table: TableId, findings: Iterable[Finding]) -> None:
+    """Raises SinkError with all problems of a table. They concern that table alone."""
+    try:
+        raise_problems(list(findings))
+    except SinkError as error:
+        raise SinkError(error.message, error.remedy, table) from None
