@@ -30,7 +30,8 @@ MIN_BYTES = 1 << 20
 
 
 class Division:
-    """Divides tables among `count` shares, the largest first, each to the share that has the least. A table stays in its share."""
+    """Divides tables among `count` shares, the largest first, each to the share that has the least. A table stays in its
+    share."""
 
     def __init__(self, count: int) -> None:
         self._bytes = [0] * count

@@ -17,6 +17,7 @@ from tidemark.jobs.read_parts import read_part, tasks_of
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.startup import hold_job, open_job
 from tidemark.jobs.write_parts import TaskWriting
+from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobHeldError, RefusedRowsError, TablesParkedError
@@ -118,6 +119,23 @@ def test_a_row_that_the_server_refuses_parks_its_table(case: Case) -> None:
     (told,) = case.run()
     assert told["table"] == str(case.table)
     assert case.ids("notes") == [1, 7]
+    assert case.ids("readings") == [1]
+    case.target.execute("ALTER TABLE copy_readings DROP CONSTRAINT small")
+    case.read_again()
+
+
+@pytest.mark.parametrize("case", [PAIRS[0], PAIRS[2]], indirect=True, ids="-".join)
+def test_a_table_is_parked_though_another_connection_writes_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_writer, "MIN_BYTES", 1)
+    parallel = "log.apply_parallelism=2"
+    case.run(parallel)
+    case.target.execute("ALTER TABLE copy_readings ADD CONSTRAINT small CHECK (id < 5)")
+    case.insert(7, case.good)
+    (told,) = case.run(parallel)
+    assert told["table"] == str(case.table)
+    case.insert(8, case.good)
+    case.run(parallel)
+    assert case.ids("notes") == [1, 7, 8]
     assert case.ids("readings") == [1]
     case.target.execute("ALTER TABLE copy_readings DROP CONSTRAINT small")
     case.read_again()
