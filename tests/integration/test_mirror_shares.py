@@ -117,6 +117,22 @@ def test_a_death_between_two_commits(
 
 
 @TWO_KINDS
+def test_a_connection_is_lost_between_two_commits(copy: SinkCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection writes the rest, at once."""
+    driver = Driver(copy, 1)
+    driver.write(FIRST)
+
+    def lose(name: str) -> None:
+        if name == "shares.committed":
+            copy.place.execute(f"DELETE FROM {target_name(copy, ITEMS)}")
+            raise SinkBusyError("The connection was lost.", "Wait.")
+
+    monkeypatch.setattr(shares, "failpoint", lose)
+    assert [result.skipped for result in driver.write(SECOND)] == [False]
+    assert rows(copy) == expected((AFTER_SECOND[0], []))
+
+
+@TWO_KINDS
 def test_an_epoch_that_was_begun_must_be_read_as_it_was(copy: SinkCase) -> None:
     driver = Driver(copy, 1)
     driver.write(FIRST)
