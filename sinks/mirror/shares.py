@@ -85,7 +85,7 @@ class Shares:
             return PartResult(part.epoch, part.name, part.row_count, skipped=True)
         self._fillings[0] = self._filling_of(first)
         division = Division(count)
-        with ThreadPoolExecutor(count, "tidemark share") as threads:
+        with ThreadPoolExecutor(count, "share") as threads:
             for chunk in chunks:
                 for share, changes in division.divided(chunk).items():
                     filling = self._filling(share, part)
