@@ -62,7 +62,9 @@ def copy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sin
 
 
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without work are asked all the time."""
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(shares, "ALIVE_SECONDS", 0.0)
 
 
 def rows(case: SinkCase) -> tuple[list[Any], list[Any]]:
