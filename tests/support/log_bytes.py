@@ -242,6 +242,12 @@ class FakeConnection:
     def cursor(self) -> FakeCursor:
         return FakeCursor()
 
+    def get_host_info(self) -> str:
+        return "nowhere"
+
+    def get_server_info(self) -> str:
+        return "8.0.0"
+
     def close(self) -> None:
         self._sock.close()
 
