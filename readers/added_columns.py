@@ -22,13 +22,16 @@ def with_changed_columns(
     holds each value of the first one. `constants`: `Column.constant` of those that are not NULL in the rows that the table had.
 
     Generated columns have values in these rows, so they are not accepted; nor are captured ones that are NOT NULL and have no
-    constant. A name that a dropped column had is not accepted: the log has values of both under it."""
+    constant. A name that a dropped column had is not accepted: the log has values of both under it. Nor is a wider type beside
+    a captured generated column, whose values may show the form of the others: `CONCAT(price)`."""
     values = constants or {}
     before = {column.name: column for column in known.present}
     kept = [column for column in now.columns if column.name in before]
     wider = wider_columns(known, now)
     same_order = [name for name in before if any(column.name == name for column in kept)]
     if now.key != known.key or now.oid != known.oid or [column.name for column in kept] != same_order:
+        return None
+    if wider and any(column.generated and column.captured for column in now.present):
         return None
     if any(column.name in known.key or not widens(_plain(before[column.name]), column) for column in wider):
         return None

@@ -260,3 +260,23 @@ def test_a_rewrite_that_looks_like_a_wider_type(
     run_epochs(job, notes=notes)
     assert told(notes) == ["left", "joined"]
     assert rows_of(target, "copy_t", "id", "s") == [(1, "A")]
+
+
+def test_generated_columns_show_the_new_type(
+    source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A generated column may be computed from the form of a value. It changes in all rows, and the log has none of them."""
+    database, notes = source_database, Notes()
+    target: Database = request.getfixturevalue("postgres_database")
+    generated = "g VARCHAR(60) AS (CONCAT(p, ' ')) STORED, h VARCHAR(60) AS (CONCAT(d, ' ')) VIRTUAL"
+    database.execute(
+        f"CREATE TABLE t (id INT PRIMARY KEY, p DECIMAL(6,2), d DATETIME, {generated})",
+        "INSERT INTO t (id, p, d) VALUES (1, 1.5, '2024-02-29 01:02:03')",
+    )
+    job = job_of(database, tmp_path, target)
+    run_epochs(job)
+    for change in ("p DECIMAL(12,4)", "d DATETIME(3)"):
+        database.execute(f"ALTER TABLE t MODIFY {change}")
+        run_epochs(job, notes=notes)
+        assert rows_of(target, "copy_t", "id", "g", "h") == rows_of(database, "t", "id", "g", "h")
+    assert told(notes) == ["left", "joined"] * 2
