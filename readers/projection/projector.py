@@ -188,6 +188,7 @@ def _require_values(projection: Projection, unchanged: pa.ListArray) -> None:
             f"The transform of {table} computes from {', '.join(lacking)}, and the log leaves its value out of an update: "
             "the replica identity of the table is no longer FULL.",
             log_whole_rows(table),
+            table,
         )
 
 

@@ -18,6 +18,7 @@ from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
 from tidemark.jobs.spark.stream_source import table_schema
 from tidemark.state.errors import CheckpointError, JobFileError, SourceNotUsableError, TidemarkError
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -257,6 +258,15 @@ def test_a_transform_of_values_that_the_log_may_leave_out(postgres18_database: D
     )
     run_epochs(job, *settings)
     assert read_history(other / "out", "public", "t")["size"].to_pylist() == [1, 10000, 10000, 10000]
+    source.execute(
+        "INSERT INTO t VALUES (1, repeat('y', 10000), 3)",
+        "ALTER TABLE t REPLICA IDENTITY DEFAULT",
+        "UPDATE t SET n = n + 1",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+    )
+    with pytest.raises(SourceNotUsableError, match="the replica identity of the table is no longer FULL") as caught:
+        run_epochs(job, *settings)
+    assert caught.value.table == TableId("public", "t"), "the others can go on"
 
 
 def test_a_column_whose_type_is_refused_is_left_out(postgres18_database: Database, tmp_path: Path) -> None:
