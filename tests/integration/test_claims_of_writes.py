@@ -334,6 +334,28 @@ def test_another_text_of_stored_values_is_in_no_log(
     assert job.rows(target, "t") == [(1, "-1"), (2, "4294967294")]
 
 
+def test_a_key_that_was_not_unique_between_two_looks(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    """The catalog has the same key again, and the log does not say that it was gone."""
+    source = postgres_database
+    source.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t VALUES (1, 'a')",
+    )
+    job = Mirrored(source, target, tmp_path)
+    job.run()
+    source.execute(
+        "ALTER TABLE t DROP CONSTRAINT t_pkey",
+        "INSERT INTO t VALUES (1, 'twin')",
+        "DELETE FROM t WHERE a = 'twin'",
+        "ALTER TABLE t ADD PRIMARY KEY (id)",
+    )
+    job.run()
+    assert (job.rows(source, "t"), job.rows(target, "t")) == ([(1, "a")], [])
+
+
 def test_rows_that_are_removed_below_the_server_stay(
     postgres_database: Database, target: Database, tmp_path: Path
 ) -> None:
