@@ -333,8 +333,7 @@ def _without_leaving_tables(
     if not leaving:
         return state
     checkpoint = Checkpoint.at(job.checkpoint)
-    is_excluding = opens and any(is_excluded(job, schema.table) for schema in leaving)
-    if unfinished_epoch(checkpoint) is None or (is_excluding and not stays_unfinished(job, checkpoint, state)):
+    if unfinished_epoch(checkpoint) is None or (opens and not stays_unfinished(job, checkpoint, state)):
         return take_out(job, state, leaving, events)
     if opens:
         trouble.kept |= {schema.table for schema in leaving}

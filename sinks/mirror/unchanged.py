@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.conf.tables import TableName
 from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType
 from tidemark.state.errors import SinkError
-from tidemark.state.remedies import log_whole_rows
+from tidemark.state.remedies import log_whole_rows, read_again
 from tidemark.state.table import TableSchema
 
 Int64s = npt.NDArray[np.int64]
@@ -95,5 +96,7 @@ def _no_row(schema: TableSchema, change: pa.RecordBatch) -> SinkError:
 
 
 def missing_value_error(schema: TableSchema, what: str) -> SinkError:
-    """Returns the error for values that neither the log nor the target has."""
-    return SinkError(f"{schema.table}: {what}.", log_whole_rows(schema.table))
+    """Returns the error for values that neither the log nor the target has. It concerns the table alone."""
+    again = read_again(TableName(schema.table.database, schema.table.name))
+    otherwise = "If snapshot.where leaves rows out, or in other modes than full+incremental:"
+    return SinkError(f"{schema.table}: {what}.", f"{again} {otherwise} {log_whole_rows(schema.table)}", schema.table)

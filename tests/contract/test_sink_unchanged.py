@@ -140,24 +140,28 @@ def _transactions(changes: list[Change]) -> list[list[Change]]:
 
 
 @pytest.mark.parametrize("change", [(UPDATE, note(9, 1)), moved(9, 8)], ids=["update", "new key"])
-def test_row_that_the_target_lacks_stops_the_job(mirror_of_postgres: SinkCase, change: Any) -> None:  # noqa: F811
+def test_a_row_that_the_target_lacks_concerns_its_table(mirror_of_postgres: SinkCase, change: Any) -> None:  # noqa: F811
     sink = mirror_of_postgres
     sink.sink.prepare(sink.job, [NOTES])
     sink.write(snapshot_part(1, 1, NOTES, [full(1)]))
     changes = change if isinstance(change, list) else [change]
     with pytest.raises(
         SinkError, match=r"public.notes: The log leaves values out of changes to 1 rows that .* does not have"
-    ):
+    ) as caught:
         sink.write(log_part(2, (NOTES, [(UPDATE, note(1, 1)), *changes])))
+    assert caught.value.table == NOTES.table
     assert sink.rows(NOTES) == [full(1)]
 
 
-def test_row_that_the_log_has_deleted_stops_the_job(mirror_of_postgres: SinkCase) -> None:  # noqa: F811
+def test_a_row_that_the_log_has_deleted_concerns_its_table(mirror_of_postgres: SinkCase) -> None:  # noqa: F811
     sink = mirror_of_postgres
     sink.sink.prepare(sink.job, [NOTES])
     sink.write(snapshot_part(1, 1, NOTES, [full(1)]))
-    with pytest.raises(SinkError, match=r"public.notes: The log leaves .* out of a change in transaction .* not known"):
+    with pytest.raises(
+        SinkError, match=r"public.notes: The log leaves .* out of a change in transaction .* not known"
+    ) as caught:
         sink.write(log_part(2, (NOTES, [gone(1), (UPDATE, note(1, 1))])))
+    assert caught.value.table == NOTES.table
     assert sink.rows(NOTES) == [full(1)]
 
 

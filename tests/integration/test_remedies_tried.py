@@ -12,6 +12,8 @@ from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError, SourceNotUsableError, TablesParkedError, TidemarkError
@@ -193,3 +195,40 @@ def test_a_parked_table_of_mode_incremental_is_excluded(
 
 def state_of(folder: Path) -> Any:
     return Checkpoint.at(str(folder / "checkpoint")).job_state()
+
+
+@pytest.mark.parametrize("policy", ["park", "stop"])
+def test_a_copy_that_lacks_a_row_is_read_again(postgres_database: Database, tmp_path: Path, policy: str) -> None:
+    """The log leaves a long value out of an update, and somebody has removed the row. Other tables go on if they may."""
+    database = postgres_database
+    database.execute(
+        "CREATE TABLE notes (id INT PRIMARY KEY, stars INT, body TEXT)",
+        "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL",
+        "INSERT INTO notes SELECT i, i, repeat('x', 9000) FROM generate_series(1, 3) AS i",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+    )
+    tables = ["public.notes", "public.other"]
+    job = mirror_into(tmp_path, database, database, tables=tables, on_table_error=policy)
+    run_epochs(job)
+    database.execute(
+        "DELETE FROM copy_notes WHERE id = 2",
+        "UPDATE notes SET stars = 7 WHERE id = 2",
+        "UPDATE notes SET id = 30 WHERE id = 3",
+        "INSERT INTO other VALUES (1)",
+    )
+    if policy == "park":
+        run_epochs(job)
+        assert database.query("SELECT id FROM copy_other") == [(1,)]
+        with pytest.raises(TablesParkedError) as caught:
+            require_none_parked(load_job_file(job), state_of(tmp_path))
+        remedy = caught.value.remedy
+    else:
+        remedy = remedy_of(job, SinkError)
+    assert "tidemark signal JOB.yaml resnapshot --table public.notes" in remedy
+    resnapshot(load_job_file(job), [TableName("public", "notes")])
+    run_epochs(job)
+    for table, columns in (("notes", "id, stars, body"), ("other", "id")):
+        held, wanted = (
+            database.query(f"SELECT {columns} FROM {name} ORDER BY id") for name in (f"copy_{table}", table)
+        )
+        assert held == wanted
