@@ -232,7 +232,7 @@ class FakeCursor:
         self.statement = statement
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        return [(255, "utf8mb4"), (8, "latin1")] if "COLLATIONS" in self.statement else []
+        return [(255, "utf8mb4"), (8, "latin1")] if "COLLATION" in self.statement else []
 
 
 class FakeConnection:
