@@ -19,6 +19,7 @@ from tidemark.state.errors import JobFileError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 if TYPE_CHECKING:
+    from tidemark.sinks.files.sink import FilesSink
     from tidemark.sinks.mirror.sink import MirrorSink
 
 
@@ -52,7 +53,7 @@ def sink_identity(settings: SinkSettings) -> SinkIdentity:
             assert_never(settings)
 
 
-def comparable_sink(job: JobFile) -> "MirrorSink":
+def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink":
     """Returns the job's sink if its copies can be compared with the source. Raises JobFileError for other kinds."""
     match job.sink:
         case MirrorSettings() as settings:
@@ -60,9 +61,14 @@ def comparable_sink(job: JobFile) -> "MirrorSink":
 
             parallelism = job.log.apply_parallelism
             return MirrorSink.of(settings, job.source.url.kind, job.reconnect, parallelism=parallelism)
-        case FilesSettings() | DeltaSettings() | ConsoleSettings():
+        case FilesSettings() as settings:
+            from tidemark.sinks.files.sink import FilesSink
+
+            store, merges = Checkpoint.at(job.checkpoint).store, settings.merge_small_files
+            return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
+        case DeltaSettings() | ConsoleSettings():
             raise JobFileError(
-                f"reconcile compares copies of sink mirror only, and the job file has sink {job.sink.type}.",
+                f"reconcile compares copies of sink mirror and files, and the job file has sink {job.sink.type}.",
                 "Compare such a copy by a query of your own.",
             )
         case _:
@@ -72,13 +78,8 @@ def comparable_sink(job: JobFile) -> "MirrorSink":
 def make_sink(job: JobFile) -> PartSink | EpochSink:
     """Loads the libraries of this job's kind of sink, and not those of the others."""
     match job.sink:
-        case MirrorSettings():
+        case MirrorSettings() | FilesSettings():
             return comparable_sink(job)
-        case FilesSettings() as settings:
-            from tidemark.sinks.files.sink import FilesSink
-
-            store, merges = Checkpoint.at(job.checkpoint).store, settings.merge_small_files
-            return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
         case DeltaSettings() as settings:
             from tidemark.jobs.spark.session import open_session
             from tidemark.sinks.delta.sink import DeltaSink

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.splitting import next_ranges
-from tidemark.sinks.mirror.comparing import IntegerRange
+from tidemark.sinks.comparing import IntegerRange
 from tidemark.state.key_source import KeySource
 from tidemark.state.plan import Exhausted, TableState
 from tidemark.state.split import Bound, KeyRange, Split

@@ -9,7 +9,7 @@ import pyarrow as pa
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, Repair, TableResult
 from tidemark.readers.source import BoundsKeys, PlannerAccess
-from tidemark.sinks.mirror.comparing import Key
+from tidemark.sinks.comparing import Key
 from tidemark.state.split import KeyRange
 from tidemark.state.table import Column, TableSchema, arrow_type_of
 

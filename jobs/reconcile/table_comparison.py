@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import pyarrow as pa
-
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
 from tidemark.jobs.reconcile.unread_log import may_have_changed
 from tidemark.readers.projection.projector import Projector
+from tidemark.readers.snapshot.publish import change_batches
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
-from tidemark.sinks.mirror.comparing import ComparableSink, CopyComparison, Key, Pair
+from tidemark.sinks.comparing import ComparableSink, Comparisons, CopyComparison, Key, Pair
+from tidemark.state.change_batch import batch_schema
 from tidemark.state.position import Position
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableSchema
@@ -128,8 +128,8 @@ class TableComparison:
         sides.progress.require_complete(self._schema)
         suspects: Suspects = {}
         keeps_keys = False
-        with sides.reading(self._schema) as reader:
-            with sides.sink.comparison(self._output) as copy:
+        with sides.reading(self._schema) as reader, sides.sink.comparable(self._output) as comparison:
+            with comparison() as copy:
                 for each in ranges_of(sides.access.keys, sides.job, self._schema, self._output, self._columns):
                     self._ranges.append(each)
                     self._stage(copy, reader, each)
@@ -143,14 +143,14 @@ class TableComparison:
                     copy.clear()
                     self._watcher.ranges(len(self._ranges), result.rows)
                     if sum(map(len, suspects.values())) > MAX_SUSPECTS:
-                        self._judge(reader, suspects)
+                        self._judge(reader, comparison, suspects)
                         suspects = {}
                     if result.cut:
                         break
                 if keeps_keys and not result.cut:
                     _suspect(suspects, EVERYWHERE, copy.surplus_of_all(MAX_SURPLUS))
                 copy.close()
-            self._judge(reader, suspects)
+            self._judge(reader, comparison, suspects)
         sides.progress.require_complete(self._schema)
         return result
 
@@ -163,9 +163,9 @@ class TableComparison:
         _, position = self._sides.progress.now()
         read = reader.read(each.split, self._schema, position.position)
         read, _ = self._sides.projector.split(read)
-        copy.stage(_batches(read.rows))
+        copy.stage(change_batches(read, batch_schema(self._output)))
 
-    def _judge(self, reader: SplitReading, suspects: Suspects) -> None:
+    def _judge(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> None:
         """Looks at the suspects' ranges again until all are judged, or the job does not come on."""
         sides, result = self._sides, self.result
         since: int | None = None
@@ -180,7 +180,7 @@ class TableComparison:
                 return
             since = sides.progress.committed() if since is None else since
             quiet = sides.progress.had_no_change(self._schema.table, since)
-            pairs, all_listed = self._look(reader, suspects)
+            pairs, all_listed = self._look(reader, comparison, suspects)
             sides.progress.require_complete(self._schema)
             for number, of_range in suspects.items():
                 self._take(number, of_range, pairs, quiet=quiet, all_listed=all_listed)
@@ -214,13 +214,13 @@ class TableComparison:
                 if len(self.result.examples) < self._sides.examples:
                     self.result.examples.append(Example(verdict.value, key))
 
-    def _look(self, reader: SplitReading, suspects: Suspects) -> tuple[dict[Key, Pair], bool]:
+    def _look(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> tuple[dict[Key, Pair], bool]:
         """Returns what differs now among the suspects, and whether that is all."""
         wanted = {key for of_range in suspects.values() for key in of_range}
         everywhere = bool(suspects.get(EVERYWHERE))
         found: dict[Key, Pair] = {}
         all_listed = True
-        with self._sides.sink.comparison(self._output) as copy:
+        with comparison() as copy:
             for each in self._ranges:
                 if not everywhere and not suspects.get(each.number):
                     continue
@@ -245,7 +245,3 @@ class TableComparison:
 def _suspect(suspects: Suspects, number: int, pairs: list[Pair]) -> None:
     for pair in pairs:
         suspects.setdefault(number, {})[pair.key] = Suspect(pair.expected, pair.held)
-
-
-def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    yield from rows.to_batches()

@@ -34,6 +34,11 @@ class TableFile(Protocol):
     def abandon(self) -> None: ...
 
 
+def open_table_file(file_format: Format, path: Path, schema: TableSchema) -> TableFile:
+    """Creates the file. Raises OSError."""
+    return (ParquetFile if file_format == "parquet" else JsonLinesFile)(path, schema)
+
+
 @dataclass(slots=True)
 class _OpenTable:
     folder: Path
@@ -132,8 +137,7 @@ class FilesPart:
 
     def _file(self, table: _OpenTable) -> TableFile:
         if table.file is None:
-            make = ParquetFile if self._format == "parquet" else JsonLinesFile
-            table.file = make(table.temporary, table.schema)
+            table.file = open_table_file(self._format, table.temporary, table.schema)
         return table.file
 
     def _write_spill(self, table: _OpenTable) -> None:

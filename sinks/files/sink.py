@@ -14,10 +14,13 @@ import os
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
+from tidemark.sinks.comparing import Comparisons
 from tidemark.sinks.fencing import Written
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
 from tidemark.sinks.files.merging import MERGED_FILES, merge_small_files, remove_merged
@@ -163,6 +166,15 @@ class FilesSink:
 
     def writer(self, job: JobIdentity) -> "FilesWriter":
         return FilesWriter(self, FilesLedger.of(self.root, job))
+
+    repairs_keys: ClassVar[bool] = False
+    """Readers fold changes in their order: rows of a later state can't be put before the changes that led to it."""
+
+    def comparable(self, schema: TableSchema) -> AbstractContextManager[Comparisons]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        from tidemark.sinks.files.comparing import comparable_files
+
+        return comparable_files(self.root / table_folder_name(schema.table), schema, self.format)
 
     def written(self, job: JobIdentity) -> Written:
         return FilesLedger.of(self.root, job).written()

@@ -8,42 +8,15 @@ written.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from tidemark.sinks.comparing import IntegerRange, Key, Pair
 from tidemark.sinks.mirror.bad_values import ValueGate
 from tidemark.sinks.mirror.target import Session, TableRows, TargetName
 from tidemark.state.table import TableSchema
-
-Key: TypeAlias = tuple[str, ...]
-"""A row's key, each value as the target's text; bytes as hexadecimal digits after 0x."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A key with the hashes of the row that is expected and of the row that the copy has; None for no row."""
-
-    key: Key
-    expected: str | None
-    held: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerRange:
-    """The keys in [start, end) of columns that hold integers, compared one column after the other; None is unbounded."""
-
-    columns: tuple[str, ...]
-    start: tuple[int, ...] | None
-    end: tuple[int, ...] | None
-
-
-class ComparableSink(Protocol):
-    def comparison(self, schema: TableSchema) -> AbstractContextManager["CopyComparison"]:
-        """Compares a table's copy with expected rows, on a connection that is open inside the `with` block. Raises SinkError
-        if the copy is gone or can't hold the source's values."""
 
 
 class ComparingRows(TableRows, Protocol):
@@ -83,8 +56,8 @@ class ComparingSql(Protocol):
 
 
 @dataclass(slots=True)
-class CopyComparison:
-    """Compares one table. `stage` the rows of a range, ask, then `clear`. Its transactions write only temporary tables."""
+class MirrorComparison:
+    """A `tidemark.sinks.comparing.CopyComparison`. Its transactions write only temporary tables."""
 
     session: Session
     sql: ComparingSql
@@ -101,7 +74,6 @@ class CopyComparison:
     """The rows that are staged, without those that the mirror rejects."""
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Takes the source's rows of a range, with the copy's columns. Raises SinkError for a value that the mirror refuses."""
         self.clear()
         self.row_count, self._indexed = 0, False
         self._stage = self.sql.create(self._names)
@@ -112,7 +84,6 @@ class CopyComparison:
                 self.row_count += passed.num_rows
 
     def differing(self) -> list[Pair]:
-        """Returns the staged rows that the copy lacks or has differently."""
         first = self.sql.quoted(self.schema.key[0])
         held = f"CASE WHEN c.{first} IS NOT NULL THEN {self.sql.digest('c', self._names)} END"
         found = self.session.query(
@@ -123,14 +94,12 @@ class CopyComparison:
         return [Pair(_key(row[:-2]), _text(row[-2]), _text(row[-1])) for row in found]
 
     def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
-        """Returns rows of the copy that are not staged, at most `limit`. `within`: only these keys; None: all."""
         if not self._indexed:
             self.sql.indexed(self._staged, self.schema.key)
             self._indexed = True
-        return self._unexpected(self._staged, "TRUE" if within is None else self._within(within), limit)
+        return self._unexpected(self._staged, "TRUE" if within is None else within.condition(self._of_copy), limit)
 
     def keep_keys(self) -> None:
-        """Adds the keys of the staged rows to those of the ranges before, for `surplus_of_all`."""
         if self._seen is None:
             self._seen = self.sql.create(self.schema.key)
             self.sql.add_index(self._seen, self.schema.key)
@@ -140,7 +109,6 @@ class CopyComparison:
         )
 
     def surplus_of_all(self, limit: int) -> list[Pair]:
-        """Returns rows of the copy whose keys were not kept, at most `limit`, and forgets the keys."""
         if self._seen is None:
             self._seen = self.sql.create(self.schema.key)
         found = self._unexpected(self._seen, "TRUE", limit)
@@ -200,23 +168,8 @@ class CopyComparison:
         names = map(self.sql.quoted, self.schema.key)
         return " AND ".join(f"{one}.{name} = {other}.{name}" for name in names)
 
-    def _within(self, bounds: IntegerRange) -> str:
-        names = [f"c.{self.sql.quoted(name)}" for name in bounds.columns]
-        conditions = ["TRUE"]
-        if bounds.start is not None:
-            conditions.append(_from(names, bounds.start))
-        if bounds.end is not None:
-            conditions.append(f"NOT {_from(names, bounds.end)}")
-            conditions.append(f"{names[0]} <= {bounds.end[0]}")  # lets the server end its walk through the key
-        return " AND ".join(conditions)
-
-
-def _from(names: Sequence[str], values: Sequence[int]) -> str:
-    """Returns the condition that the columns are at or after the values."""
-    (name, *names), (value, *values) = names, values
-    if not names:
-        return f"({name} >= {value})"
-    return f"({name} >= {value} AND ({name} > {value} OR {_from(names, values)}))"
+    def _of_copy(self, name: str) -> str:
+        return f"c.{self.sql.quoted(name)}"
 
 
 def _key(values: Sequence[Any]) -> Key:

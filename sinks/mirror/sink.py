@@ -1,18 +1,21 @@
 """The mirror sink on the driver: checks the target, takes the job over there, creates and claims tables."""
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.comparing import Comparisons
 from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
-from tidemark.sinks.mirror.comparing import CopyComparison
+from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.connecting import Waiting
 from tidemark.sinks.mirror.ledger import writer_name
 from tidemark.sinks.mirror.mysql import session as mysql_session
@@ -271,9 +274,16 @@ class MirrorSink:
             self.parallelism,
         )
 
+    repairs_keys: ClassVar[bool] = True
+
     @contextlib.contextmanager
-    def comparison(self, schema: TableSchema) -> Iterator[CopyComparison]:
-        """See `tidemark.sinks.mirror.comparing.ComparableSink`."""
+    def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        yield functools.partial(self._comparison, schema)
+
+    @contextlib.contextmanager
+    def _comparison(self, schema: TableSchema) -> Iterator[MirrorComparison]:
+        """Keeps one connection open inside the `with` block."""
         with contextlib.closing(self.connect(self.reconnect)) as session:
             target = target_of(schema.table, self.template, session.home)
             existing = session.inspect(target)
@@ -283,7 +293,7 @@ class MirrorSink:
             sql, rows = session.comparing(target, schema, existing)
             sql.prepare()
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
-            yield CopyComparison(session, sql, rows, gate, schema, target, self.audit.deleted)
+            yield MirrorComparison(session, sql, rows, gate, schema, target, self.audit.deleted)
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:

@@ -1,11 +1,14 @@
-"""A mirror and its source, which are compared: the job, the comparison, and the damage that it must find."""
+"""A copy and its source, which are compared: the job, the comparison, and the damage that it must find."""
 
 import contextlib
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.epochs import Notes, run_epochs
@@ -65,6 +68,31 @@ def job_of(origin: Database, target: Database, folder: Path, **changes: Any) -> 
     return write_job(folder, **(job | changes))
 
 
+def files_job_of(origin: Database, folder: Path, file_format: str = "parquet", **changes: Any) -> Path:
+    job = {
+        "source": source_of(origin),
+        "checkpoint": str(folder / "checkpoint"),
+        "snapshot": {"split_rows": 40, "parallelism": 2},
+        "sink": {"type": "files", "path": str(folder / "copy"), "format": file_format},
+    }
+    return write_job(folder, **(job | changes))
+
+
+Changes = list[dict[str, Any]]
+
+
+def edit_files(folder: Path, edit: Callable[[Changes], Changes], names: str = "e*") -> None:
+    """Gives the rows of each of these files to `edit`, and writes what it returns in their place."""
+    for path in sorted(folder.glob(names)):
+        if path.suffix == ".parquet":
+            rows = pq.read_table(path)
+            edited = edit(rows.to_pylist())
+            pq.write_table(pa.Table.from_pylist(edited, rows.schema), path, store_schema=False)
+        else:
+            edited = edit([json.loads(line) for line in path.read_text().splitlines()])
+            path.write_text("".join(json.dumps(row) + "\n" for row in edited))
+
+
 def compared(
     path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
 ) -> dict[str, TableResult]:
@@ -111,14 +139,14 @@ def damage(target: Database) -> None:
 
 
 @contextlib.contextmanager
-def following(job: Path) -> Iterator[None]:
+def following(job: Path, *overrides: str) -> Iterator[None]:
     """Runs the job's epochs inside the block, one run after the other, and once more at its end."""
     stop, errors = threading.Event(), []
 
     def run() -> None:
         try:
             while not stop.is_set():
-                run_epochs(job, notes=Notes())
+                run_epochs(job, *overrides, notes=Notes())
         except BaseException as error:  # noqa: BLE001 -- raised below
             errors.append(error)
 

@@ -1,0 +1,98 @@
+"""What `tidemark reconcile` asks of a sink whose copies it can compare with the source."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from tidemark.sinks.sink import Finding, JobIdentity
+from tidemark.state.table import TableId, TableSchema
+
+Key: TypeAlias = tuple[str, ...]
+"""A row's key, each value as the target's text; bytes as hexadecimal digits after 0x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A key with the hashes of the row that is expected and of the row that the copy has; None for no row."""
+
+    key: Key
+    expected: str | None
+    held: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRange:
+    """The keys in [start, end) of columns that hold integers, compared one column after the other; None is unbounded."""
+
+    columns: tuple[str, ...]
+    start: tuple[int, ...] | None
+    end: tuple[int, ...] | None
+
+    def condition(self, expression_of: Callable[[str], str]) -> str:
+        """Returns the range as a condition in SQL. `expression_of`: of a column's name."""
+        names = [expression_of(name) for name in self.columns]
+        conditions = ["TRUE"]
+        if self.start is not None:
+            conditions.append(_from(names, self.start))
+        if self.end is not None:
+            conditions.append(f"NOT {_from(names, self.end)}")
+            conditions.append(f"{names[0]} <= {self.end[0]}")  # lets the server end its walk through the key
+        return " AND ".join(conditions)
+
+
+def _from(names: Sequence[str], values: Sequence[int]) -> str:
+    """Returns the condition that the columns are at or after the values."""
+    (name, *names), (value, *values) = names, values
+    if not names:
+        return f"({name} >= {value})"
+    return f"({name} >= {value} AND ({name} > {value} OR {_from(names, values)}))"
+
+
+class CopyComparison(Protocol):
+    """Compares rows of the source with one copy: `stage` the rows of a range, ask, then `clear`. What it tells of the copy is
+    read after the last `stage`."""
+
+    row_count: int
+    """The rows that are staged, without those that the copy must not have."""
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Takes the source's rows of a range as change batches of the copy's table. Raises SinkError for a value that the sink
+        refuses."""
+
+    def differing(self) -> list[Pair]:
+        """Returns the staged rows that the copy lacks or has differently."""
+
+    def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
+        """Returns rows of the copy that are not staged, at most `limit`. `within`: only these keys; None: all."""
+
+    def keep_keys(self) -> None:
+        """Adds the keys of the staged rows to those of the ranges before, for `surplus_of_all`."""
+
+    def surplus_of_all(self, limit: int) -> list[Pair]:
+        """Returns rows of the copy whose keys were not kept, at most `limit`, and forgets the keys."""
+
+    def clear(self) -> None:
+        """Forgets the staged rows."""
+
+    def close(self) -> None:
+        """Forgets staged rows and kept keys."""
+
+
+Comparisons: TypeAlias = Callable[[], AbstractContextManager[CopyComparison]]
+"""Opens a comparison with one copy, which is closed at the end of the `with` block."""
+
+
+class ComparableSink(Protocol):
+    repairs_keys: ClassVar[bool]
+    """Whether the sink can write rows that are read again by key. Otherwise the whole table is read again."""
+
+    def check(
+        self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
+    ) -> list[Finding]: ...
+
+    def comparable(self, schema: TableSchema) -> AbstractContextManager[Comparisons]:
+        """Compares a table's copy with expected rows inside the `with` block. Raises SinkError if the copy is gone or can't
+        hold the source's values."""

@@ -1,0 +1,122 @@
+"""`tidemark reconcile` folds the files of a copy as readers do, finds every wrong row, and takes no correct one for wrong."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.epochs import run_epochs
+from tests.support.reconciling import (
+    Changes,
+    assert_equal,
+    compared,
+    edit_files,
+    files_job_of,
+    following,
+    found_keys,
+    row_counts,
+    source,  # noqa: F401  # a fixture
+)
+from tests.support.servers import Database
+from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.sinks.files import merging, sink
+
+pytestmark = pytest.mark.integration
+
+
+def folder_of(origin: Database, tmp_path: Path, table: str) -> Path:
+    return tmp_path / "copy" / f"{origin.schema}.{table}"
+
+
+def wrong_orders(rows: Changes) -> Changes:
+    """A changed cell, a missing row, a row that lacks its last change, a row whose deletion is lacking, and rows of nobody."""
+    kept = []
+    for row in rows:
+        kind, key = row["_change_type"], row["id"]
+        if (
+            (key == 7 and kind == "insert")
+            or (key == 9 and kind == "update_postimage")
+            or (key == 11 and kind == "delete")
+        ):
+            continue
+        kept.append(row | {"note": None} if key == 5 else row)
+        if key == 20 and kind == "insert":
+            kept += [row | {"id": -9}, row | {"id": 100_000}]
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("source", "file_format"),
+    [("mysql_database", "parquet"), ("postgres18_database", "parquet"), ("mysql_database", "jsonl")],
+    indirect=["source"],
+)
+def test_every_wrong_row_is_found_and_no_other(source: Database, file_format: str, tmp_path: Path) -> None:  # noqa: F811
+    create_tables(source, rows=120, uids=Uids())
+    job = files_job_of(source, tmp_path, file_format)
+    run_epochs(job)
+    source.execute(
+        "UPDATE orders SET note = 'changed' WHERE id IN (9, 10)",
+        "DELETE FROM orders WHERE id IN (11, 12)",
+        "UPDATE customers SET version = version + 1 WHERE uid > 200",
+        "UPDATE order_lines SET order_id = order_id + 1000 WHERE order_id < 3",
+    )
+    run_epochs(job)
+    assert_equal(job, row_counts(source))
+    copied = sorted(folder_of(source, tmp_path, "orders").glob("e*"))
+    for path in copied:  # rows that are there twice are one change
+        shutil.copy(path, path.with_name(f"f{path.name}"))
+    assert_equal(job, row_counts(source))
+    for path in copied:
+        path.with_name(f"f{path.name}").unlink()
+    codes = [row[0] for row in source.query("SELECT code FROM customers ORDER BY uid LIMIT 2")]
+    edit_files(folder_of(source, tmp_path, "orders"), wrong_orders)
+    edit_files(
+        folder_of(source, tmp_path, "customers"),
+        lambda rows: [
+            row | {"version": 0} if row["code"] == codes[0] else row for row in rows if row["code"] != codes[1]
+        ],
+    )
+    results = compared(job)
+    assert found_keys(results["orders"]) == {
+        "different": {("5",), ("9",)},
+        "missing": {("7",)},
+        "surplus": {("11",), ("-9",), ("100000",)},
+    }
+    assert found_keys(results["customers"]) == {"different": {(codes[0],)}, "missing": {(codes[1],)}}
+    assert results["order_lines"].differences == 0
+
+
+@pytest.mark.parametrize("source", ["mysql_database", "postgres18_database"], indirect=True)
+def test_no_false_alarm_while_both_move(
+    source: Database,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files are merged meanwhile. The damaged row is one that no writer changes."""
+    monkeypatch.setattr(merging, "MERGED_FILES", 2)
+    monkeypatch.setattr(sink, "MERGED_FILES", 2)
+    uids = Uids()
+    create_tables(source, rows=120, uids=uids)
+    source.execute("INSERT INTO order_lines (order_id, line_no, uid, version) VALUES (-1000000, 1, 0, 1)")
+    job = files_job_of(source, tmp_path, snapshot={"split_rows": 1000, "parallelism": 2})
+    run_epochs(job)
+    lines = folder_of(source, tmp_path, "order_lines")
+    overrides = ("sink.merge_small_files=true",)
+    with following(job, *overrides), Writers(source, uids, count=2, seed=4, pause_seconds=0.02) as writers:
+        results = compared(job, patience_seconds=30)
+        assert {name: result.differences for name, result in results.items()} == dict.fromkeys(KEYS, 0)
+        assert {name: result.behind for name, result in results.items()} == dict.fromkeys(KEYS, 0)
+        (first,) = lines.glob("e*-s*.parquet")
+        edit_files(
+            lines,
+            lambda rows: [row | {"version": 7} if row["order_id"] == -1000000 else row for row in rows],
+            first.name,
+        )
+        results = compared(job, patience_seconds=30)
+    assert writers.transactions > 100
+    assert any("-e" in path.name for path in lines.glob("e*-log.parquet")), "no files were merged"
+    assert {name: found_keys(result) for name, result in results.items()} == {
+        "orders": {},
+        "customers": {},
+        "order_lines": {"different": {("-1000000", "1")}},
+    }
