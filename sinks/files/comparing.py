@@ -22,7 +22,7 @@ from tidemark.state.table import TableSchema
 
 @contextlib.contextmanager
 def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> Iterator[Comparisons]:
-    """See `tidemark.sinks.comparing.ComparableSink.comparable`. The files are folded once; later comparisons take new ones in."""
+    """See `ComparableSink.comparable`. The files are folded once; later comparisons take new ones in."""
     with tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary:
         folding = Folding(schema, folder, Path(temporary), file_format)
         folding.open()

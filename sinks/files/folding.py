@@ -196,8 +196,8 @@ class Folding:
         self._log_epoch = max(self._log_epoch, *(file.log_epoch for file in files))
 
     def load(self, table: str, paths: Sequence[Path]) -> None:
-        """Creates a table with the rows of files that have the same columns: `k0` …, `o` (their order), `is_logged`, `kind`, hashes
-        as in `hashes`, and for each column that may be left out whether it is (`u0` …)."""
+        """Creates a table with the rows of files that have the same columns: `k0` …, `o` (their order), `is_logged`, `kind`,
+        hashes as in `hashes`, and for each column that may be left out whether it is (`u0` …)."""
         listed = ", ".join(f"'{_text(_without_wildcards(path))}'" for path in paths)
         if self.file_format == "parquet":
             source = f"read_parquet([{listed}], {_OPTIONS})"

@@ -1,11 +1,15 @@
 """`tidemark reconcile` folds the files of a copy as readers do, finds every wrong row, and takes no correct one for wrong."""
 
 import shutil
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
+from tests.integration.test_types_into_sinks import insert_rows
+from tests.support.all_types import create_all_types
 from tests.support.epochs import run_epochs
+from tests.support.postgres_values import EDGE_VALUES, MAKE_TYPES
 from tests.support.reconciling import (
     Changes,
     assert_equal,
@@ -59,6 +63,7 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, file_format: st
         "DELETE FROM orders WHERE id IN (11, 12)",
         "UPDATE customers SET version = version + 1 WHERE uid > 200",
         "UPDATE order_lines SET order_id = order_id + 1000 WHERE order_id < 3",
+        "UPDATE customers SET code = upper(code) WHERE uid > 220",
     )
     run_epochs(job)
     assert_equal(job, row_counts(source))
@@ -120,3 +125,85 @@ def test_no_false_alarm_while_both_move(
         "customers": {},
         "order_lines": {"different": {("-1000000", "1")}},
     }
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+def test_values_that_the_log_leaves_out_are_those_of_the_row_before(
+    postgres18_database: Database, file_format: str, tmp_path: Path
+) -> None:
+    source = postgres18_database  # noqa: F811
+    source.execute(
+        "CREATE TABLE notes (id int, part text, stars int, body text, more text, PRIMARY KEY (id, part))",
+        "ALTER TABLE notes ALTER body SET STORAGE EXTERNAL, ALTER more SET STORAGE EXTERNAL",
+        "INSERT INTO notes SELECT i, 'a', 0, repeat(i::text, 4000), repeat('m' || i, 4000) FROM generate_series(1, 9) AS i",
+        "CREATE TABLE nothing (code text PRIMARY KEY, note text)",
+    )
+    job = files_job_of(source, tmp_path, file_format)
+    run_epochs(job)
+    source.execute(
+        "UPDATE notes SET stars = 1 WHERE id > 4",
+        "UPDATE notes SET id = id + 10 WHERE id IN (1, 2)",
+        "BEGIN",
+        "UPDATE notes SET id = id + 20 WHERE id IN (3, 11)",  # 11 was 1
+        "UPDATE notes SET body = NULL, id = id + 20 WHERE id IN (31, 4)",
+        "UPDATE notes SET stars = 2, part = 'b' WHERE id IN (23, 51)",
+        "COMMIT",
+        "UPDATE notes SET id = 0, part = 'b' WHERE id = 9",
+    )
+    run_epochs(job)
+    source.execute(
+        "UPDATE notes SET id = id + 100 WHERE id IN (0, 51, 23)", "UPDATE notes SET stars = 3 WHERE id = 123"
+    )
+    run_epochs(job)
+    (left_out,) = source.query("SELECT count(*) FROM notes WHERE length(more) >= 8000")[0]
+    assert left_out == 9
+    assert_equal(job, {"notes": 9, "nothing": 0})
+    edit_files(
+        folder_of(source, tmp_path, "notes"),
+        lambda rows: (
+            [row | {"body": "x"} if row["id"] == 3 and row["body"] is not None else row for row in rows]
+            + [row | {"id": -1} for row in rows if row["id"] == 2 and row["_change_type"] == "insert"]
+        ),
+    )
+    assert found_keys(compared(job)["notes"]) == {"different": {("123", "b")}, "surplus": {("-1", "a")}}
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", ["mysql", "postgres18"])
+def test_every_type(kind: str, file_format: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")  # noqa: F811
+    if kind == "mysql":
+        create_all_types(source.connect())
+    else:
+        declared = ", ".join(f"c{i} {kind}" for i, kind in enumerate(EDGE_VALUES))
+        source.execute(*MAKE_TYPES, f"CREATE TABLE all_types (id int PRIMARY KEY, {declared})")
+
+    def insert(first_id: int) -> None:
+        if kind == "mysql":
+            insert_rows(source, first_id, "files")
+        else:
+            for i, values in enumerate(zip_longest(*EDGE_VALUES.values(), fillvalue="NULL")):
+                source.execute(f"INSERT INTO all_types VALUES ({first_id + i}, {', '.join(values)})")
+
+    insert(0)
+    place = {"type": "files", "path": str(tmp_path / "copy"), "format": file_format, "on_bad_value": "null"}
+    job = files_job_of(source, tmp_path, file_format, sink=place)
+    run_epochs(job)
+    insert(1000)
+    run_epochs(job)
+    (result,) = compared(job).values()
+    assert (result.differences, result.examples, result.skipped) == (0, [], None)
+    changed: dict[str, str] = {}
+
+    def null_one_of_each(rows: Changes) -> Changes:
+        for number, name in enumerate(name for name in rows[0] if name != "id" and not name.startswith("_")):
+            held = [row for row in rows if row[name] is not None and row["_change_type"] == "insert"]
+            if held:
+                row = held[number % len(held)]
+                row[name], changed[name] = None, str(row["id"])
+        return rows
+
+    edit_files(folder_of(source, tmp_path, "all_types"), null_one_of_each, "e*-log.*")
+    (result,) = compared(job).values()
+    assert {example.key for example in result.examples} == {(key,) for key in changed.values()}
+    assert len(changed) > 30

@@ -14,6 +14,7 @@ import pytest
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
+from tests.support.sink_state import as_numbers
 from tests.support.workload import KEYS
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -85,12 +86,14 @@ def edit_files(folder: Path, edit: Callable[[Changes], Changes], names: str = "e
     """Gives the rows of each of these files to `edit`, and writes what it returns in their place."""
     for path in sorted(folder.glob(names)):
         if path.suffix == ".parquet":
-            rows = pq.read_table(path)
-            edited = edit(rows.to_pylist())
-            pq.write_table(pa.Table.from_pylist(edited, rows.schema), path, store_schema=False)
+            rows = pq.ParquetFile(path).read()
+            # Python's dates begin in year 1, ours do not.
+            numbers = pa.schema([field.with_type(as_numbers(field.type)) for field in rows.schema])
+            edited = pa.Table.from_pylist(edit(rows.cast(numbers).to_pylist()), numbers)
+            pq.write_table(edited.cast(rows.schema), path, store_schema=False)
         else:
-            edited = edit([json.loads(line) for line in path.read_text().splitlines()])
-            path.write_text("".join(json.dumps(row) + "\n" for row in edited))
+            changes = edit([json.loads(line) for line in path.read_text().splitlines()])
+            path.write_text("".join(json.dumps(row) + "\n" for row in changes))
 
 
 def compared(
