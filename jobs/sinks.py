@@ -68,7 +68,7 @@ def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink":
             return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
         case DeltaSettings() | ConsoleSettings():
             raise JobFileError(
-                f"reconcile compares copies of sink mirror and files, and the job file has sink {job.sink.type}.",
+                f"reconcile compares copies of sinks mirror and files, and the job file has sink {job.sink.type}.",
                 "Compare such a copy by a query of your own.",
             )
         case _:

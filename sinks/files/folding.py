@@ -11,6 +11,7 @@ Tables: `base` is sorted by key, so few of its blocks are read for a range of in
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +146,7 @@ class Folding:
                 return
 
     def _new_files(self) -> list[_NewFile]:
-        """Returns the files that were not taken in, in the order of their epochs."""
+        """Returns the files that were not taken in, in the order of their epochs, those of other names last."""
         found = []
         reached = self._log_epoch
         logs = log_files(self.copy_folder)
@@ -158,7 +159,7 @@ class Folding:
         for name in os.listdir(self.copy_folder):
             if not name.startswith((".", "_")) and name not in known and (self.copy_folder / name).is_file():
                 match = _EPOCH.match(name)
-                found.append((int(match[1]) if match else 0, _NewFile(self.copy_folder / name)))
+                found.append((int(match[1]) if match else sys.maxsize, _NewFile(self.copy_folder / name)))
         return [file for _, file in sorted(found, key=lambda pair: (pair[0], pair[1].path.name))]
 
     def _groups(self, files: Sequence[_NewFile]) -> Iterator[list[_NewFile]]:
@@ -266,7 +267,7 @@ class Folding:
         origins = ", ".join(f"from_{name} AS {name}" for name in self.keys)
         moved_from = f"SEMI JOIN (SELECT {origins} FROM moves) USING ({self.key_list})"
         self.execute(f"CREATE OR REPLACE TABLE origins AS {self.rows(moved_from)}")
-        same = " AND ".join(f"fresh.{name} = v.{name}" for name in (*self.keys, "o"))
+        known = " AND ".join(f"fresh.{name} = v.{name}" for name in self.keys)
         for i, hashed in enumerate(self._toasts):
             history = (
                 f"SELECT {self.key_list}, o, u{i} AS is_open, coalesce({hashed}, 0) AS t FROM fresh "
@@ -282,9 +283,13 @@ class Folding:
             while changed:  # once for each time that a row got another key
                 ((changed,),) = self.execute(
                     f"UPDATE fresh SET {hashed} = v.t, u{i} = false FROM ({values}) v "
-                    f"WHERE {same} AND NOT v.is_open AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+                    f"WHERE {known} AND fresh.o = v.o AND NOT v.is_open AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
                 )
-            # What is unknown equals no value.
+            # Rows that are there twice have their values. What is unknown equals no value.
+            self.execute(
+                f"DELETE FROM fresh USING (FROM recent UNION ALL FROM base) v "
+                f"WHERE {known} AND fresh.o <= v.o AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+            )
             self.execute(f"UPDATE fresh SET {hashed} = 0, u{i} = false WHERE u{i} AND kind = '{_INSERT}'")
 
     def _fold(self) -> None:
