@@ -12,7 +12,7 @@ Tables: `base` is sorted by key, so few of its blocks are read for a range of in
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ _EPOCH = re.compile(r"e(\d+)-")
 _DELETE, _INSERT, _TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
 _SETTINGS = (
     f"memory_limit = '{MEMORY_LIMIT}'",
-    "threads = 4",
+    "threads = 2",
     "preserve_insertion_order = false",
     "TimeZone = 'UTC'",
     "python_enable_replacements = false",
@@ -328,7 +328,7 @@ class Folding:
 
 _FILE = "_tidemark_file"
 _OPTIONS = f"hive_partitioning = false, filename = '{_FILE}'"
-_JSON_OPTIONS = f"maximum_object_size = {64 << 20}"
+_JSON_OPTIONS = f"maximum_object_size = {32 << 20}"
 _JSON_META = {"_change_type": "VARCHAR", "_commit_version": "BIGINT", "_seq": "INTEGER", "_unchanged": "VARCHAR[]"}
 
 
@@ -373,11 +373,18 @@ def _value_text(expression: str, kind: str) -> str:
             return f"CAST({expression} AS VARCHAR)"
 
 
-def _hash(columns: Any) -> str:
+def _hash(columns: Iterable[tuple[str, str] | None]) -> str:
     """Returns an expression: a hash of the columns' values. None for a column that the file does not have: it is NULL."""
-    texts = ["NULL" if column is None else _value_text(*column) for column in columns]
-    parts = [f"coalesce(strlen({text}) || ':' || {text}, 'N')" if text != "NULL" else "'N'" for text in texts]
-    return f"md5_number(concat('', {', '.join(parts)}))" if parts else "md5_number('')"
+    parts = ["'N'" if column is None else f"coalesce({_short_text(*column)}, 'N')" for column in columns]
+    return f"md5_number(concat_ws(',', {', '.join(parts)}))" if parts else "md5_number('')"
+
+
+def _short_text(expression: str, kind: str) -> str:
+    """Returns an expression: a text without commas that only this value has, not N; NULL for NULL. Copies no long value."""
+    if kind == "BLOB":
+        return f"md5({expression})"
+    text = _value_text(expression, kind)
+    return f"md5({text})" if kind in {"VARCHAR", "JSON"} or kind.endswith("[]") else text
 
 
 def _quoted(name: str) -> str:
