@@ -85,15 +85,17 @@ Changes = list[dict[str, Any]]
 def edit_files(folder: Path, edit: Callable[[Changes], Changes], names: str = "e*") -> None:
     """Gives the rows of each of these files to `edit`, and writes what it returns in their place."""
     for path in sorted(folder.glob(names)):
+        temporary = path.with_name(f".{path.name}")  # the checkpoint may have a link to the file
         if path.suffix == ".parquet":
             rows = pq.ParquetFile(path).read()
             # Python's dates begin in year 1, ours do not.
             numbers = pa.schema([field.with_type(as_numbers(field.type)) for field in rows.schema])
             edited = pa.Table.from_pylist(edit(rows.cast(numbers).to_pylist()), numbers)
-            pq.write_table(edited.cast(rows.schema), path, store_schema=False)
+            pq.write_table(edited.cast(rows.schema), temporary, store_schema=False)
         else:
             changes = edit([json.loads(line) for line in path.read_text().splitlines()])
-            path.write_text("".join(json.dumps(row) + "\n" for row in changes))
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in changes))
+        temporary.replace(path)
 
 
 def compared(
