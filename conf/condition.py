@@ -15,6 +15,21 @@ _TOKEN = re.compile(
 )
 
 
+def check_given_condition(text: str, *, backticks_quote: bool) -> str:
+    """Checks a condition whose author may lack the job's passwords (`tidemark signal`): nothing in it may mean a quote to the
+    server and not to this check, or the other way round. `backticks_quote`: the source is MySQL or MariaDB. Returns ``text``
+    unchanged. Raises ValueError with what is wrong."""
+    check_condition(text)
+    if "\\" in text or "\0" in text:
+        raise ValueError("must not have a backslash")
+    outside = _TOKEN.sub(lambda token: "" if token["quoted"] and token["quoted"][0] != "`" else token[0], text)
+    if "$" in outside:
+        raise ValueError("must not have a $ outside quotes")
+    if "`" in outside and not backticks_quote:
+        raise ValueError("must not have a ` outside quotes")
+    return text
+
+
 def check_condition(text: str) -> str:
     """Returns ``text`` unchanged. Raises ValueError with what is wrong."""
     if not text.strip():

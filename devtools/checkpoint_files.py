@@ -63,7 +63,7 @@ HIGH = WalPosition(2**40 + 5, "7:9:8")
 XA = PreparedXa("X'61',X'',1", START, LATER)
 CONDITION = TableCondition(TABLE, "a > 1")
 BOUND = Bound(("18446744073709551615", "_utf8mb4 0x61"), "00ff")
-REREAD = Reread(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5)
+REREAD = Reread(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5, KeyRange(BOUND, None))
 SNAPSHOT = SharedSnapshot("00000003-0000001B-1", HIGH, 1_700_000_000_000_000, 16_385)
 SPLIT = Split(7, TABLE, 1, ("a", "b"), KeyRange(None, BOUND))
 CHUNKS = (replace(SPLIT, id=8, pages=StageChunk(8, SNAPSHOT)), replace(SPLIT, id=9, pages=ReleaseChunk(8)))
@@ -189,6 +189,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
             ranges=(KeyRange(None, BOUND),),
             whole=(KeyRange(BOUND, None),),
         ),
+        Signal(TABLE, 1_700_000_000_000_000, span=(("1", "é"), ("2", "a"))),
+        Signal(TABLE, 1_700_000_000_000_000, where="a > 5"),
     ),
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "sink": (

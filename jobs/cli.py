@@ -211,7 +211,8 @@ def tables_command(job_path: JobPath, overrides: Overrides = None, substitute: S
 
 @app.command(
     "signal",
-    epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml pause · "
+    epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml resnapshot "
+    "--table shop.orders --keys 5..90 · tidemark signal shop.yaml pause · "
     "tidemark signal shop.yaml set snapshot.parallelism=2 snapshot.max_rows_per_second=5000 · "
     "tidemark signal shop.yaml set snapshot.parallelism=default · tidemark signal shop.yaml list",
 )
@@ -230,13 +231,27 @@ def signal_command(
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="NAME", help="A table as database.table; may be given again.")
     ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keys",
+            metavar="A..B",
+            help="For resnapshot: only these keys, such as 5, 5..90 or 5,2 (a key of two columns); may be given again.",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where", metavar="SQL", help="For resnapshot: only the rows that this condition takes in the source."
+        ),
+    ] = None,
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
     """Asks a job for something, whether it runs or not: its driver, or the next one, does it. Needs no passwords.
 
     resnapshot empties the copy of a table and reads its rows again, while the other tables go on. It is the way back for a
-    parked table.
+    parked table. With --keys or --where, only some rows are read again, and the rest of the copy stays (mirrors only).
 
     pause finishes the running epoch and plans no more, until resume. The source must keep its log meanwhile. A run with
     trigger once ends with exit code 10.
@@ -253,9 +268,11 @@ def signal_command(
         raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
     if tables and what in {SignalKind.STOP_SNAPSHOT, SignalKind.SET, SignalKind.LIST}:
         raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
+    if (keys or where is not None) and what is not SignalKind.RESNAPSHOT:
+        raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
     match what:
         case SignalKind.RESNAPSHOT:
-            resnapshot(job, tables)
+            resnapshot(job, tables, keys=keys or (), where=where)
         case SignalKind.PAUSE:
             pause(job, tables)
         case SignalKind.RESUME:

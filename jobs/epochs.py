@@ -14,6 +14,7 @@ from tidemark.jobs.engine import Engine
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
 from tidemark.jobs.planner import Planner
+from tidemark.jobs.repairs import goes_on, unfinished
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.write_parts import Writing, Written
@@ -67,6 +68,9 @@ class EpochLoop:
         self._idle_after: int | None = None
         self._waits = 0
         self._is_lag_told = False
+        self._has_parts = bool(unfinished(context.checkpoint, context.state))
+        self.must_open_again = False
+        """The next batch of a part of a table is to be read. The running epoch was the last one."""
         self.committed = self._marked = context.checkpoint.committed_epoch()
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
@@ -91,6 +95,9 @@ class EpochLoop:
             planner.end_at_log_end()
         try:
             while not self._stop.is_set() and (max_epochs is None or self._summary.epochs < max_epochs):
+                if max_epochs is None and self._reads_on(planner):
+                    self.must_open_again = True
+                    return
                 began = time.monotonic()
                 waits_until = self._splits_at
                 stopped = self._steering.stopped_us is not None
@@ -99,7 +106,7 @@ class EpochLoop:
                     record = planner.record(epoch)
                     self._run(planner, record)
                     self._mark()
-                    if self._interval_seconds is None or not _reads_all(record):
+                    if self._interval_seconds is None or self._has_parts or not _reads_all(record):
                         continue
                 elif planner.waits(self.committed) and stopped:
                     if self._interval_seconds is None:
@@ -123,6 +130,12 @@ class EpochLoop:
             self._engine.close()
             self._mark()
             planner.save_history()
+
+    def _reads_on(self, planner: Planner) -> bool:
+        """True if the next batch of a part of a table can be read now."""
+        if not self._has_parts or self._steering.stopped_us is not None:
+            return False
+        return goes_on(planner.state_after(self.committed), self._context.state)
 
     def _wait_for_replica(self, lag_seconds: float) -> None:
         """Waits a little. Says once that splits wait."""

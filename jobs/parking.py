@@ -387,11 +387,11 @@ def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
 
 
 def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
-    """Those that are not answered yet, without repairs, which no table leaves for (`jobs/repairs.py`)."""
+    """Those that are not answered yet, without those about parts of tables, for which none leaves (`jobs/repairs.py`)."""
     if not checkpoint.has_open_signals():
         return {}
     found = checkpoint.signals().items()
-    return {number: signal for number, (signal, answer) in found if answer is None and signal.kind != "repair"}
+    return {number: signal for number, (signal, answer) in found if answer is None and not signal.is_partial}
 
 
 def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:

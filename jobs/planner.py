@@ -172,7 +172,10 @@ class Planner:
             failpoint("planner.after_finished_splits")
         if isinstance(record.plan.work, LogWork):
             for reread in record.plan.work.rereads:
-                text = f"{reread.rows:,} {'row was' if reread.rows == 1 else 'rows were'} read again and written."
+                if reread.rest is not None:
+                    continue  # it goes on
+                rows = self._job_state.reread_rows(reread.signal)
+                text = f"{rows:,} {'row was' if rows == 1 else 'rows were'} read again and written."
                 self._checkpoint.create_outcome(reread.signal, Answer(True, text, time.time_ns() // 1000))
         return record, outcome
 

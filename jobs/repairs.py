@@ -1,4 +1,5 @@
-"""Reading rows again by key while everything else goes on (`tidemark reconcile JOB.yaml --repair`).
+"""Reading some rows of tables again while everything else goes on (`tidemark reconcile JOB.yaml --repair`,
+`tidemark signal JOB.yaml resnapshot --table T --keys …` or `--where …`).
 
     joining_start: a position X; every SELECT from now on sees all before it
     → the keys' rows are read, exact at their highs, and kept in the checkpoint → X, file and highs are in `joined`, durable
@@ -7,11 +8,14 @@
 
 The rows have all that the copy has at X. What they contain beyond X is in that epoch's range of the log, too: its last change
 of a key decides, so nothing is lost or goes back. The epoch is one transaction of the target (docs/adr/0037).
+
+A range of keys or a condition may be about many rows. They are read in batches, each as above. `Reread.rest` has what is still
+to be read once a batch is written; then the job is opened again (docs/adr/0046).
 """
 
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,64 +23,154 @@ import pyarrow as pa
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
 from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.steering import steering_at
+from tidemark.jobs.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.readers.source import FoundSource, SplitReading
+from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import SinkError, SourceNotUsableError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
 from tidemark.state.phase import Phase
+from tidemark.state.plan import EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.split import KeyRange, Split
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableSchema, arrow_type_of
 
 VISIBLE_SECONDS = 60.0
 """How long a start waits until a MariaDB snapshot has all that the log has."""
 POLL_SECONDS = 0.05
 ACCEPTED = "The rows of its keys were read again. They are written once the log has been read up to there."
+PART_ACCEPTED = "Its rows are read while the job goes on."
+BATCH_SECONDS = 5.0
+"""A batch ends after the range in which so much time has passed: meanwhile no epoch runs."""
 
 
 def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events, seen: Collection[int]) -> JobState:
-    """Reads the rows that open signals ask for, and takes them into the job, durable. Answers these signals. `seen`: those that
-    were open when the opening began. Raises what reading raises; a signal without an answer is taken again."""
+    """Reads the rows that signals ask for, or their next batch, and takes them into the job, durable. Answers these signals.
+    `seen`: those that were open when the opening began. Raises what reading raises; a signal without an answer is taken
+    again."""
     checkpoint = Checkpoint.at(job.checkpoint)
     _tell_lost(checkpoint, job, state)
-    signals = {n: s for n, s in _open_repairs(checkpoint).items() if n in seen}
-    if not signals:
+    _answer_parts(checkpoint, job, found, state, seen)
+    wanted = _repairs(checkpoint, job, state, seen) | _next_batches(checkpoint, job, state)
+    if not wanted:
         return state
+    try:
+        start = found.joining_start(())
+    except SourceNotUsableError as error:
+        for number, wish in wanted.items():
+            _refuse(checkpoint, number, wish.signal, str(error))
+        return state
+    for name in set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}:
+        checkpoint.forget_repairs([name])  # of an earlier driver that died
+    state, taken = _taken(checkpoint, job, found, state, wanted, start)
+    for number in taken:
+        signal = wanted[number].signal
+        events.note("repair", table=str(signal.table), keys=len(signal.keys), start=str(start), text=ACCEPTED)
+        if signal.kind == "repair":
+            _answer(checkpoint, number, ACCEPTED, accepted=True)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be read for a signal. `rest`: of the range that it is about; None for all of it."""
+
+    signal: Signal
+    rest: KeyRange | None = None
+
+
+def _repairs(checkpoint: Checkpoint, job: JobFile, state: JobState, seen: Collection[int]) -> dict[int, Wish]:
+    """Returns the signals of `reconcile --repair` that are to be taken. Answers those that are not, or were."""
     taken = {reread.signal for joined in state.joined for reread in joined.rereads}
-    new = dict[int, Signal]()
-    for number, signal in signals.items():
+    wanted = dict[int, Wish]()
+    for number, signal in _open_signals(checkpoint).items():
+        if signal.kind != "repair" or number not in seen:
+            continue
         why = None if number in taken else _refusal(job, checkpoint, state, signal)
         if why is not None:
             _answer(checkpoint, number, why, accepted=False)
         elif number in taken:
             _answer(checkpoint, number, ACCEPTED, accepted=True)
         else:
-            new[number] = signal
-    if not new:
-        return state
-    try:
-        start = found.joining_start(())
-    except SourceNotUsableError as error:
-        for number in new:
+            wanted[number] = Wish(signal)
+    return wanted
+
+
+def _answer_parts(
+    checkpoint: Checkpoint, job: JobFile, found: FoundSource, state: JobState, seen: Collection[int]
+) -> None:
+    """Answers the signals about parts of tables, before anything of them is read. An accepted one ends with an outcome."""
+    for number, signal in _open_signals(checkpoint).items():
+        if signal.kind == "repair" or number not in seen:
+            continue
+        try:
+            require_part(job, state, signal)
+            _require_condition(found, signal)
+            _answer(checkpoint, number, PART_ACCEPTED, accepted=True)
+        except PartRefusedError as error:
             _answer(checkpoint, number, str(error), accepted=False)
-        return state
-    for name in set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}:
-        checkpoint.forget_repairs([name])  # of an earlier driver that died
-    state = _taken(checkpoint, job, found, state, new, start)
-    for number, signal in new.items():
-        events.note("repair", table=str(signal.table), keys=len(signal.keys), start=str(start), text=ACCEPTED)
-        _answer(checkpoint, number, ACCEPTED, accepted=True)
-    return state
+
+
+def _require_condition(found: FoundSource, signal: Signal) -> None:
+    if not signal.where:
+        return
+    assert signal.table is not None
+    if not isinstance(found, ChecksConditions):
+        raise PartRefusedError("This source takes no conditions.")
+    problem = found.condition_problem(signal.table, signal.where)
+    if problem is not None:
+        raise PartRefusedError(f"The source refuses the condition: {problem}.")
+
+
+def _next_batches(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int, Wish]:
+    """Returns what is to be read now of the accepted parts of tables. Ends those that can't go on, or need not."""
+    wanted = dict[int, Wish]()
+    for number, wish in unfinished(checkpoint, state).items():
+        table = wish.signal.table
+        assert table is not None
+        back = state.came_back.get(table)
+        if table not in {schema.table for schema in state.schemas}:
+            _end(checkpoint, number, "The table has left the job. If it comes back, all its rows are read.", done=False)
+        elif back is not None and back.at_us > wish.signal.at_us:
+            _end(checkpoint, number, "The whole table was read again.", done=True)
+        else:
+            wanted[number] = wish
+    if not wanted:
+        return wanted
+    steering, now = steering_at(checkpoint), recover_state(checkpoint, job, state)
+    reads = steering.paused_us is None and steering.stopped_us is None and goes_on(now, state)
+    return wanted if reads else {}
+
+
+def goes_on(now: EnumeratorState, state: JobState) -> bool:
+    """True if the next batch of a part of a table may be read: nothing else is being read, and the last one was written."""
+    return now.phase is Phase.STREAM and not now.rereads and now.joined == len(state.joined)
+
+
+def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
+    """What is still to be read for accepted signals about parts of tables, by signal. It follows from durable files alone."""
+    outcomes, found = checkpoint.outcomes(), dict[int, Wish]()
+    newest = {reread.signal: reread for joined in state.joined for reread in joined.rereads}
+    for number, (signal, answer) in checkpoint.signals().items():
+        if signal.kind == "repair" or not signal.is_partial or number in outcomes:
+            continue
+        if answer is None or not answer.accepted:
+            continue
+        reread = newest.get(number)
+        if reread is None or reread.rest is not None:
+            found[number] = Wish(signal, None if reread is None else reread.rest)
+    return found
 
 
 def _taken(
@@ -84,25 +178,35 @@ def _taken(
     job: JobFile,
     found: FoundSource,
     state: JobState,
-    signals: dict[int, Signal],
+    wanted: dict[int, Wish],
     start: Position,
-) -> JobState:
-    tables = {signal.table for signal in signals.values()}
-    schemas = {schema.table: schema for schema in state.schemas if schema.table in tables}
-    columns = {split_key.table: split_key.columns for split_key in state.split_keys}
+) -> tuple[JobState, list[int]]:
+    """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
     server = found.server(state)
-    await_visible(server.planner_access(state).keys, start)
-    project = projector(job, state.schemas, state.projections)
+    keys = server.planner_access(state).keys
+    await_visible(keys, start)
+    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
     rereads = []
-    with server.split_reading(tuple(schemas.values()), state.job_uuid) as reader:
-        for number, signal in signals.items():
-            assert signal.table is not None
-            schema = schemas[signal.table]
-            read, lacking, output = _read(job, signal, schema, columns[signal.table], reader, project, start)
-            name = repair_file(number, time.time_ns() // 1000)
-            rows = write_repair(checkpoint.store, name, read, lacking, output)
-            rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows))
-            failpoint("repairs.read")
+    for number, wish in wanted.items():
+        schema, columns = reading.table(wish.signal)
+        try:
+            if wish.signal.kind == "repair":
+                read, lacking, output = reading.keys_of_signal(wish.signal, schema, columns)
+                rest = None
+            else:
+                read, lacking, output, rest = reading.part(wish, schema, columns)
+        except (PartRefusedError, SourceNotUsableError, SinkError) as error:
+            is_of_table = isinstance(error, SourceNotUsableError) and error.table is not None
+            if wish.signal.kind == "repair" or is_of_table:
+                raise  # such as an altered table: the job has a way to go on
+            _end(checkpoint, number, str(error), done=False)
+            continue
+        name = repair_file(number, _now_us())
+        rows = write_repair(checkpoint.store, name, read, lacking, output)
+        rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows, rest))
+        failpoint("repairs.read")
+    if not rereads:
+        return state, []
     joined = Joined(
         start,
         (),
@@ -114,7 +218,7 @@ def _taken(
     )
     state = checkpoint.create_joined(state, joined)
     failpoint("repairs.joined")
-    return state
+    return state, [reread.signal for reread in rereads]
 
 
 def await_visible(keys: KeySource, position: Position) -> None:
@@ -129,36 +233,104 @@ def await_visible(keys: KeySource, position: Position) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _read(
-    job: JobFile,
-    signal: Signal,
-    schema: TableSchema,
-    columns: tuple[str, ...],
-    reader: SplitReading,
-    project: Projector,
-    start: Position,
-) -> tuple[SplitRead, pa.RecordBatch, TableSchema]:
-    """Returns the rows, the keys that the source lacks, and the table's output schema."""
-    reads, wanted = list[SplitRead](), set[object]()
-    output, keys = schema, pa.RecordBatch.from_pylist([])
-    for key_range, is_whole in _ranges(signal):
-        split = Split(len(reads), schema.table, schema.version, columns, key_range)
-        read, output = project.split(reader.read(split, schema, start).after(start))
-        if not wanted:
-            found_keys = keys_of(signal.keys, output)
-            assert found_keys is not None, "reconcile has read these keys"
-            keys, wanted = found_keys, set(key_values(found_keys, output.key))
-        if not is_whole:
-            mask = [key in wanted for key in key_values(read.rows, output.key)]
-            read = replace(read, rows=read.rows.filter(pa.array(mask, pa.bool_())))
-        reads.append(read)
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads rows for signals. Each result: the rows, the keys that the source lacks, and the table's output schema."""
+
+    job: JobFile
+    state: JobState
+    server: SourceServer
+    keys: KeySource
+    project: Projector
+    start: Position
+
+    def table(self, signal: Signal) -> tuple[TableSchema, tuple[str, ...]]:
+        """Returns the signal's table and its split key."""
+        columns = {split_key.table: split_key.columns for split_key in self.state.split_keys}
+        assert signal.table is not None
+        return next(schema for schema in self.state.schemas if schema.table == signal.table), columns[signal.table]
+
+    def keys_of_signal(
+        self, signal: Signal, schema: TableSchema, columns: tuple[str, ...]
+    ) -> tuple[SplitRead, pa.RecordBatch, TableSchema]:
+        """The rows of a signal's keys, and others of the ranges in `whole`."""
+        reads, wanted = list[SplitRead](), set[object]()
+        output, keys = schema, pa.RecordBatch.from_pylist([])
+        with self.server.split_reading((schema,), self.state.job_uuid) as reader:
+            for key_range, is_whole in _ranges(signal):
+                read, output = self._split(reader, schema, columns, key_range)
+                if not wanted:
+                    found_keys = keys_of(signal.keys, output)
+                    assert found_keys is not None, "these keys were read before"
+                    keys, wanted = found_keys, set(key_values(found_keys, output.key))
+                if not is_whole:
+                    mask = [key in wanted for key in key_values(read.rows, output.key)]
+                    read = replace(read, rows=read.rows.filter(pa.array(mask, pa.bool_())))
+                reads.append(read)
+        whole = _gathered(reads)
+        return whole, self._lacking(keys, whole, output), output
+
+    def part(
+        self, wish: Wish, schema: TableSchema, columns: tuple[str, ...]
+    ) -> tuple[SplitRead, pa.RecordBatch, TableSchema, KeyRange | None]:
+        """The next batch of a part of a table, and what is still to be read after it."""
+        signal, output = wish.signal, next(o for o in self.state.outputs if o.table == schema.table)
+        if signal.keys:
+            signal = with_ranges(self.keys, schema, output, columns, signal)
+            return *self.keys_of_signal(signal, schema, columns), None
+        server = self.server
+        if signal.where:
+            assert isinstance(server, TakesConditions), "its FoundSource takes conditions"
+            server = server.with_condition(schema.table, signal.where)
+        whole = wish.rest or range_of(self.keys, schema, output, columns, signal)
+        rest: KeyRange | None = whole
+        reads, began = list[SplitRead](), time.monotonic()
+        with server.split_reading((schema,), self.state.job_uuid) as reader:
+            while rest is not None:
+                here, rest = self._cut(schema, columns, rest)
+                read, output = self._split(reader, schema, columns, here)
+                reads.append(read)
+                is_full = sum(read.rows.num_rows for read in reads) >= self.job.snapshot.split_rows
+                if is_full or time.monotonic() - began > BATCH_SECONDS:
+                    break
+        gathered = _gathered(reads)
+        if signal.where:
+            return gathered, _no_keys(output), output, rest
+        within = in_copy(columns, KeyRange(whole.start, here.end))
+        assert within is not None, "its bounds are integers"
+        keys = copied_keys(self.job, output, within, gathered.rows.num_rows)
+        return gathered, self._lacking(keys, gathered, output), output, rest
+
+    def _cut(self, schema: TableSchema, columns: tuple[str, ...], rest: KeyRange) -> tuple[KeyRange, KeyRange | None]:
+        """Divides a range: about `snapshot.split_rows` rows, and what comes after them."""
+        rows = self.job.snapshot.split_rows
+        bounds = self.keys.next_bounds(schema.table, columns, after=rest.start, until=rest.end, rows=rows, count=1)
+        return (KeyRange(rest.start, bounds[0]), KeyRange(bounds[0], rest.end)) if bounds else (rest, None)
+
+    def _split(
+        self, reader: SplitReading, schema: TableSchema, columns: tuple[str, ...], key_range: KeyRange
+    ) -> tuple[SplitRead, TableSchema]:
+        split = Split(0, schema.table, schema.version, columns, key_range)
+        return self.project.split(reader.read(split, schema, self.start).after(self.start))
+
+    def _lacking(self, keys: pa.RecordBatch, read: SplitRead, output: TableSchema) -> pa.RecordBatch:
+        """Returns those of the keys that were not read. None of a table with `snapshot.where`, which leaves rows out."""
+        table = output.table
+        has_condition = self.job.snapshot.condition(table.database, table.name) is not None
+        found = set(key_values(read.rows, output.key))
+        lacks = np.array([key not in found and not has_condition for key in key_values(keys, output.key)], np.bool_)
+        return keys.filter(pa.array(lacks))
+
+
+def _no_keys(output: TableSchema) -> pa.RecordBatch:
+    kinds = [(name, arrow_type_of(output.column(name).arrow_type)) for name in output.key]
+    return pa.RecordBatch.from_pylist([], pa.schema(kinds))
+
+
+def _gathered(reads: Sequence[SplitRead]) -> SplitRead:
     rows = pa.concat_tables([read.rows for read in reads]).combine_chunks()
     high = max((read.report.high for read in reads), key=lambda position: position.order)
-    whole = replace(reads[-1], rows=rows, report=replace(reads[-1].report, high=high, row_count=rows.num_rows))
-    has_condition = job.snapshot.condition(schema.table.database, schema.table.name) is not None
-    found = set(key_values(rows, output.key))
-    lacks = np.array([key not in found and not has_condition for key in key_values(keys, output.key)], np.bool_)
-    return whole, keys.filter(pa.array(lacks)), output
+    return replace(reads[-1], rows=rows, report=replace(reads[-1].report, high=high, row_count=rows.num_rows))
 
 
 def _ranges(signal: Signal) -> Iterator[tuple[KeyRange, bool]]:
@@ -184,12 +356,19 @@ def _tell_lost(checkpoint: Checkpoint, job: JobFile, state: JobState) -> None:
     if not any(joined.rereads for joined in state.joined):
         return
     now, outcomes = recover_state(checkpoint, job, state), checkpoint.outcomes()
+    parts = {number for number, (signal, _) in checkpoint.signals().items() if signal.kind != "repair"}
     pending = {reread.signal for reread in now.rereads} | _planned(checkpoint)
-    for joined in state.joined[: now.joined]:
+    for count, joined in enumerate(state.joined[: now.joined], 1):
         for reread in joined.rereads:
-            if reread.signal not in pending and reread.signal not in outcomes:
-                text = "The log was read from another position on, so these rows were not written. Compare again."
-                checkpoint.create_outcome(reread.signal, Answer(False, text, _now_us()))
+            if reread.signal in outcomes:
+                continue
+            if reread.signal in parts:  # a batch that was written has no outcome of its own
+                is_lost, again = state.restarts_after(count), "Give the signal again."
+            else:
+                is_lost, again = reread.signal not in pending, "Compare again."
+            if is_lost:
+                text = f"The log was read from another position on, so these rows were not written. {again}"
+                _end(checkpoint, reread.signal, text, done=False)
 
 
 def _planned(checkpoint: Checkpoint) -> set[int]:
@@ -199,11 +378,23 @@ def _planned(checkpoint: Checkpoint) -> set[int]:
     return {reread.signal for reread in getattr(work, "rereads", ())}
 
 
-def _open_repairs(checkpoint: Checkpoint) -> dict[int, Signal]:
+def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
+    """Those about parts of tables that are not answered yet."""
     if not checkpoint.has_open_signals():
         return {}
     found = checkpoint.signals().items()
-    return {n: signal for n, (signal, answer) in found if answer is None and signal.kind == "repair"}
+    return {n: signal for n, (signal, answer) in found if answer is None and signal.is_partial}
+
+
+def _refuse(checkpoint: Checkpoint, number: int, signal: Signal, why: str) -> None:
+    if signal.kind == "repair":
+        _answer(checkpoint, number, why, accepted=False)
+    else:
+        _end(checkpoint, number, why, done=False)  # it was accepted before
+
+
+def _end(checkpoint: Checkpoint, number: int, text: str, *, done: bool) -> None:
+    checkpoint.create_outcome(number, Answer(done, text, _now_us()))
 
 
 def _answer(checkpoint: Checkpoint, number: int, text: str, *, accepted: bool) -> None:

@@ -90,8 +90,8 @@ def _ran_to_end(
     summary: RunSummary,
     discovery: Discovery,
 ) -> bool:
-    """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given, or a new table was
-    found."""
+    """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given or goes on, or a new
+    table was found."""
     context = RunContext(opened.job, opened.held.server, opened.held.state)
     run = _Run(context, opened, sessions, events, notes, summary, discovery)
     try:
@@ -102,7 +102,7 @@ def _ran_to_end(
         require_another_opening(error, job, opened, events)
         summary.interrupted = run.is_interrupted
         return summary.interrupted
-    return summary.interrupted or not (run.must_open_again or opened.finishes)
+    return summary.interrupted or not (run.must_open_again or run.reads_on or opened.finishes)
 
 
 def _needs_spark(job: JobFile) -> bool:
@@ -183,6 +183,11 @@ class _Run:
     @property
     def is_interrupted(self) -> bool:
         return self._signals > 0
+
+    @property
+    def reads_on(self) -> bool:
+        """True if the run has ended so that the next batch of a part of a table is read."""
+        return self._loop.must_open_again
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1

@@ -246,6 +246,15 @@ class RereadsKeys(Protocol):
 
 
 @runtime_checkable
+class TakesConditions(Protocol):
+    """A SourceServer that can read only those rows of a table that an SQL condition takes."""
+
+    def with_condition(self, table: TableId, where: str) -> SourceServer:
+        """Returns a server whose `split_reading` reads only these rows of the table, in transactions that can't write.
+        `snapshot.where` holds, too."""
+
+
+@runtime_checkable
 class FindsPlace(Protocol):
     """A FoundSource that can find in its log what a job has read on another server."""
 

@@ -232,6 +232,10 @@ class JobState:
             projections=(*projections, *([] if altered.projection is None else [altered.projection])),
         )
 
+    def reread_rows(self, signal: int) -> int:
+        """How many changes have been made of the rows that a signal has had read again, so far."""
+        return sum(reread.rows for joined in self.joined for reread in joined.rereads if reread.signal == signal)
+
     def restarts_after(self, count: int) -> bool:
         """True if the job goes on from the start of a later entry of `joined` than the first `count`."""
         return any(joined.restarts for joined in self.joined[count:])

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 from tidemark.state.position import Position
+from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
 class Reread:
     """Rows that a signal has had read again. `version`: of the table's schema. `file`: of the checkpoint, with the rows that
-    the source has, and a DELETE for each key that it lacks. `high`: what the rows contain is not after it."""
+    the source has, and a DELETE for each key that it lacks. `high`: what the rows contain is not after it. `rest`: what the
+    signal has still to be read of the split key, once these rows are written; None for nothing."""
 
     signal: int
     table: TableId
@@ -17,3 +19,4 @@ class Reread:
     file: str
     high: Position
     rows: int
+    rest: KeyRange | None = None

@@ -17,8 +17,10 @@ OF_THE_FILE = "default"
 class Signal:
     """A request. `table` None: it is about the whole job. `at_us`: when it was given, microseconds since 1970.
 
-    `resnapshot`: the table's rows are to be read again. `repair`: those with `keys` are, which are in `ranges` and `whole`. A
-    key has the texts that the copy's server shows. Of a range in `whole` all rows are written, also with other keys.
+    `resnapshot`: the table's rows are to be read again: all of them, or a part (`is_partial`): those with `keys`, those with
+    keys from `span[0]` to `span[1]`, or those that the condition `where` takes in the source. A key is as the user wrote it.
+    `repair`: those with `keys` are to be read, which are in `ranges` and `whole`. A key has the texts that the copy's server
+    shows. Of a range in `whole` all rows are written, also with other keys.
     `pause`: the job plans no more epochs, or the table leaves it.
     `resume`: ends `pause` and `stop-snapshot`, or brings the table back. `stop-snapshot`: no more splits are planned.
     `set`: `setting`, a key of the job file, gets `value`, as the user wrote it.
@@ -32,10 +34,21 @@ class Signal:
     keys: tuple[tuple[str, ...], ...] = ()
     ranges: tuple[KeyRange, ...] = ()
     whole: tuple[KeyRange, ...] = ()
+    span: tuple[tuple[str, ...], ...] = ()
+    where: str = ""
+
+    @property
+    def is_partial(self) -> bool:
+        """True if only some rows of the table are read again, while it stays in the job."""
+        return bool(self.kind == "repair" or self.keys or self.span or self.where)
 
     def __str__(self) -> str:
         if self.kind == "repair":
             return f"repair {self.table}, {len(self.keys):,} {'key' if len(self.keys) == 1 else 'keys'}"
+        if self.is_partial:
+            part = f"where {self.where}" if self.where else "keys " + "..".join(",".join(key) for key in self.span)
+            more = f"{len(self.keys):,} {'key' if len(self.keys) == 1 else 'keys'}"
+            return f"{self.kind} {self.table}, {more if self.keys else part}"
         more = f"{self.setting}={self.value}" if self.kind == "set" else "" if self.table is None else str(self.table)
         return f"{self.kind} {more}".rstrip()
 

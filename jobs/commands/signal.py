@@ -13,7 +13,9 @@ from tidemark.jobs.monitoring.progress import JobProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.reconcile.table_comparison import Repair
 from tidemark.jobs.recovered_state import recover_state, required_state
+from tidemark.jobs.repairs import unfinished
 from tidemark.jobs.steering import kept_log, with_setting
+from tidemark.jobs.table_parts import HOW_TO_WRITE, PartRefusedError, parse_keys, require_part
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
 from tidemark.state.job_state import JobState
@@ -28,16 +30,49 @@ _OF_TABLES = {
 _OF_JOB = {"pause": "the job is paused", "resume": "the job goes on", "stop-snapshot": "no more splits are read"}
 _BY = "by the running driver, or at the next start."
 _TABLE_LEFT = "the table has left the job since, or was read again as a whole."
+SEE_ROWS = "Write a condition in the source's SQL, such as \"created_at >= '2024-01-01'\"."
 
 
-def resnapshot(job: JobFile, tables: Sequence[TableName]) -> None:
-    """Asks for the rows of tables to be read again. Raises JobFileError, and gives no signal, if a table is not the job's."""
+def resnapshot(
+    job: JobFile, tables: Sequence[TableName], *, keys: Sequence[str] = (), where: str | None = None
+) -> None:
+    """Asks for the rows of tables to be read again, or, if `keys` or `where` are given, for those of a part of a table.
+    `keys`: each a key, or a range. Raises JobFileError, and gives no signal, if a table is not the job's."""
     required_state(Checkpoint.at(job.checkpoint), job)
+    if tables and (keys or where is not None):
+        _signal_parts(job, tables, keys, where)
+        return
     if not tables:
         raise JobFileError(
             "signal resnapshot needs a table.", "Name it: --table database.table; more than one may be given."
         )
     _signal_tables(job, "resnapshot", tables)
+
+
+def _signal_parts(job: JobFile, tables: Sequence[TableName], keys: Sequence[str], where: str | None) -> None:
+    """Gives one signal for all single keys, and one for each range. Raises JobFileError, and gives none, if one is wrong."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = required_state(checkpoint, job)
+    if keys and (where is not None or len(tables) > 1):
+        raise JobFileError("--keys is about one table, and goes without --where.", "Give more than one signal.")
+    if where == "":
+        raise JobFileError("--where is empty.", "Leave it out to have all rows read again.")
+    wanted, now_us = list[Signal](), _now_us()
+    try:
+        parsed = [parse_keys(text) for text in keys]
+        single = tuple(key[0] for key in parsed if len(key) == 1)
+        for table in (TableId(table.database, table.name) for table in tables):
+            if where is not None:
+                wanted.append(Signal(table, now_us, where=where))
+            if single:
+                wanted.append(Signal(table, now_us, keys=single))
+            wanted += [Signal(table, now_us, span=span) for span in parsed if len(span) == 2]
+        for signal in wanted:
+            require_part(job, state, signal)
+    except PartRefusedError as error:
+        raise JobFileError(str(error), HOW_TO_WRITE if keys else SEE_ROWS) from error
+    for signal in wanted:
+        print(f"signal {checkpoint.create_signal(signal)}: {signal}: its rows are read again {_BY}")
 
 
 def read_keys_again(job: JobFile, table: TableId, repair: Repair) -> None:
@@ -127,26 +162,29 @@ def list_signals(job: JobFile) -> None:
     state = required_state(checkpoint, job)
     signals = checkpoint.signals()
     progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch())
-    newest = {signal.table: number for number, (signal, _) in signals.items() if signal.kind != "repair"}
+    newest = {signal.table: number for number, (signal, _) in signals.items() if not signal.is_partial}
     repairs = _repairs(checkpoint, job, state)
     drawn = Table(box=None, pad_edge=False)
     for heading in ("signal", "given", "what", "state"):
         drawn.add_column(heading)
     for number, (signal, answer) in signals.items():
         told = _state_of(signal, answer, state, progress, is_newest=newest.get(signal.table) == number)
-        if signal.kind == "repair" and answer is not None and answer.accepted:
+        if signal.is_partial and answer is not None and answer.accepted:
             told = repairs.get(number, f"failed, accepted {time_text(answer.at_us)}: {_TABLE_LEFT}")
         drawn.add_row(str(number), time_text(signal.at_us), redact(str(signal)), redact(told))
     console().print(drawn)
 
 
 def _repairs(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int, str]:
-    """What has become of accepted repairs, by signal."""
-    told, count = dict[int, str](), 0
+    """What has become of accepted signals about some rows, by signal."""
+    told, count = dict.fromkeys(unfinished(checkpoint, state), "running: no rows were read yet."), 0
     now = recover_state(checkpoint, job, state)
     for count, joined in enumerate(state.joined, 1):
         for reread in joined.rereads:
             text = "its rows were read again"
+            if reread.rest is not None:
+                rows = state.reread_rows(reread.signal)
+                text = f"{rows:,} {'row was' if rows == 1 else 'rows were'} read again so far, and more will be; the newest"
             step = (
                 f"wait until the log has been read up to {joined.start}" if count > now.joined else "are being written"
             )

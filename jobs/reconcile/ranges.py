@@ -36,16 +36,16 @@ def ranges_of(
 ) -> Iterator[Range]:
     """Yields the ranges of a table, which together have all its keys. `columns`: its split key."""
     table, number = TableState(schema.table, schema.version, columns), 0
-    by_integers = _same_integers(job, schema, output, columns)
+    by_integers = same_integers(job, schema, output, columns)
     while not isinstance(table.cursor, Exhausted):
         found, table = next_ranges(table, source, split_rows=job.snapshot.split_rows, count=RANGES_AT_ONCE)
         for key_range in found:
             split = Split(number, schema.table, schema.version, columns, key_range)
-            yield Range(number, split, _in_copy(columns, key_range) if by_integers else None)
+            yield Range(number, split, in_copy(columns, key_range) if by_integers else None)
             number += 1
 
 
-def _same_integers(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
+def same_integers(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
     """Whether the split key is part of the copy's key and holds the same integers there: all databases order them alike."""
     if not columns or job.transform(schema.table.database, schema.table.name) is not None:
         return False
@@ -62,7 +62,8 @@ def _holds_integers(column: Column) -> bool:
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
-def _in_copy(columns: tuple[str, ...], key_range: KeyRange) -> IntegerRange | None:
+def in_copy(columns: tuple[str, ...], key_range: KeyRange) -> IntegerRange | None:
+    """Returns the range of integers, None if a bound is none."""
     start, end = _integers(key_range.start), _integers(key_range.end)
     if (start is None) != (key_range.start is None) or (end is None) != (key_range.end is None):
         return None

@@ -10,6 +10,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.table_comparison import EVERYWHERE, Repair, TableResult
 from tidemark.readers.source import BoundsKeys, PlannerAccess
 from tidemark.sinks.comparing import Key
+from tidemark.state.key_source import KeySource
 from tidemark.state.split import KeyRange
 from tidemark.state.table import Column, TableSchema, arrow_type_of
 
@@ -24,7 +25,7 @@ def keys_of(keys: tuple[Key, ...], schema: TableSchema) -> pa.RecordBatch | None
     arrays = []
     for i, name in enumerate(schema.key):
         kind = arrow_type_of(schema.column(name).arrow_type)
-        if not _is_readable(kind):
+        if not is_readable(kind):
             return None
         try:
             arrays.append(pa.array([key[i] for key in keys], pa.string()).cast(kind))
@@ -35,7 +36,7 @@ def keys_of(keys: tuple[Key, ...], schema: TableSchema) -> pa.RecordBatch | None
     )
 
 
-def _is_readable(kind: pa.DataType) -> bool:
+def is_readable(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_decimal(kind)
@@ -50,11 +51,8 @@ def repair_of(
 ) -> Repair | None:
     """Returns what is to be read again. None if the keys can't be named to the source, or there are too many: then the table is
     read again as a whole. `schema`: as the source has it. `columns`: its split key."""
-    output, source = result.schema, access.keys
-    is_same = job.transform(schema.table.database, schema.table.name) is None and set(columns) <= set(output.key)
-    if result.cut or not columns or not is_same or not isinstance(source, BoundsKeys):
-        return None
-    if any(_differs(schema, output.column(name)) for name in output.key):
+    output = result.schema
+    if result.cut or not has_own_key(job, schema, output, columns):
         return None
     ranges, single = list[KeyRange](), list[Key]()
     for number, keys in result.keys.items():
@@ -69,14 +67,30 @@ def repair_of(
         return None
     values = keys_of(tuple(single), output)
     assert values is not None
-    bounds = source.bounds_of(schema.table, columns, values) if single else ()
+    whole = ranges_around(access.keys, schema, columns, values) if single else ()
+    return None if whole is None else Repair(every, tuple(ranges), whole)
+
+
+def has_own_key(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
+    """Whether the copy's key is the source's, and the table is split by columns of it."""
+    if not columns or job.transform(schema.table.database, schema.table.name) is not None:
+        return False
+    return set(columns) <= set(output.key) and not any(_differs(schema, output.column(name)) for name in output.key)
+
+
+def ranges_around(
+    source: KeySource, schema: TableSchema, columns: tuple[str, ...], keys: pa.RecordBatch
+) -> tuple[KeyRange, ...] | None:
+    """Returns for each key the range from it to the key after the next one that the source has. None if the source can't be
+    given one of the keys."""
+    bounds = source.bounds_of(schema.table, columns, keys) if isinstance(source, BoundsKeys) else None
     if bounds is None:
         return None
     whole = []
     for bound in bounds:
         following = source.next_bounds(schema.table, columns, after=bound, until=None, rows=1, count=1)
         whole.append(KeyRange(bound, following[0] if following else None))
-    return Repair(every, tuple(ranges), tuple(whole))
+    return tuple(whole)
 
 
 def _differs(schema: TableSchema, column: Column) -> bool:

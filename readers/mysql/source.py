@@ -45,7 +45,7 @@ from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import TableSettings
 from tidemark.readers.statistics import TableStatistics
-from tidemark.readers.table_settings import ignored_targets, split_conditions
+from tidemark.readers.table_settings import ignored_targets, split_conditions, with_condition
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SourceUnavailableError
 from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState
@@ -92,6 +92,10 @@ class MySqlServer:
                 reconnect=job.reconnect,
             )
         )
+
+    def with_condition(self, table: TableId, where: str) -> "MySqlServer":
+        """`tidemark.readers.source.TakesConditions`."""
+        return replace(self, job=with_condition(self.job, table, where))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> LogReader:
         source, reconnect = self.job.source, self.job.reconnect

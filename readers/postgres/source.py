@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import psycopg2
@@ -61,7 +61,7 @@ from tidemark.readers.postgres.timelines import shared_until
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
-from tidemark.readers.table_settings import split_conditions
+from tidemark.readers.table_settings import split_conditions, with_condition
 from tidemark.state.errors import JobFileError, LogPositionLostError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
@@ -88,6 +88,10 @@ class PostgresServer:
 
     def split_reading(self, schemas: Sequence[TableSchema], job_uuid: str) -> SplitReader:
         return SplitReader(self._snapshot_source(split_conditions(self.job, schemas)))
+
+    def with_condition(self, table: TableId, where: str) -> "PostgresServer":
+        """Implements `tidemark.readers.source.TakesConditions`."""
+        return replace(self, job=with_condition(self.job, table, where))
 
     def log_reading(self, schemas: Sequence[TableSchema]) -> "PostgresLog":
         source, reconnect = self.job.source, self.job.reconnect

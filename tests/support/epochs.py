@@ -65,7 +65,7 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
                 require_another_opening(error, job, opened, kept)
             else:
                 told.pass_on(kept)
-                if not opened.finishes:
+                if not (opened.finishes or loop.must_open_again):
                     return phases
             opened = opened.again()
 
