@@ -17,7 +17,7 @@ from tidemark.jobs.reconcile.ranges import same_integers
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key, is_readable, keys_of, ranges_around
 from tidemark.jobs.sinks import comparable_sink
 from tidemark.readers.source import BoundsKeys
-from tidemark.sinks.mirror.comparing import IntegerRange, Key
+from tidemark.sinks.comparing import IntegerRange, Key
 from tidemark.state.job_state import JobState
 from tidemark.state.key_source import KeySource
 from tidemark.state.remedies import read_again as whole_table
@@ -164,7 +164,7 @@ def copied_keys(job: JobFile, output: TableSchema, within: IntegerRange, rows: i
     """Returns the keys that the copy has in a range. `rows`: how many the source has. Raises PartRefusedError if the copy has
     many more, and SinkError if it can't be read."""
     limit = rows + MAX_SURPLUS + 1
-    with comparable_sink(job).comparison(output) as copy:
+    with comparable_sink(job).comparable(output) as comparison, comparison() as copy:
         copy.stage(())
         found = tuple(pair.key for pair in copy.surplus(within, limit))
     if len(found) == limit:
