@@ -21,6 +21,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs import repairs
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, stop_snapshot
+from tidemark.jobs.rollback import roll_back
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
@@ -326,6 +327,12 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     run_epochs(job)
     assert [outcomes(job)[number].text for number in (4, 6)] == ["The whole table was read again."] * 2
     assert "orders" not in [left.table.name for left in state_of(job).left]
+    # One batch is written, then the log is read from an older position on.
+    give(job, source, "orders", "1..1000")
+    die_at(job, "driver.epoch_committed")
+    roll_back(load_job_file(job), Checkpoint.at(load_job_file(job).checkpoint).committed_epoch(), standby=True)
+    run_epochs(job)
+    assert "Give the signal again." in outcomes(job)[8].text
     # One batch is written, then the table is paused.
     give(job, source, "orders", "1..1000")
     die_at(job, "driver.epoch_committed")
