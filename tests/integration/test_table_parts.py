@@ -332,13 +332,13 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     die_at(job, "driver.epoch_committed")
     roll_back(load_job_file(job), Checkpoint.at(load_job_file(job).checkpoint).committed_epoch(), standby=True)
     run_epochs(job)
-    assert "Give the signal again." in outcomes(job)[8].text
+    assert "Give the signal again." in outcomes(job)[9].text
     # One batch is written, then the table is paused.
     give(job, source, "orders", "1..1000")
     die_at(job, "driver.epoch_committed")
     pause(load_job_file(job), [orders])
     run_epochs(job)
-    assert "has left the job" in outcomes(job)[9].text
+    assert "has left the job" in outcomes(job)[10].text
     with pytest.raises(JobFileError, match="parked, paused or excluded: its copy lacks changes"):
         give(job, source, "orders", "5")
     Checkpoint.at(load_job_file(job).checkpoint).create_signal(
