@@ -62,7 +62,7 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
     checkpoint = Checkpoint.at(job.checkpoint)
     _tell_lost(checkpoint, job, state)
     _answer_parts(checkpoint, job, found, state, seen)
-    wanted = _repairs(checkpoint, job, state, seen) | _next_batches(checkpoint, job, state)
+    wanted = _repairs(checkpoint, job, state, seen) | _next_batches(checkpoint, job, found, state)
     if not wanted:
         return state
     try:
@@ -133,7 +133,7 @@ def _require_condition(found: FoundSource, signal: Signal) -> None:
         raise PartRefusedError(f"The source refuses the condition: {problem}.")
 
 
-def _next_batches(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int, Wish]:
+def _next_batches(checkpoint: Checkpoint, job: JobFile, found: FoundSource, state: JobState) -> dict[int, Wish]:
     """Returns what is to be read now of the accepted parts of tables. Ends those that can't go on, or need not."""
     wanted = dict[int, Wish]()
     for number, wish in unfinished(checkpoint, state).items():
@@ -145,7 +145,11 @@ def _next_batches(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict
         elif back is not None and back.at_us > wish.signal.at_us:
             _end(checkpoint, number, "The whole table was read again.", done=True)
         else:
-            wanted[number] = wish
+            try:
+                _require_condition(found, wish.signal)  # its columns may be gone since
+                wanted[number] = wish
+            except PartRefusedError as error:
+                _end(checkpoint, number, str(error), done=False)
     if not wanted:
         return wanted
     steering, now = steering_at(checkpoint), recover_state(checkpoint, job, state)
