@@ -11,6 +11,7 @@ import pytest
 
 from devtools.server import Server
 from devtools.servers import start_server
+from tests.support.altered_tables import folded, rows_of
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import write_job
@@ -155,6 +156,11 @@ def test_a_server_that_was_restored_from_a_copy_is_refused(copy: Copy, tmp_path:
     server.start()  # begins a file of the same name as the one that the job has read since
     grow_log(copy.database, end)
     copy.refused_as_different_log()
+    copy.run("source.on_log_lost=resnapshot")
+    assert folded(tmp_path, copy.database, "id", "note") == rows_of(copy.database, "t", "id", "note")
+    copy.write(1)
+    assert copy.run() == ["stream"]
+    assert folded(tmp_path, copy.database, "id", "note") == rows_of(copy.database, "t", "id", "note")
 
 
 def test_another_server_behind_the_same_name_is_refused(copy: Copy) -> None:
