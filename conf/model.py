@@ -190,7 +190,7 @@ class JobFile(Section):
         None, description="Metrics for Prometheus."
     )
     notify: Annotated[Notify | None, Written("a section with webhook, on")] = Field(
-        None, description="A service that is told of failures."
+        None, description="A service that gets a message when the job fails."
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 

@@ -1,4 +1,4 @@
-"""The job file's section `notify`: where failures are told."""
+"""The job file's section `notify`: where failures are reported."""
 
 import ipaddress
 import re

@@ -22,7 +22,7 @@ _log = logging.getLogger("tidemark.reconnect")
 
 
 class Reconnect(Section):
-    """What happens if a connection to the source or the target breaks, or can't be opened while a job runs. When the attempts
+    """The waits if a connection to the source or the target breaks, or can't be opened while a job runs. When the attempts
     are used up, the run ends with exit code 7; the next run continues. A job's start makes only some attempts."""
 
     attempts: Annotated[StrictInt, annotated_types.Ge(0)] = Field(
@@ -34,7 +34,7 @@ class Reconnect(Section):
 
 
 AT_START = Reconnect(attempts=4, max_delay_seconds=8.0)
-"""For the first connections of a run: a wrong address must be told soon."""
+"""For the first connections of a run: a wrong address must be reported soon."""
 
 
 @dataclass(frozen=True, slots=True)

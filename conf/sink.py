@@ -85,7 +85,7 @@ def _not_ignore(value: Any) -> Any:
 
 
 BadValuePolicy = Literal["park", "stop", "null", "text", "reject"]
-"""What happens to a value that the target can't hold."""
+"""The policies for a value that the target can't hold."""
 ReaderPolicy = Literal["park", "stop", "null"]
 """The policies of sinks other than mirror."""
 
@@ -117,7 +117,7 @@ class _WithoutMarks(_Sink):
     on_bad_value: Annotated[ReaderPolicy, BeforeValidator(_only_of_mirrors)] = Field(
         "park",
         description="What happens to a value that a copy can't hold. PostgreSQL: an infinite date or timestamp, NaN in "
-        "`numeric(p,s)`, a time after the year 294246, text that is not UTF-8. MySQL, MariaDB: text with bytes that stand for "
+        "`numeric(p,s)`, a time after the year 294246, text that is not UTF-8. MySQL, MariaDB: text with bytes that encode "
         "no character of its column's charset. `park`: the table is parked, and the others go on. `stop`: the job stops. "
         "`null`: NULL is written; in a key the table is parked. May be changed at any time, also for a job that has stopped.",
     )

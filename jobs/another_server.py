@@ -1,4 +1,4 @@
-"""What a job does if another server answers: the source failed over, or `source.url` was changed.
+"""Lets a job go on at another server: the source failed over, or `source.url` was changed.
 
 If the server's log has exactly what the job has read at one of its positions, the job goes on from there. Tables whose rows are
 not all read leave, and come back: their watermarks belong to the other server. If there is no such position, but the server

@@ -181,7 +181,7 @@ def _joined(
 def _admitted(
     job: JobFile, state: JobState, later: tuple[TableSchema, ...], events: Events, admit: Admit
 ) -> tuple[TableSchema, ...]:
-    """Returns the tables that the target can take. The others are told, and don't stop the job (`on_table_error`)."""
+    """Returns the tables that the target can take. The others are reported, and don't stop the job (`on_table_error`)."""
     try:
         admit(state, (*state.outputs, *outputs_of(later, projections_of(job, later))))
     except SinkError:

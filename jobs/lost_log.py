@@ -1,4 +1,4 @@
-"""What a job does if the source no longer has the log that it needs (`source.on_log_lost`).
+"""Reads all rows again if the source no longer has the log that the job needs (`source.on_log_lost`).
 
 All tables leave the job. They come back with the log's present end as their start, from which the job then goes on: their
 copies are emptied, and their rows are read again. What was planned of the lost log is committed without reading it. So is

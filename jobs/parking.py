@@ -395,7 +395,7 @@ def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
 
 
 def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:
-    """What the newest open signal about each table asks for."""
+    """The kind of the newest open signal about each table."""
     return {signal.table: signal.kind for signal in _open_signals(checkpoint).values() if signal.table is not None}
 
 

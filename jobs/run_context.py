@@ -1,4 +1,4 @@
-"""What planning, reading and writing an epoch have in common: the job, its source and its state."""
+"""The job, its source and its state, as planning, reading and writing an epoch need them."""
 
 from dataclasses import dataclass
 

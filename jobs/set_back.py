@@ -1,4 +1,4 @@
-"""What a job does if its target was set back: restored from a backup, or failed over to a standby that had lagged behind.
+"""Writes what a target lacks that was set back: restored from a backup, or failed over to a standby that lagged behind.
 
 The target's own record tells the last epoch of the log that it has. If only the log was followed since, the job goes on from
 the position that it had then: what the target lacks is read again from the source's log, with the same versions. Otherwise, or
@@ -92,7 +92,7 @@ def _position_then(
 
 
 def _reached(now: EnumeratorState, found: Reached) -> Reached:
-    """What the target has once the planned epoch, if there is one, is written without rows."""
+    """The ledger's state once the planned epoch, if there is one, is written without rows."""
     match now.awaited:
         case AwaitedLog():
             return Reached(now.epoch, 0)

@@ -111,7 +111,7 @@ class OpenedJob:
 
 @dataclass(slots=True)
 class _Trouble:
-    """What attempts at one opening have found out. `refused`: tables that can't come back now. `kept`: tables that are to
+    """The findings of the attempts at one opening. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
     when the newest attempt began."""
 

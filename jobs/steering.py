@@ -34,7 +34,7 @@ RESUME = "tidemark signal JOB.yaml resume"
 
 
 def steering_at(checkpoint: Checkpoint) -> Steering:
-    """What the answered signals have set."""
+    """The settings that the answered signals have made."""
     return steering_of(checkpoint.signals().values())
 
 
@@ -125,7 +125,7 @@ def waits(job: JobFile) -> bool:
 
 
 def kept_log(job: JobFile) -> str:
-    """What a pause means for the source's log."""
+    """Returns a sentence about the source's log during a pause."""
     if job.source.url.kind == "postgresql":
         return "Meanwhile the replication slot keeps the server's log: watch the disk."
     return "The server must keep its log meanwhile."

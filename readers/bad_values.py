@@ -1,4 +1,4 @@
-"""What a reader makes of a value that its column's Arrow type has no place for: `sink.on_bad_value`, where it begins.
+"""Replaces or refuses a value that its column's Arrow type has no place for: the readers' part of `sink.on_bad_value`.
 
 The mirror sink takes marks (`tidemark.state.marks`): it holds what they mean, or applies the policy. The other sinks, and
 tables with masks or a transform, get none. There the reader itself stops, or writes NULL.

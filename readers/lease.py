@@ -57,7 +57,7 @@ class Lock(ABC):
     error_class: ClassVar[type[Exception]]
     """The base class of the database driver's errors. All queries may raise them or OSError."""
     held_for: str = "runs this job"
-    """What the holder of the lock does that could not be taken last, for messages."""
+    """The activity of the session that holds the lock, for messages."""
 
     @abstractmethod
     def open(self, reconnect: Reconnect) -> None:

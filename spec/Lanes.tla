@@ -24,8 +24,8 @@
    Every write is compared with the source's history: one that leaves a change out, repeats one or goes back is remembered.
 
    WRONG DESIGNS, one switch each; TLC finds an error for each:
-     Hasty     a split is planned though the log lane stands ahead of what is visible
-     Early     the base is where the log lane stands when the split is written
+     Hasty     a split is planned though the log lane is ahead of what is visible
+     Early     the base is where the log lane is when the split is written
      Blind     rows that were read again are taken in before the log lane has passed what they contain
      Whole     TRUNCATE empties the whole table in the copy, also splits that are not live
      Unlocked  PostgreSQL: the SELECT's snapshot is older than its lock. TRUNCATE ignores snapshots: a SELECT that waited

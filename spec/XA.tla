@@ -15,8 +15,8 @@
    every XA COMMIT behind it has its XA PREPARE behind it too. This place is settled. A place is settled by a look at the log
    between the last settled place and it: what XA COMMITs it names must be gone from XA RECOVER. A low counts only if it is
    settled: "position" waits until its low is; "snapshot" settles a place first, and begins again if there is
-   an XA COMMIT between that place and the snapshot's. (It settles anew each time: taking only another snapshot may go on for ever.)
-   A replay that meets an XA COMMIT whose XA PREPARE lies before its low has no rows for it: the split is read again.
+   an XA COMMIT between that place and the snapshot's. (It settles again each time: taking only another snapshot may go on for ever.)
+   A replay that meets an XA COMMIT whose XA PREPARE is before its low has no rows for it: the split is read again.
    The log lane starts at the job's start, remembers what is prepared, and stops at an XA COMMIT of something unknown.
 
    WRONG DESIGNS, one switch each; TLC finds an error for each:

@@ -177,8 +177,8 @@ class JobState:
         }
 
     def version_offset(self, count: int | None = None) -> int:
-        """What is added to the log's positions in `_commit_version` once the first `count` entries of `joined` are taken in;
-        None: all."""
+        """Returns the number that is added to the log's positions in `_commit_version` once the first `count` entries of
+        `joined` are taken in; None: all."""
         offsets = [joined.version_offset for joined in self.joined[:count] if joined.version_offset is not None]
         return offsets[-1] if offsets else 0
 

@@ -7,7 +7,7 @@
 | timestamp | the greatest number but one | a time after the year 294246: 64 bits can't count its microseconds |
 | decimal | the least number of 128 bits, which has more digits than any precision | NaN |
 | string | of PostgreSQL: the character NUL, then the text with escapes | bytes that are not UTF-8 |
-| string | of MySQL: `UNDECODABLE`, then the text with escapes | bytes that stand for no character of the column's charset |
+| string | of MySQL: `UNDECODABLE`, then the text with escapes | bytes that encode no character of the column's charset |
 
 Readers write marks only for a sink that understands them (`tidemark.readers.bad_values`). Equal values have equal marks, and
 different values different ones, except for times after the year 294246. A text of PostgreSQL can't have a NUL. A text of MySQL

@@ -54,7 +54,7 @@ _EVENTS = {
     "finished": RunState.ENDED,
     "failed": RunState.FAILED,
 }
-"""What events of a run say. All others say nothing about its state."""
+"""The states that events of a run show. All others show none."""
 
 
 def after_event(now: RunState, event: str) -> RunState:

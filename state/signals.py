@@ -55,7 +55,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the job did. `accepted` False: nothing, and `text` says why. `at_us`: microseconds since 1970."""
+    """The job's answer. `accepted` False: it did nothing, and `text` says why. `at_us`: microseconds since 1970."""
 
     accepted: bool
     text: str
@@ -64,7 +64,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What the accepted signals of the whole job have set. `paused_us`: since when the job is paused, None if it is not;
+    """The settings by the accepted signals of the whole job. `paused_us`: since when the job is paused, None if it is not;
     `stopped_us`: the same for the reading of splits. `settings`: values by key of the job file, sorted, as the user wrote
     them."""
 

@@ -176,7 +176,7 @@ def list_signals(job: JobFile) -> None:
 
 
 def _repairs(checkpoint: Checkpoint, job: JobFile, state: JobState) -> dict[int, str]:
-    """What has become of accepted signals about some rows, by signal."""
+    """The states of accepted signals about some rows, by signal."""
     told, count = dict.fromkeys(unfinished(checkpoint, state), "running: no rows were read yet."), 0
     now = recover_state(checkpoint, job, state)
     for count, joined in enumerate(state.joined, 1):

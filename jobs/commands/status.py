@@ -104,7 +104,7 @@ def _print(
 
 
 def _signalled(steering: Steering) -> Iterator[str]:
-    """What signals have set, for people."""
+    """The settings that signals have made, for people."""
     if steering.paused_us is not None:
         yield f"PAUSED since {time_text(steering.paused_us)}. {RESUME} ends it."
     if steering.stopped_us is not None:

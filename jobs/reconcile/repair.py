@@ -1,4 +1,4 @@
-"""What a job must read again so that the keys that differ are right: ranges of the source's key.
+"""Finds the ranges of the source's key that a job must read again so that the keys that differ are right.
 
 A key is a range from it to the key after the next one that the source has. Where many keys are in one range of the comparison,
 and the copy orders keys as the source does, that range is read instead.

@@ -49,7 +49,7 @@ class Repair:
 
 @dataclass(slots=True)
 class TableResult:
-    """What was found in a table. `rows`: of the source, as far as they were compared. `behind`: rows that differ where the job
+    """The result for one table. `rows`: of the source, as far as they were compared. `behind`: rows that differ where the job
     has not come yet. `cut`: there were too many differences to go on. `skipped`: why the table was not compared, None if it
     was."""
 
@@ -65,7 +65,7 @@ class TableResult:
     ranges: dict[int, Range] = field(default_factory=dict)
     """Those ranges whose keys the copy orders in the same way."""
     repair: Repair | None = None
-    """What is to be read again; None if nothing is, or the whole table."""
+    """The rows to read again. None if there are none, or if the whole table is to be read."""
 
     @property
     def differences(self) -> int:

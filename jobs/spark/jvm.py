@@ -28,7 +28,7 @@ _LOCAL_MASTER = re.compile(r"local(?:\[.*)?")
 _REDACTION = "spark.redaction.regex"
 _SPARKS_REDACTION = "(?i)secret|password|token|access[.]?key"
 _OUR_REDACTION = r"(?i:passwd|credential|(?:access|account|api|private|encryption)[._-]?key|[a-z][a-z0-9+.-]*://[^/?#\s]*:[^/?#\s]*@)"
-"""What the job file takes for a secret (conf/substitution.py), and logins in URLs. Spark searches names and values."""
+"""The secrets of job files (conf/substitution.py), and logins in URLs. Spark searches names and values."""
 
 
 def start_jvm(settings: Mapping[str, str]) -> None:

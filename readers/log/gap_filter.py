@@ -94,7 +94,7 @@ def merge_segments(segments: Sequence[pa.Buffer | bytes], name: str) -> pa.Buffe
 
 @dataclass(frozen=True, slots=True)
 class FinishedSplits:
-    """The finished splits of a table. `boundaries` ascend; split i lies between boundary i - 1 and boundary i.
+    """The finished splits of a table. `boundaries` ascend; split i is between boundary i - 1 and boundary i.
 
     `highs`: the version of each split's high, one more than there are boundaries. `snapshots`: those of the highs, for a
     PostgreSQL source. `integer_boundaries`: the boundaries as numbers; None if they are not eight bytes each. `withheld`: which
@@ -123,7 +123,7 @@ class FinishedSplits:
 
     @classmethod
     def none(cls) -> "FinishedSplits":
-        """Of a table of which nothing has been read yet."""
+        """Creates the filter of a table of which nothing has been read yet."""
         return cls.of(pa.array([], pa.large_binary()), np.zeros(1, np.int64), None, np.ones(1, np.bool_))
 
     @property

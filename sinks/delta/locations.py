@@ -294,7 +294,7 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
     """`commits`: the newest ones. `is_whole`: all that there are. None if they do not tell."""
     last: tuple[int, int] | None = None
     kept_until = commits[0]["version"] if commits else 0
-    """Of the commits that are left, the table has those up to this version."""
+    """The table has the given commits up to this version."""
     for commit in commits:
         version, epoch = commit["version"], _epoch_of(commit)
         is_kept = version <= kept_until

@@ -46,7 +46,7 @@ def part_file_name(epoch: int, part: str, extension: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What the target has of the epochs before `before`. The other fields are those of `Reached`."""
+    """The target's parts of the epochs before `before`. The other fields are those of `Reached`."""
 
     before: int = 0
     log_epoch: int = 0

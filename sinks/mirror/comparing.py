@@ -26,7 +26,7 @@ class ComparingRows(TableRows, Protocol):
 
 
 class ComparingSql(Protocol):
-    """What differs between kinds of target."""
+    """The statements that differ between kinds of target."""
 
     def quoted(self, name: str) -> str: ...
     def full_name(self, target: TargetName) -> str: ...

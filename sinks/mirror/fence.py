@@ -28,7 +28,7 @@ _OF_LOG = f"{LOG_PART}%"
 
 
 class Statements(Protocol):
-    """What the fence needs of a session."""
+    """The methods that the fence needs of a session."""
 
     def execute(self, sql: str, arguments: tuple[Any, ...] = (), *, doing: str = "being asked") -> int: ...
     def query(self, sql: str, arguments: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...

@@ -41,7 +41,7 @@ class LedgerSession(ABC):
     """An INSERT that leaves out rows whose key exists, up to the table's name, and what follows its VALUES."""
     _SKIP_EXISTING: ClassVar[str]
     _LOCK_SHARED: ClassVar[str]
-    """What follows a SELECT that locks its rows shared."""
+    """The end of a SELECT that locks its rows shared."""
     _job: JobIdentity
     _part: tuple[str, int, str]
 

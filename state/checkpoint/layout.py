@@ -337,7 +337,7 @@ class Checkpoint:
         self.store.create(answer_file(number), ANSWER.encode(answer))
 
     def outcomes(self) -> dict[int, Answer]:
-        """What became of rows that signals had read again, by the signals' numbers."""
+        """The outcomes of reading rows again, by the numbers of the signals."""
         names = self.store.list(OUTCOMES_FOLDER)
         return {number_of(name): ANSWER.decode(self._read(name), name) for name in names}
 

@@ -260,7 +260,7 @@ def history(driver: Driver) -> list[Callable[[], list[PartResult]]]:
 
 
 REACHED = [START, Reached(0, 2), Reached(0, 4), Reached(3, 0), Reached(4, 0), Reached(4, 1), Reached(6, 0)]
-"""What the target has after each of these writes."""
+"""The target's progress after each of these writes."""
 
 
 @pytest.mark.pitfall(90)

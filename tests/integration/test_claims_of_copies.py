@@ -1,4 +1,4 @@
-"""What somebody else does to a copy and nobody notices: the claims of docs/guarantees.md that are about a target."""
+"""Changes of a copy by somebody else that nobody notices: the claims of docs/guarantees.md that are about a target."""
 
 from pathlib import Path
 from typing import Any

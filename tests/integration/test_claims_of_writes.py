@@ -1,4 +1,4 @@
-"""What is in the log however it was written, and what is in no log: claims of docs/guarantees.md about sources."""
+"""Writes that are in the log however they were made, and writes that are in none: claims of docs/guarantees.md."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What somebody may do to source, target or checkpoint of a job between two runs: the next run heals it, or stops with a
+"""Somebody changes source, target or checkpoint of a job between two runs: the next run heals it, or stops with a
 remedy that works. Nothing is silent (docs/disasters.md)."""
 
 import os

@@ -1,4 +1,4 @@
-"""What `make dist` builds works without an installation: all packages with their data, and kernels that stay compiled."""
+"""The output of `make dist` works without an installation: all packages with their data, and kernels that stay compiled."""
 
 import os
 import shutil

@@ -39,7 +39,7 @@ def codes(request: pytest.FixtureRequest, find_server: FindServer) -> Any:
 @pytest.mark.pitfall(38)
 @pytest.mark.parametrize("charset", sorted({*MAX_CHARACTER_BYTES} - UNICODE))
 def test_codes_decode_as_the_server_converts_them(codes: Database, charset: str) -> None:
-    """What the server converts to `?` or U+FFFD has no character: decoding it is an error, never a replacement."""
+    """A code that the server converts to `?` or U+FFFD has no character: decoding it is an error, never a replacement."""
     if codes.kind == "mariadb" and charset == "gb18030":
         return  # MariaDB does not have it
     rows = codes.query(

@@ -128,7 +128,7 @@ class Copy:
         return state
 
     def different_by_reconcile(self) -> dict[str, str]:
-        """What differs in the mirror, by table; {} if all tables are equal."""
+        """The differences in the mirror, by table; {} if all tables are equal."""
         found = reconcile_tables(load_job_file(self.path), watch=lambda _: Silent(), patience_seconds=0)
         results = [
             (result, self.peers.label(result.schema.table.database, result.schema.table.name)) for result in found

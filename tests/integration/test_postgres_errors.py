@@ -1,4 +1,4 @@
-"""What a server or a network refuses ends a run with a cause, a remedy, and the exit code that tells schedulers what to do."""
+"""A refusal by a server or a network ends a run with a cause, a remedy, and the exit code that tells schedulers what to do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

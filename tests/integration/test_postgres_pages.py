@@ -150,7 +150,7 @@ def test_tables_that_are_not_read_by_pages(logged_postgres: LoggedDatabase) -> N
 
 
 def _splits(folder: Path) -> list[Split]:
-    """Of the newest plan."""
+    """The state of the newest plan."""
     checkpoint = Checkpoint.at(str(folder / "checkpoint"))
     work = checkpoint.plan(max(checkpoint.plan_epochs())).plan.work
     assert isinstance(work, SnapshotWork)

@@ -244,7 +244,7 @@ def test_what_happens_while_rows_are_copied_and_to_tables_that_join(
     ids=["loaded while unlogged", "another type by USING"],
 )
 def test_keep_takes_other_values_for_a_truncated_partition(job: Job, statements: tuple[str, ...]) -> None:
-    """What was written is in no log, so the copy lacks it."""
+    """The writes are in no log, so the copy lacks them."""
     job.do(*statements)
     job.run(KEEP)
     assert any("p0" in warning for warning in job.warnings())

@@ -1,4 +1,4 @@
-"""What others on the machine and readers of Spark's event log can see of a job's Spark session, and who can reach it."""
+"""A job's Spark session shows others on the machine and readers of its event log no secrets, and lets nobody else in."""
 
 import sys
 import threading

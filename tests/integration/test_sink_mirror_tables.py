@@ -161,7 +161,7 @@ WRONG: dict[str, list[tuple[dict[str, str], str]]] = {
         ({}, "not logged"),
     ],
 }
-"""What is different from FITTING, and what the problem must name."""
+"""Differences from FITTING, and the text that the problem must have."""
 WRONG["mariadb"] = WRONG["mysql"]
 
 

@@ -457,7 +457,7 @@ def test_an_epoch_is_planned_by_a_driver_that_does_not_know_that_a_table_has_lef
 
 
 def told(notes: Notes) -> list[tuple[str, str]]:
-    """What happened to tables: the event, and the table's name."""
+    """The events about tables: the event, and the table's name."""
     kinds = {"left", "joined", "parked"}
     return [(event, facts["table"].rpartition(".")[2]) for event, facts in notes.found if event in kinds]
 

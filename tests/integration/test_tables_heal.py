@@ -72,7 +72,7 @@ def assert_mirrored(source: Database, target: Database, *more: str) -> None:
 
 
 def swapped(database: Database, table: str) -> list[str]:
-    """What gh-ost and pt-online-schema-change do at their end, with another column."""
+    """Swaps the tables as gh-ost and pt-online-schema-change do, with another column."""
     like = f"(LIKE {table} INCLUDING ALL)" if database.kind == "postgres" else f"LIKE {table}"
     names = ", ".join(name for name in ("code", "uid", "version", "note"))
     made = [

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 NO_ENUM_ERROR = "UPDATE all_types SET enum_plain = NULL WHERE enum_plain = 0"
 """A strict ENUM takes no other texts than its labels."""
 NO_FIRST_SECOND = "UPDATE all_types SET {0} = NULL WHERE {0} < FROM_UNIXTIME(1)"
-"""Of 1970: fractions of it are TIMESTAMPs in MariaDB alone."""
+"""A second of 1970: fractions of it are TIMESTAMPs in MariaDB alone."""
 TOO_MANY_DECIMALS = ("decimal_38_38", "decimal_65_38")
 """MySQL has at most 30, MariaDB 38."""
 

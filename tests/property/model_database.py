@@ -133,7 +133,7 @@ class ModelDatabase:
     initial: frozenset[tuple[ModelTable, Key]]
     log: list[Transaction] = field(default_factory=list)
     places: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each transaction, by which `prefix` counts it."""
+    """The number of each transaction, by which `prefix` counts it."""
     visible: set[int] = field(default_factory=set)
     file_number: int = FIRST_FILE_NUMBER
     file_sizes: list[int] = field(default_factory=lambda: [HEADER_END_POS])
@@ -289,7 +289,7 @@ class WalDatabase(ModelDatabase):
 
     kept_from_lsn: int = 0
     exported: dict[TableId, tuple[SharedSnapshot, frozenset[int]]] = field(default_factory=dict)
-    """What the driver's sessions hold: each with the transactions that it contains."""
+    """The snapshots that the driver's sessions hold: each with the transactions that it contains."""
 
     def _append(self, number: int, changes: tuple[Change, ...], begin: Position, end: Position) -> None:
         self.log.append(Transaction(number, changes, end, begin.version))

@@ -53,7 +53,7 @@ class MovingTable:
     visible: list[int] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: {key: (-1, f"old {key}") for key in KEYS if key % 2})
     seen: Rows = field(default_factory=dict)
-    """What a SELECT finds."""
+    """The rows that a SELECT finds."""
 
     def __post_init__(self) -> None:
         self.seen = dict(self.rows)

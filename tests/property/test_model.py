@@ -1,7 +1,7 @@
 """Nothing is lost, repeated or taken back: the enumerator, the gap filter and the checkpoint's formats on a model
 database, in any interleaving of writes, splits, log ranges and crashes.
 
-Rules bear the names of the actions of the design's TLA+ model (Tidemark.tla); PlanAgain (re-snapshots) is not built
+Rules have the names of the actions of the design's TLA+ model (Tidemark.tla); PlanAgain (re-snapshots) is not built
 yet, and Join is not in it: a place in the log, to which the job comes exactly, is the start of the tables that join. Its
 Source = "replay" is MySQL: transactions become visible in any order. "exact" is MariaDB, where they become visible in the
 log's order and a SELECT knows which prefix of the log it sees, and PostgreSQL, where a SELECT knows which set of

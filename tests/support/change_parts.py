@@ -74,7 +74,7 @@ NOTES = TableSchema(
     ),
     ("lang", "id"),
 )
-"""Of a PostgreSQL source, whose log leaves values out."""
+"""A table of a PostgreSQL source, whose log leaves values out."""
 SCHEMAS = {(schema.table, schema.version): schema for schema in (ORDERS, ITEMS, NOTES)}
 
 

@@ -67,7 +67,7 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         "spark": spark,
     }
     with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads do not bear company
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads can't run beside each other
         session = open_session(load_job_options(yaml.safe_dump(job), [], folder))
     yield session
     stop_quietly(session)

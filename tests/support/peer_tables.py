@@ -275,7 +275,7 @@ _VALUES = {
 }
 """PostgreSQL's type without its length → a value as SQL."""
 _ENDINGS = {"_pinf": "'infinity'", "_ninf": "'-infinity'", "_nan": "'NaN'"}
-"""What Debezium's tests write into columns with such names."""
+"""The values that Debezium's tests write into columns with such names."""
 
 
 def made_value(column: str, kind: str) -> str:

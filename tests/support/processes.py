@@ -1,4 +1,4 @@
-"""What Linux tells of a group of processes: command lines, and the addresses on which they listen."""
+"""Reads what Linux knows about a group of processes: command lines, and the addresses on which they listen."""
 
 import contextlib
 import os

@@ -13,7 +13,7 @@ from tests.support.server_broker import DeathsAsked, ServerDeath, ask_for_deaths
 from tests.support.servers import BROKER, USED
 
 ATTRIBUTE = "server_deaths"
-"""Of the reports of a test's second run: what died. pytest-xdist carries it to the controlling process."""
+"""The name of a property of a report of a test's second run: what died. pytest-xdist carries it to the controlling process."""
 
 
 class SecondRuns:

@@ -135,7 +135,7 @@ def test_only_what_no_restart_needs_is_forgotten(tmp_path: Path) -> None:
 
 
 def torn(content: bytes) -> list[bytes]:
-    """What a power cut may leave of a file."""
+    """The bytes that a power cut may leave of a file."""
     half = len(content) // 2
     return [b"", content[:1], content[:half], content[:-1], bytes(len(content)), content[:half] + bytes(half)]
 

@@ -1,4 +1,4 @@
-"""What messages and documents tell people to do can be done: command lines parse, and keys of the job file exist."""
+"""The advice of messages and documents can be followed: command lines parse, and keys of the job file exist."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What signals of the whole job set follows from the answered signals alone."""
+"""The settings by signals of the whole job follow from the answered signals alone."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@
 
 A plain file and offset is not a low on either server: a transaction is in the log before a SELECT sees it.
 An XA COMMIT is special: log_status does not wait until it is visible, and MariaDB's snapshot may lack one of another
-session that stands before its position. So these two lows count only if all XA COMMITs before them are visible
+session that is before its position. So these two lows count only if all XA COMMITs before them are visible
 (spec/XA.tla). With GTIDs there is nothing to ask: `gtid_executed` has an XA COMMIT once it is visible.
 The high is the log's end after the SELECT. The log in between is replayed (normalise.py). The replay has all changes that
 the SELECT did not see. It may also have changes that the SELECT saw, which does no harm.

@@ -28,7 +28,7 @@ class AdvancePace:
 
     def is_due(self, extent: WalExtent | None, reached: WalPosition, *, now: float) -> bool:
         """`reached`: where the slot would be. The server sends all from the slot's position on again with each range. So an
-        advance that is as long as what lies between restart_lsn and that position does not wait."""
+        advance that is as long as the log between restart_lsn and that position does not wait."""
         if now >= self.next_at or extent is None or extent.decoded_from is None:
             return now >= self.next_at
         held_bytes = extent.start.lsn - extent.decoded_from.lsn

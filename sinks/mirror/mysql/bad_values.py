@@ -18,7 +18,7 @@ LAST_TIMESTAMP = 2**31 * 1_000_000 - 1
 LAST_TIMESTAMP_64 = 2**32 * 1_000_000 - 1
 """MariaDB since 11.5."""
 _LONG_NUMBER = r"[0-9][0-9.]{15,}|[0-9.][eE][+-]?[0-9]{3,}"
-"""What may be rounded: many digits, or an exponent beyond a double's."""
+"""Numbers that may be rounded: with many digits, or an exponent beyond a double's."""
 
 
 def bad_values(

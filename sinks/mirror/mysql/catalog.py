@@ -12,7 +12,7 @@ Query: TypeAlias = Callable[[str, tuple[Any, ...]], list[Row]]
 Rows: TypeAlias = Mapping[TargetName, list[Row]]
 
 ASKED_ONE_BY_ONE = 100
-"""Of more tables, all tables of their schemas are read. MariaDB finds a table at once only if it is asked for that one alone.
+"""For more tables, all tables of their schemas are read. MariaDB finds a table at once only if it is asked for that one alone.
 Otherwise it opens every table of the schema."""
 
 _TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, CREATE_TIME FROM information_schema.TABLES"
