@@ -41,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current. "
     "Start with: tidemark init URL -o JOB.yaml, tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, "
     "tidemark run JOB.yaml.",
