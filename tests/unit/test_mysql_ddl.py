@@ -4,9 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemark.readers.mysql.binlog.ddl import ModifiedColumn, classify
-from tidemark.readers.mysql.binlog.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES, NotSqlError, TokenKind, tokens
 from tidemark.readers.mysql.schema.types import parse_source_type
+from tidemark.readers.mysql.statements.classify import classify
+from tidemark.readers.mysql.statements.sql_tokens import (
+    ANSI_QUOTES,
+    NO_BACKSLASH_ESCAPES,
+    NotSqlError,
+    TokenKind,
+    tokens,
+)
+from tidemark.readers.mysql.statements.statement import ModifiedColumn
 from tidemark.state.table import Column, TableId
 
 T = TableId("shop", "t")

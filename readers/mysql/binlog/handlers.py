@@ -9,7 +9,6 @@ from enum import Enum, auto
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Group
 from tidemark.readers.mysql.binlog.connection import different_log
-from tidemark.readers.mysql.binlog.ddl import AddedColumn, DroppedColumn, ModifiedColumn, Statement, classify
 from tidemark.readers.mysql.binlog.events import (
     ARTIFICIAL_FLAG,
     CHECKSUM_BYTES,
@@ -34,11 +33,13 @@ from tidemark.readers.mysql.binlog.events import (
 )
 from tidemark.readers.mysql.binlog.reading_state import DeferredTransaction, LogState, RolledBack, XaEvent
 from tidemark.readers.mysql.binlog.rows import gtids_of
-from tidemark.readers.mysql.binlog.sql_tokens import tokens
 from tidemark.readers.mysql.binlog.table_map import same_charset
 from tidemark.readers.mysql.binlog.walker import open_group
 from tidemark.readers.mysql.schema.types import parse_source_type
 from tidemark.readers.mysql.schema.widening import same_values
+from tidemark.readers.mysql.statements.classify import classify
+from tidemark.readers.mysql.statements.sql_tokens import tokens
+from tidemark.readers.mysql.statements.statement import AddedColumn, DroppedColumn, ModifiedColumn, Statement
 from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,

@@ -1,0 +1,266 @@
+"""Classifies a logged statement: no effect on tables, a change of columns or rows without row events, or unknown.
+
+Row changes come as row events. Statements in the log are DDL, administration, transaction control, and the writes of
+sessions with binlog_format=STATEMENT. Only statements on an allow-list are ignored; anything else counts as a change.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from tidemark.readers.mysql.statements.alter_table import AlterTable
+from tidemark.readers.mysql.statements.cursor import END, Cursor
+from tidemark.readers.mysql.statements.sql_tokens import NotSqlError, Token, TokenKind, tokens
+from tidemark.readers.mysql.statements.statement import Statement
+from tidemark.state.table import TableId
+
+
+def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
+    """`database`: the session's default database, "" for none."""
+    try:
+        rest, is_whole = _tokens_of(tokens(statement, sql_mode))
+        return _Parser(rest, database, is_whole=is_whole).statement()
+    except NotSqlError as exc:
+        return Statement(f"a statement in which {exc}", unknown=True)
+
+
+_HARMLESS = frozenset(
+    {
+        "ANALYZE", "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CLONE", "DEALLOCATE", "FLUSH", "GRANT", "HELP",
+        "INSTALL", "KILL", "LOCK", "OPTIMIZE", "PREPARE", "PURGE", "RELEASE", "REPAIR", "RESET", "RESTART", "REVOKE",
+        "SAVEPOINT", "SHOW", "SHUTDOWN", "START", "STOP", "UNINSTALL", "UNLOCK", "USE",
+    }
+)  # fmt: skip
+_WRITES = frozenset(
+    {
+        "CALL", "DELETE", "DO", "EXECUTE", "HANDLER", "IMPORT", "INSERT", "LOAD", "REPLACE", "SELECT", "TABLE", "UPDATE",
+        "VALUES", "WITH",
+    }
+)  # fmt: skip
+_MAX_WRITE_TOKENS = 1000
+"""A longer statement that writes rows has no known target."""
+_FUNCTIONS = frozenset(
+    {
+        "AND", "COALESCE", "CONCAT", "CONNECTION_ID", "CURRENT_TIMESTAMP", "GREATEST", "HEX", "IF", "IFNULL", "IN", "KEY",
+        "LEAST", "NOT", "NOW", "OR", "ROW", "UNHEX", "UNIX_TIMESTAMP", "UTC_TIMESTAMP", "UUID", "VALUE", "VALUES", "WHERE",
+    }
+)  # fmt: skip
+"""Words before a parenthesis that do not call a stored function, unless a database is named before them."""
+_READS = frozenset({"CALL", "SELECT", "TABLE", "WITH"})
+"""Words that begin a query, which may read a view that calls stored functions."""
+_OTHER_OBJECTS = frozenset(
+    {
+        "AGGREGATE", "COLLATION", "DATABASE", "DEFINER", "EVENT", "FUNCTION", "LIBRARY", "LOGFILE", "MASKING", "PACKAGE",
+        "PROCEDURE", "RESOURCE", "ROLE", "SCHEMA", "SEQUENCE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER",
+        "UNDO", "USER", "VIEW", "ALGORITHM", "INSTANCE", "PUBLIC",
+    }
+)  # fmt: skip
+"""After CREATE, ALTER or DROP: objects without rows. SPATIAL: a reference system, or an index, see below."""
+
+
+def _tokens_of(source: Iterator[Token]) -> tuple[list[Token], bool]:
+    """Returns a statement's tokens, and whether they are all. A statement that writes rows can have any size; its first word
+    is enough to refuse it. Raises NotSqlError for other statements."""
+    found = list(islice(source, 1))
+    if not (found and found[0].is_word(*_WRITES)):
+        return found + list(source), True
+    try:
+        found += islice(source, _MAX_WRITE_TOKENS)
+        return found, next(source, None) is None
+    except NotSqlError:
+        return found, False
+
+
+@dataclass(slots=True)
+class _Parser(Cursor):
+    is_whole: bool = True
+
+    def statement(self) -> Statement:
+        first = self.peek()
+        if first is END:
+            return Statement("an empty statement")
+        if first.kind is TokenKind.SYMBOL and first.text == "(":
+            return Statement("a query", writes=True)
+        keyword = first.text.upper() if first.kind is TokenKind.WORD else ""
+        self.at += 1
+        if keyword in _WRITES:
+            written = self._written(keyword)
+            is_known = written is not None and self.is_whole and not self._may_call_functions()
+            return Statement(keyword, writes=True, target=written if is_known else None, written=written)
+        match keyword:
+            case "CREATE":
+                return self._create()
+            case "ALTER":
+                return self._alter()
+            case "DROP":
+                return self._drop()
+            case "RENAME":
+                return self._rename()
+            case "TRUNCATE":
+                self.word("TABLE")
+                table = self.table()
+                return Statement("TRUNCATE TABLE", frozenset([table]), truncated=table)
+            case "SET":
+                return self._set()
+            case _ if keyword in _HARMLESS:
+                return Statement(keyword)
+        return Statement("an unknown statement", unknown=True)
+
+    def _written(self, keyword: str) -> TableId | None:
+        """The only table that INSERT, REPLACE, UPDATE or DELETE names to be written. None if it names several."""
+        if keyword not in {"INSERT", "REPLACE", "UPDATE", "DELETE"}:
+            return None
+        while self.word("LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE"):
+            pass
+        if keyword in {"INSERT", "REPLACE"}:
+            self.word("INTO")
+        elif keyword == "DELETE" and not self.word("FROM"):
+            return None
+        try:
+            table = self.table()
+        except NotSqlError:
+            return None
+        if keyword == "UPDATE" and not self.peek().is_word("SET"):
+            return None
+        if keyword == "DELETE" and not (self.peek() is END or self.peek().is_word("WHERE", "ORDER", "LIMIT")):
+            return None
+        return table
+
+    def _may_call_functions(self) -> bool:
+        """True if the rest of the statement may call a stored function, which can change any table. A parenthesis directly
+        after the table's name begins its column list."""
+        for i in range(self.at, len(self.rest)):
+            if self.rest[i].is_word(*_READS):
+                return True
+            before = self.rest[i - 1]
+            if i == self.at or not self.rest[i].is_symbol("(") or not before.is_name:
+                continue
+            if not before.is_word(*_FUNCTIONS) or self.rest[i - 2].is_symbol("."):
+                return True
+        return False
+
+    def _set(self) -> Statement:
+        if not self.word("STATEMENT"):
+            return Statement("SET")
+        while self.peek() is not END:
+            if self.word("FOR"):
+                return self.statement()
+            self.at += 1
+        return Statement("SET STATEMENT", unknown=True)
+
+    def _create(self) -> Statement:
+        replaces = self.words("OR", "REPLACE")
+        self.word("TEMPORARY", "ONLINE", "OFFLINE")
+        if self.peek(-1).is_word("TEMPORARY"):
+            return Statement("CREATE TEMPORARY TABLE")
+        if self.word("TABLE"):
+            self.words("IF", "NOT", "EXISTS")
+            table = self.table()
+            if replaces:
+                return Statement("CREATE OR REPLACE TABLE", frozenset([table]))
+            if self._selects():
+                return Statement("CREATE TABLE … SELECT", writes=True, written=table)
+            return Statement("CREATE TABLE")
+        if self._is_index():
+            return self._replace_index() if replaces else Statement("CREATE INDEX")
+        return self._other("CREATE")
+
+    def _replace_index(self) -> Statement:
+        """MariaDB's CREATE OR REPLACE INDEX drops an index of the same name."""
+        self.name()
+        if self.word("USING"):
+            self.at += 1
+        if not self.word("ON"):
+            return Statement("CREATE OR REPLACE INDEX", unknown=True)
+        return Statement("CREATE OR REPLACE INDEX", lost_index=frozenset([self.table()]))
+
+    def _selects(self) -> bool:
+        """True for CREATE TABLE … [AS] SELECT, TABLE, VALUES or WITH, logged as one statement: its rows are not row events."""
+        depth = 0
+        while (token := self.peek()) is not END:
+            self.at += 1
+            depth += token.is_symbol("(") - token.is_symbol(")")
+            inside = self.peek(-2).is_symbol("(")
+            if token.is_word("SELECT", "VALUES", "TABLE", "WITH") and (depth == 0 or inside) and not self._is_option():
+                return True
+        return False
+
+    def _is_option(self) -> bool:
+        """True if the word belongs to a table's definition: WITH SYSTEM VERSIONING, PARTITION … VALUES LESS THAN."""
+        before, after = self.peek(-2), self.peek()
+        if self.peek(-1).is_word("VALUES"):
+            return after.is_word("LESS", "IN")
+        if self.peek(-1).is_word("WITH"):
+            return after.is_word("SYSTEM", "PARSER", "VALIDATION") or before.is_word("WITHOUT")
+        return False
+
+    def _drop(self) -> Statement:
+        if self.word("TEMPORARY"):
+            return Statement("DROP TEMPORARY TABLE")
+        if self.word("TABLE", "TABLES"):
+            self.words("IF", "EXISTS")
+            return Statement("DROP TABLE", frozenset(self.tables()))
+        if self.word("DATABASE", "SCHEMA"):
+            self.words("IF", "EXISTS")
+            return Statement("DROP DATABASE", dropped_databases=frozenset([self.name()]))
+        if self._is_index():
+            return self._drop_index()
+        return self._other("DROP")
+
+    def _drop_index(self) -> Statement:
+        self.words("IF", "EXISTS")
+        index = self.name()
+        if not self.word("ON"):
+            return Statement("DROP INDEX", unknown=True)
+        table = frozenset([self.table()])
+        if index.upper() == "PRIMARY":
+            return Statement("DROP INDEX PRIMARY", changed=table)
+        return Statement("DROP INDEX", lost_index=table)
+
+    def _is_index(self) -> bool:
+        """Takes [ONLINE|OFFLINE] [UNIQUE|FULLTEXT|SPATIAL|VECTOR] INDEX."""
+        start = self.at
+        self.word("ONLINE", "OFFLINE")
+        self.word("UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR")
+        if self.word("INDEX"):
+            return True
+        self.at = start
+        return False
+
+    def _other(self, verb: str) -> Statement:
+        kind = self.peek()
+        if kind.is_word(*_OTHER_OBJECTS):
+            return Statement(f"{verb} {kind.text.upper()}")
+        return Statement(f"{verb} of an unknown object", unknown=True)
+
+    def _rename(self) -> Statement:
+        if self.word("USER"):
+            return Statement("RENAME USER")
+        if not self.word("TABLE", "TABLES"):
+            return Statement("RENAME of an unknown object", unknown=True)
+        self.words("IF", "EXISTS")
+        names = []
+        while True:
+            names.append(self.table())
+            if self.word("WAIT"):
+                self.at += 1
+            self.word("NOWAIT")
+            if not self.word("TO"):
+                return Statement("RENAME TABLE", frozenset(names), unknown=True)
+            names.append(self.table())
+            if not self.symbol(","):
+                return Statement("RENAME TABLE", frozenset(names))
+
+    def _alter(self) -> Statement:
+        self.word("ONLINE", "OFFLINE")
+        ignores = self.word("IGNORE")
+        if not self.word("TABLE"):
+            return self._other("ALTER")
+        self.words("IF", "EXISTS")
+        table = self.table()
+        if ignores:  # MariaDB deletes the rows that do not fit, without logging them
+            return Statement("ALTER IGNORE TABLE", frozenset([table]))
+        if self.word("WAIT"):
+            self.at += 1
+        self.word("NOWAIT")
+        return AlterTable(self, table).statement()
