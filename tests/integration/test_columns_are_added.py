@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.altered_tables import POINTS, create, folded, history_of, job_of, rows_of, told
+from tests.support.altered_tables import POINTS, copied, create, folded, history_of, job_of, rows_of, told
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
@@ -33,9 +33,7 @@ WRITES_AFTER = (
 @pytest.mark.parametrize("change", CHANGES)
 def test_into_files(any_source_database: Database, tmp_path: Path, change: str) -> None:
     database, notes = any_source_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path)
     database.execute(*WRITES_BEFORE, *CHANGES[change], *WRITES_AFTER)
     run_epochs(job, notes=notes)
     assert told(notes) == ["altered"]
@@ -49,15 +47,12 @@ def test_into_files(any_source_database: Database, tmp_path: Path, change: str) 
 @pytest.mark.parametrize("point", POINTS)
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
-    request: pytest.FixtureRequest,
+    twin_database: Database,
     tmp_path: Path,
     point: str,
 ) -> None:
-    database = any_source_database
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target = any_source_database, twin_database
+    job = copied(database, tmp_path, target)
     database.execute(*WRITES_BEFORE, "ALTER TABLE t ADD COLUMN more INT", *WRITES_AFTER)
     die_at(job, point)
     run_epochs(job)
@@ -99,9 +94,7 @@ def test_after_more_than_that_the_table_is_read_again(
     any_source_database: Database, tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
     database, notes = any_source_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path)
     database.execute(*statements, "DELETE FROM t WHERE id = 5", "INSERT INTO other VALUES (1)")
     run_epochs(job, notes=notes)
     if database.kind == "postgres" and "GENERATED" in statements[0]:
@@ -173,9 +166,7 @@ def test_names_that_were_others_when_rows_were_logged(
 ) -> None:
     """PostgreSQL's log has neither ALTER TABLE nor the numbers of columns."""
     database, notes = postgres18_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path, postgres_database)
-    run_epochs(job)
+    job = copied(database, tmp_path, postgres_database)
     database.execute(*statements)
     run_epochs(job, notes=notes)
     columns = ("id", "name", "more::text", "first") if "first" in statements[2] else ("id", "name", "more::text")
@@ -187,9 +178,7 @@ def test_a_new_column_of_a_new_type_is_followed(
     postgres18_database: Database, postgres_database: Database, tmp_path: Path
 ) -> None:
     database, notes = postgres18_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path, postgres_database)
-    run_epochs(job)
+    job = copied(database, tmp_path, postgres_database)
     database.execute(
         "CREATE TYPE mood AS ENUM ('sad', 'ok')",
         "CREATE TYPE pair AS (a mood, b int)",
@@ -203,13 +192,10 @@ def test_a_new_column_of_a_new_type_is_followed(
 
 
 def test_a_copy_that_has_values_in_such_a_column_is_written_again(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     target.execute("ALTER TABLE copy_t ADD COLUMN more INT DEFAULT 7")
     database.execute("ALTER TABLE t ADD COLUMN more INT", "INSERT INTO t (id, more) VALUES (20, 1)")
     run_epochs(job, notes=notes)
@@ -234,10 +220,9 @@ def test_a_table_whose_splits_the_log_has_not_passed_is_read_again(
 
 
 def test_excluded_and_masked_columns_stay_so(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
-    database = any_source_database
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database, target = any_source_database, twin_database
     database.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20), secret VARCHAR(20), email VARCHAR(20))",
         "INSERT INTO t VALUES (1, 'a', 's', 'e')",
@@ -258,14 +243,11 @@ def test_excluded_and_masked_columns_stay_so(
 
 
 def test_a_copy_that_is_rightly_empty_gets_columns(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """It is another file of the target then, and not one that somebody emptied."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     database.execute("DELETE FROM t")
     run_epochs(job)
     for number in range(2):

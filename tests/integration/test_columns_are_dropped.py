@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.altered_tables import POINTS, folded, job_of, rows_of, told
+from tests.support.altered_tables import POINTS, copied, create, folded, job_of, rows_of, told
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
@@ -26,28 +26,21 @@ WRITES_AFTER = (
     "DELETE FROM t WHERE id = 4",
     "INSERT INTO t (id, name) VALUES (9, 'i')",
 )
-
-
-def create(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, v INT NOT NULL, name VARCHAR(20))",
-        "CREATE TABLE other (id INT PRIMARY KEY)",
-        "INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (4, 4, 'd')",
-    )
+TABLE = (
+    "CREATE TABLE t (id INT PRIMARY KEY, v INT NOT NULL, name VARCHAR(20))",
+    "INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (4, 4, 'd')",
+)
 
 
 @pytest.mark.parametrize("point", [None, *POINTS])
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
-    request: pytest.FixtureRequest,
+    twin_database: Database,
     tmp_path: Path,
     point: str | None,
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target, table=TABLE)
     database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
     if point is not None:
         die_at(job, point, notes=notes)
@@ -59,9 +52,7 @@ def test_into_a_mirror_through_a_kill(
 
 def test_into_files(any_source_database: Database, tmp_path: Path) -> None:
     database, notes = any_source_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path, table=TABLE)
     database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
     run_epochs(job, notes=notes)
     assert told(notes) == ["altered"]
@@ -69,14 +60,11 @@ def test_into_files(any_source_database: Database, tmp_path: Path) -> None:
 
 
 def test_a_column_of_the_same_name_is_another_one(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """Also long after the first one was dropped, and if the job was followed since."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target, table=TABLE)
     database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
     run_epochs(job, notes=notes)
     database.execute(
@@ -90,13 +78,10 @@ def test_a_column_of_the_same_name_is_another_one(
 
 
 def test_an_added_column_that_is_dropped_again(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target, table=TABLE)
     for number in range(2):
         database.execute(f"ALTER TABLE t ADD COLUMN more{number} INT DEFAULT 5", "UPDATE t SET v = v + 1")
         run_epochs(job, notes=notes)
@@ -108,16 +93,13 @@ def test_an_added_column_that_is_dropped_again(
 
 
 def test_a_mask_of_a_column_that_is_gone(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """The job file names it, so the table is parked."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
+    database, target, notes = any_source_database, twin_database, Notes()
     columns = {f"{database.schema}.t": {"mask": {"name": "sha256"}}}
     source = source_of(database, on_table_error="park", columns=columns, mask_key="0123456789abcdef")
-    job = job_of(database, tmp_path, target, source=source)
-    run_epochs(job)
+    job = copied(database, tmp_path, target, source=source, table=TABLE)
     database.execute("ALTER TABLE t DROP COLUMN name", "INSERT INTO t VALUES (20, 20)", "INSERT INTO other VALUES (1)")
     run_epochs(job, notes=notes)
     assert told(notes)[-1] == "parked"
@@ -125,15 +107,12 @@ def test_a_mask_of_a_column_that_is_gone(
 
 
 def test_a_mask_of_a_column_that_is_gone_is_taken_out(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """The log may have rows with the column. So the table is read again with the new settings, as the remedy says."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
+    database, target, notes = any_source_database, twin_database, Notes()
     columns = {f"{database.schema}.t": {"mask": {"name": "redact"}}}
-    job = job_of(database, tmp_path, target, source=source_of(database, columns=columns))
-    run_epochs(job)
+    job = copied(database, tmp_path, target, source=source_of(database, columns=columns), table=TABLE)
     database.execute("UPDATE t SET v = 8", "ALTER TABLE t DROP COLUMN name", "INSERT INTO t VALUES (20, 20)")
     with pytest.raises(TidemarkError):
         run_epochs(job)
@@ -147,13 +126,10 @@ def test_a_mask_of_a_column_that_is_gone_is_taken_out(
     assert rows_of(target, "copy_t", "id", "v") == rows_of(database, "t", "id", "v")
 
 
-def test_the_copy_needs_a_value(any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_copy_needs_a_value(any_source_database: Database, twin_database: Database, tmp_path: Path) -> None:
     """Somebody made the copy's column NOT NULL: rows can't be written without it."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target, table=TABLE)
     required = "ALTER COLUMN v SET NOT NULL" if target.kind == "postgres" else "MODIFY v INT NOT NULL"
     target.execute(f"ALTER TABLE copy_t {required}")
     database.execute(DROPS, "INSERT INTO t (id) VALUES (20)")
@@ -165,9 +141,7 @@ def test_the_copy_needs_a_value(any_source_database: Database, request: pytest.F
 def test_a_rename_that_is_in_no_log_is_read_again(mysql_database: Database, tmp_path: Path) -> None:
     """It looks like a column that was dropped and another one that was added."""
     database, notes = mysql_database, Notes()
-    create(database)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path, table=TABLE)
     database.execute("SET SESSION sql_log_bin = 0", "ALTER TABLE t CHANGE v w BIGINT")
     database.execute("INSERT INTO t (id, w) VALUES (20, 20)")
     run_epochs(job, notes=notes)
@@ -176,13 +150,10 @@ def test_a_rename_that_is_in_no_log_is_read_again(mysql_database: Database, tmp_
 
 
 def test_reconcile_compares_what_is_left(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
-    database = any_source_database
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target = any_source_database, twin_database
+    job = copied(database, tmp_path, target, table=TABLE)
     database.execute(*WRITES_BEFORE, "ALTER TABLE t ADD COLUMN more INT NOT NULL DEFAULT 5")
     run_epochs(job)
     database.execute(DROPS, "INSERT INTO t (id, name) VALUES (9, 'i')")
@@ -194,15 +165,12 @@ def test_reconcile_compares_what_is_left(
 
 
 def test_an_excluded_column_that_is_dropped(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """The job file names it, so the job stops. Once the name is taken out, the table is followed."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
+    database, target, notes = any_source_database, twin_database, Notes()
     columns = {f"{database.schema}.t": {"exclude": ["v"]}}
-    job = job_of(database, tmp_path, target, source=source_of(database, columns=columns))
-    run_epochs(job)
+    job = copied(database, tmp_path, target, source=source_of(database, columns=columns), table=TABLE)
     database.execute(*WRITES_BEFORE, DROPS, *WRITES_AFTER)
     for _ in range(2):
         with pytest.raises(TidemarkError) as caught:
@@ -214,12 +182,11 @@ def test_an_excluded_column_that_is_dropped(
 
 
 def test_an_excluded_column_that_is_renamed(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """It is copied under no name. Once the job file has the new one, the table is read again."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
+    database, target, notes = any_source_database, twin_database, Notes()
+    create(database, TABLE)
 
     def job(name: str) -> Path:
         columns = {f"{database.schema}.t": {"exclude": [name]}}
@@ -237,12 +204,9 @@ def test_an_excluded_column_that_is_renamed(
     run_epochs(job("w"))
 
 
-def test_a_new_column_that_is_excluded(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
+def test_a_new_column_that_is_excluded(any_source_database: Database, twin_database: Database, tmp_path: Path) -> None:
+    database, target, notes = any_source_database, twin_database, Notes()
+    create(database, TABLE)
     run_epochs(job_of(database, tmp_path, target))
     database.execute("ALTER TABLE t ADD COLUMN w INT DEFAULT 5", *WRITES_BEFORE)
     columns = {f"{database.schema}.t": {"exclude": ["w"]}}

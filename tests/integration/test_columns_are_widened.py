@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.altered_tables import POINTS, folded, job_of, rows_of, told
+from tests.support.altered_tables import POINTS, copied, create, folded, job_of, rows_of, told
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.servers import Database
 
@@ -59,11 +59,12 @@ def columns_of(database: Database, *, numbers: bool) -> Columns:
     return COLUMNS[kind] | (NUMBERS[kind] if numbers else {})
 
 
-def create(database: Database, columns: Columns) -> None:
+def table_of(columns: Columns) -> list[str]:
+    """The statements that create `t` and its rows."""
     body = "".join(f", {name} {before}" for name, (before, _) in columns.items())
     values = ", ".join(VALUES[name][0] for name in columns)
-    database.execute(f"CREATE TABLE t (id INT PRIMARY KEY{body})", "CREATE TABLE other (id INT PRIMARY KEY)")
-    database.execute(*(f"INSERT INTO t VALUES ({i}, {values})" for i in range(1, 8)))
+    rows = (f"INSERT INTO t VALUES ({i}, {values})" for i in range(1, 8))
+    return [f"CREATE TABLE t (id INT PRIMARY KEY{body})", *rows]
 
 
 def altering(database: Database, columns: Columns) -> list[str]:
@@ -85,16 +86,13 @@ def writes(columns: Columns, number: int) -> list[str]:
 @pytest.mark.parametrize("point", [None, "sink.after_widening", *POINTS])
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,
-    request: pytest.FixtureRequest,
+    twin_database: Database,
     tmp_path: Path,
     point: str | None,
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database, target, notes = any_source_database, twin_database, Notes()
     columns = columns_of(database, numbers=True)
-    create(database, columns)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    job = copied(database, tmp_path, target, table=table_of(columns))
     database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
     if point is not None:
         die_at(job, point, notes=notes)
@@ -112,9 +110,7 @@ def test_into_another_kind_of_server(
     database, notes = any_source_database, Notes()
     target: Database = request.getfixturevalue(f"{OTHER_SERVER[database.kind]}_database")
     columns = columns_of(database, numbers=True)
-    create(database, columns)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    job = copied(database, tmp_path, target, table=table_of(columns))
     database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
     run_epochs(job, notes=notes)
     assert told(notes) == ["altered"]
@@ -125,9 +121,7 @@ def test_into_another_kind_of_server(
 def test_into_files(any_source_database: Database, tmp_path: Path) -> None:
     database, notes = any_source_database, Notes()
     columns = columns_of(database, numbers=False)
-    create(database, columns)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path, table=table_of(columns))
     database.execute(*writes(columns, 0), *altering(database, columns), *writes(columns, 1))
     run_epochs(job, notes=notes)
     assert told(notes) == ["altered"]
@@ -139,20 +133,17 @@ def test_another_type_in_files_is_read_again(any_source_database: Database, tmp_
     """Readers of the files could not put the two types together."""
     database, notes = any_source_database, Notes()
     columns = {"p": columns_of(database, numbers=True)["p"]}
-    create(database, columns)
-    job = job_of(database, tmp_path)
-    run_epochs(job)
+    job = copied(database, tmp_path, table=table_of(columns))
     database.execute(*altering(database, columns), *writes(columns, 1))
     run_epochs(job, notes=notes)
     assert told(notes) == ["left", "joined"]
 
 
 def test_wider_twice_with_looks_in_between(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """The table also gets and loses a column. Then types that the job has not seen, and narrower ones, are read again."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database, target, notes = any_source_database, twin_database, Notes()
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(5), gone INT)", "INSERT INTO t VALUES (1, 'a', 1)")
     job = job_of(database, tmp_path, target)
     run_epochs(job)
@@ -178,13 +169,12 @@ def test_wider_twice_with_looks_in_between(
 
 @pytest.mark.parametrize(("epochs", "interleave"), [(1, True), (2, True), (1, False)])
 def test_while_the_rows_are_read(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, epochs: int, interleave: bool
+    any_source_database: Database, twin_database: Database, tmp_path: Path, epochs: int, interleave: bool
 ) -> None:
     """The digits of a SELECT do not fit the type that the job knows."""
-    database = any_source_database
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
+    database, target = any_source_database, twin_database
     columns = {"p": columns_of(database, numbers=True)["p"]}
-    create(database, columns)
+    create(database, table_of(columns))
     snapshot = {"split_rows": 3, "parallelism": 1, "interleave": interleave}
     job = job_of(database, tmp_path, target, snapshot=snapshot)
     run_epochs(job, at_most=epochs)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.altered_tables import POINTS, create, job_of, rows_of, told
+from tests.support.altered_tables import POINTS, copied, create, job_of, rows_of, told
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.servers import Database
 
@@ -28,15 +28,12 @@ ADDS = "ALTER TABLE t ADD COLUMN more INT DEFAULT 5"
 @pytest.mark.parametrize("point", [None, "sink.after_adding", *POINTS])
 def test_through_a_kill(
     any_source_database: Database,
-    request: pytest.FixtureRequest,
+    twin_database: Database,
     tmp_path: Path,
     point: str | None,
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     database.execute(*WRITES_BEFORE, ADDS, *WRITES_AFTER)
     if point is not None:
         die_at(job, point, notes=notes)
@@ -53,9 +50,7 @@ def test_into_another_kind_of_server(
 ) -> None:
     database, notes = any_source_database, Notes()
     target: Database = request.getfixturevalue(f"{OTHER_SERVER[database.kind]}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    job = copied(database, tmp_path, target)
     definitions = {
         "n": "SMALLINT NOT NULL DEFAULT -3",
         "b": "BOOLEAN DEFAULT TRUE",
@@ -87,13 +82,10 @@ def test_into_another_kind_of_server(
 
 @pytest.mark.parametrize(("default", "outcome"), [(5, ["altered"]), (7, ["left", "joined"])])
 def test_a_column_that_the_copy_has_already(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, default: int, outcome: list[str]
+    any_source_database: Database, twin_database: Database, tmp_path: Path, default: int, outcome: list[str]
 ) -> None:
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     target.execute(f"ALTER TABLE copy_t ADD COLUMN more INT DEFAULT {default}")
     database.execute(*WRITES_BEFORE, ADDS, *WRITES_AFTER)
     run_epochs(job, notes=notes)
@@ -101,15 +93,10 @@ def test_a_column_that_the_copy_has_already(
     assert rows_of(target, "copy_t", "id", "more") == rows_of(database, "t", "id", "more")
 
 
-def test_texts_are_compared_exactly(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_texts_are_compared_exactly(any_source_database: Database, twin_database: Database, tmp_path: Path) -> None:
     """A collation may take other texts for the same."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     target.execute("ALTER TABLE copy_t ADD COLUMN more VARCHAR(9) DEFAULT 'New'")
     database.execute("ALTER TABLE t ADD COLUMN more VARCHAR(9) DEFAULT 'new'", "INSERT INTO t (id) VALUES (20)")
     run_epochs(job, notes=notes)
@@ -119,14 +106,11 @@ def test_texts_are_compared_exactly(
 
 @pytest.mark.pitfall(42)
 def test_the_negative_zero_is_no_constant(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database, twin_database: Database, tmp_path: Path
 ) -> None:
     """MySQL and MariaDB read its literal as zero."""
-    database, notes = any_source_database, Notes()
-    target: Database = request.getfixturevalue(f"{database.kind}_database")
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    database, target, notes = any_source_database, twin_database, Notes()
+    job = copied(database, tmp_path, target)
     database.execute("ALTER TABLE t ADD COLUMN more DOUBLE PRECISION DEFAULT '-0'", "INSERT INTO t (id) VALUES (9)")
     run_epochs(job, notes=notes)
     assert told(notes)[-2:] == ["left", "joined"]
@@ -140,9 +124,7 @@ def test_numbers_that_no_log_has(server: str, request: pytest.FixtureRequest, tm
     database: Database = request.getfixturevalue(f"{server}_database")
     target: Database = request.getfixturevalue(f"{OTHER_SERVER[server]}_database")
     notes = Notes()
-    create(database)
-    job = job_of(database, tmp_path, target)
-    run_epochs(job)
+    job = copied(database, tmp_path, target)
     database.execute("SET sql_log_bin = 0", "ALTER TABLE t ADD COLUMN more INT NOT NULL AUTO_INCREMENT UNIQUE")
     database.execute("INSERT INTO t (id) VALUES (9)")
     run_epochs(job, notes=notes)

@@ -1,12 +1,13 @@
 """A small table `t` of a job that is altered, and beside it a table `other`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.support.epochs import Notes
+from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 
@@ -18,6 +19,10 @@ POINTS = [
     "driver.epoch_written",
 ]
 """Failpoints of a run that follows changed columns."""
+TABLE = (
+    "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))",
+    "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd'), (5, 'e'), (6, 'f'), (7, 'g')",
+)
 
 
 def job_of(database: Database, folder: Path, target: Database | None = None, **changes: Any) -> Path:
@@ -34,12 +39,23 @@ def job_of(database: Database, folder: Path, target: Database | None = None, **c
     return write_job(folder, **(job | changes))
 
 
-def create(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))",
-        "CREATE TABLE other (id INT PRIMARY KEY)",
-        "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c'), (4, 'd'), (5, 'e'), (6, 'f'), (7, 'g')",
-    )
+def create(database: Database, table: Sequence[str] = TABLE) -> None:
+    """`table`: the statements that create `t` and its rows."""
+    database.execute(*table, "CREATE TABLE other (id INT PRIMARY KEY)")
+
+
+def copied(
+    database: Database,
+    folder: Path,
+    target: Database | None = None,
+    table: Sequence[str] = TABLE,
+    **changes: Any,
+) -> Path:
+    """Creates the tables and copies them. Returns the job file."""
+    create(database, table)
+    job = job_of(database, folder, target, **changes)
+    run_epochs(job)
+    return job
 
 
 def rows_of(database: Database, table: str, *columns: str) -> list[Any]:

@@ -192,3 +192,10 @@ def any_source_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database, once on every kind of server that a job reads."""
     with fresh_database(request.getfixturevalue(request.param)) as database:
         yield database
+
+
+@pytest.fixture
+def twin_database(any_source_database: Database, request: pytest.FixtureRequest) -> Database:
+    """A target on a server of the same kind as `any_source_database`."""
+    database: Database = request.getfixturevalue(f"{any_source_database.kind}_database")
+    return database
