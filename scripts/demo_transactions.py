@@ -29,6 +29,14 @@ def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
         (customer, chance.choice([None, "", "bitte läuten", "お願いします"])),
     )
     order = cursor.lastrowid
+    fill_order(cursor, chance, order, customer)
+    cursor.execute(
+        "INSERT INTO events VALUES (%s, 'buy', JSON_OBJECT('order', %s), NOW(3), NULL)", (chance.randbytes(16), order)
+    )
+
+
+def fill_order(cursor: Any, chance: random.Random, order: int, customer: int) -> None:
+    """Adds the order's lines and total, and the customer's points."""
     lines = [(order, i, f"sku-{chance.randrange(10000)}", chance.randint(1, 9), chance.randrange(10000) / 100)
              for i in range(chance.randint(1, 5))]  # fmt: skip
     cursor.executemany("INSERT INTO order_items VALUES (%s, %s, %s, %s, %s)", lines)
@@ -38,9 +46,6 @@ def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
         (order, order),
     )
     cursor.execute("UPDATE customers SET points = points + 1 WHERE id = %s", (customer,))
-    cursor.execute(
-        "INSERT INTO events VALUES (%s, 'buy', JSON_OBJECT('order', %s), NOW(3), NULL)", (chance.randbytes(16), order)
-    )
 
 
 def _ship(cursor: Any, chance: random.Random, rows: int) -> None:

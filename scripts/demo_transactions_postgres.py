@@ -4,7 +4,7 @@ import random
 import uuid
 from typing import Any
 
-from scripts.demo_transactions import Business, cancel, move_customer, some_order, stock_taking
+from scripts.demo_transactions import Business, cancel, fill_order, move_customer, some_order, stock_taking
 
 
 def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
@@ -16,15 +16,7 @@ def _buy(cursor: Any, chance: random.Random, rows: int) -> None:
         (customer, chance.choice([None, "", "bitte läuten", "お願いします", chance.randbytes(1500).hex()])),
     )
     (order,) = cursor.fetchone()
-    lines = [(order, i, f"sku-{chance.randrange(10000)}", chance.randint(1, 9), chance.randrange(10000) / 100)
-             for i in range(chance.randint(1, 5))]  # fmt: skip
-    cursor.executemany("INSERT INTO order_items VALUES (%s, %s, %s, %s, %s)", lines)
-    cursor.execute(
-        "UPDATE orders SET total = (SELECT sum(quantity * unit_price) FROM order_items WHERE order_id = %s) "
-        "WHERE id = %s",
-        (order, order),
-    )
-    cursor.execute("UPDATE customers SET points = points + 1 WHERE id = %s", (customer,))
+    fill_order(cursor, chance, order, customer)
     cursor.execute(
         "INSERT INTO events VALUES (%s, 'buy', jsonb_build_object('order', %s), clock_timestamp(), NULL)",
         (_event_id(chance), order),

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, arrow_type_of
 
 
@@ -316,19 +317,6 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "integer": 32, "bigint": 64}
 _TEXT_BYTES = {"tiny": 2**8 - 1, "": 2**16 - 1, "medium": 2**24 - 1, "long": 2**32 - 1}
-_SHAPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geomcollection",
-        "geometrycollection",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +388,7 @@ def mysql_value_range(text: str) -> ValueRange:
             return Timestamps(first or 0, zoned=base == "timestamp")
         case "vector":
             return Vectors(2048 if first is None else first)
-        case _ if base in _SHAPES:
+        case _ if base in SPATIAL_TYPES:
             return Shapes("geomcollection" if base == "geometrycollection" else base)
         case _:
             raise ValueError(f"not a known column type: {text!r}")

@@ -9,9 +9,10 @@ import pyarrow as pa
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.decoding.column_codes import ColumnCode
 from tidemark.readers.mysql.decoding.field_types import FieldType
-from tidemark.readers.mysql.schema.types import SPATIAL_TYPES, SourceType, parse_source_type
+from tidemark.readers.mysql.schema.types import SourceType, parse_source_type
 from tidemark.state.errors import UnsupportedTypeError
 from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, TableId, arrow_type_of
 
 

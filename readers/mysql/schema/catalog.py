@@ -6,7 +6,7 @@ from tidemark.conf.tables import TableGlob
 from tidemark.readers.findings import own_table_refused
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.schema.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
-from tidemark.readers.mysql.schema.types import SPATIAL_TYPES, canonical_type, check_logged_form, parse_source_type
+from tidemark.readers.mysql.schema.types import canonical_type, check_logged_form, parse_source_type
 from tidemark.readers.schema_checks import (
     require_copied_key,
     require_excluded_columns,
@@ -16,6 +16,7 @@ from tidemark.readers.schema_checks import (
 )
 from tidemark.readers.statistics import TableStatistics
 from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
 SYSTEM_DATABASES = frozenset({"information_schema", "performance_schema", "mysql", "sys", "ndbinfo"})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.state.errors import UnsupportedTypeError
+from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import TableId
 
 _TYPE = re.compile(r"(?P<base>[a-z_][a-z0-9_]*)(?P<arguments>\((?:[0-9, ]+)\))?(?P<rest>[^()']*)", re.I)
@@ -44,19 +45,6 @@ _PLAIN = {
     "inet6": "string",
 }
 CHARACTER_TYPES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
-SPATIAL_TYPES = frozenset(
-    {
-        "geometry",
-        "point",
-        "linestring",
-        "polygon",
-        "multipoint",
-        "multilinestring",
-        "multipolygon",
-        "geomcollection",
-        "geometrycollection",
-    }
-)
 _TEMPORAL = frozenset({"time", "datetime", "timestamp"})
 _EXCLUDE = "Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}"
 
