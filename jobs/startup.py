@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.another_server import follows_another_server
 from tidemark.jobs.job_tables import (
     Admit,
     TablesAlteredError,
@@ -17,7 +16,6 @@ from tidemark.jobs.job_tables import (
     require_tables,
     with_later_tables,
 )
-from tidemark.jobs.lost_log import needed_log, reads_all_again
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.parking import (
@@ -40,9 +38,11 @@ from tidemark.jobs.parking import (
     unfinished_epoch,
 )
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.recovery.another_server import follows_another_server
+from tidemark.jobs.recovery.lost_log import needed_log, reads_all_again
+from tidemark.jobs.recovery.set_back import goes_back, is_going_back
 from tidemark.jobs.repairs import read_again
 from tidemark.jobs.schema_changes import changes_columns
-from tidemark.jobs.set_back import goes_back, is_going_back
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.steering import answer_steering, require_goes_on, steered, tell_steering

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from tidemark.conf.endpoint import Endpoint, parse_endpoint
+from typing_extensions import assert_never
+
+from tidemark.conf.endpoint import DatabaseKind, Endpoint, parse_endpoint
 from tidemark.conf.load import load_job_options
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
@@ -24,25 +26,6 @@ _WITH_VARIABLE = re.compile(
     r"(?P<before>[^@/]+://[^@/:]+):\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}@(?P<after>.*)", re.DOTALL
 )
 _WIDTH = 110
-
-_GRANTS = {
-    "mysql": (
-        "GRANT SELECT ON {databases} TO {user};",
-        "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user};",
-        "Without GTIDs also: GRANT BACKUP_ADMIN, XA_RECOVER_ADMIN ON *.* TO {user};",
-        "                    GRANT SELECT ON performance_schema.log_status TO {user};",
-    ),
-    "mariadb": (
-        "GRANT SELECT ON {databases} TO {user};",
-        "GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {user};",
-    ),
-    "postgresql": (
-        "ALTER ROLE {user} REPLICATION;",
-        "GRANT USAGE ON SCHEMA {databases} TO {user}; GRANT SELECT ON ALL TABLES IN SCHEMA {databases} TO {user};",
-        "CREATE PUBLICATION {publication} FOR TABLE … WITH (publish_via_partition_root = true);",
-        "The job creates the publication itself if {user} owns the tables and has CREATE on the database.",
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +144,7 @@ def _text(
     folders = [glob.removesuffix(".*") for glob in globs]
     whole = ", ".join(folders) if endpoint.kind == "postgresql" else folders[0] + ".*"
     facts = {"user": endpoint.user, "databases": whole, "publication": f"tidemark_{job.replace('-', '_')}"}
-    lines += [f"#   {line.format(**facts)}" for line in _GRANTS[endpoint.kind]]
+    lines += [f"#   {line.format(**facts)}" for line in _grants(endpoint.kind)]
     if len(folders) > 1 and endpoint.kind != "postgresql":
         lines.append(f"#   The same for {', '.join(f'{folder}.*' for folder in folders[1:])}")
     for finding in about:
@@ -182,6 +165,31 @@ def _text(
     lines += ["  # Or a mirror, which keeps the tables identical in another database:", "  # type: mirror"]
     lines += ["  # url: postgresql://etl:${TARGET_PASSWORD}@warehouse:5432/analytics", '  # table: "{schema}_{table}"']
     return "\n".join(lines) + "\n"
+
+
+def _grants(kind: DatabaseKind) -> tuple[str, ...]:
+    match kind:
+        case "mysql":
+            return (
+                "GRANT SELECT ON {databases} TO {user};",
+                "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user};",
+                "Without GTIDs also: GRANT BACKUP_ADMIN, XA_RECOVER_ADMIN ON *.* TO {user};",
+                "                    GRANT SELECT ON performance_schema.log_status TO {user};",
+            )
+        case "mariadb":
+            return (
+                "GRANT SELECT ON {databases} TO {user};",
+                "GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {user};",
+            )
+        case "postgresql":
+            return (
+                "ALTER ROLE {user} REPLICATION;",
+                "GRANT USAGE ON SCHEMA {databases} TO {user}; GRANT SELECT ON ALL TABLES IN SCHEMA {databases} TO {user};",
+                "CREATE PUBLICATION {publication} FOR TABLE … WITH (publish_via_partition_root = true);",
+                "The job creates the publication itself if {user} owns the tables and has CREATE on the database.",
+            )
+        case _:
+            assert_never(kind)
 
 
 def _comment(text: str, indent: str = "") -> list[str]:

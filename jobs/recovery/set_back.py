@@ -8,11 +8,11 @@ if the source no longer has that log, all tables are read again (`source.on_log_
 import time
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.lost_log import offset_from
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import leave_to_come_back, to_be_found
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.rollback import position_of_cut
+from tidemark.jobs.recovery.lost_log import offset_from
+from tidemark.jobs.recovery.rollback import position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.readers.findings import raise_passing
 from tidemark.sinks.fencing import Written
