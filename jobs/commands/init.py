@@ -140,7 +140,7 @@ def _text(
     lines = [f"# Copies {', '.join(globs)} of {server}, and follows every change. Every key: docs/job-file.md"]
     if login.variable:
         lines.append(f"# The password comes from the environment: export {login.variable}=…")
-    lines += ["#", "# What the account needs, by an administrator:"]
+    lines += ["#", "# Grants for the account, to be given by an administrator:"]
     folders = [glob.removesuffix(".*") for glob in globs]
     whole = ", ".join(folders) if endpoint.kind == "postgresql" else folders[0] + ".*"
     facts = {"user": endpoint.user, "databases": whole, "publication": f"tidemark_{job.replace('-', '_')}"}

@@ -17,9 +17,9 @@ from cryptography.x509.oid import NameOID
 
 from devtools.server import Server
 from devtools.servers import start_server
+from tests.support.connecting import counted_connects
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database
-from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
@@ -34,17 +34,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Counts calls of the driver. There is no waiting between them."""
-    made: list[float] = []
-    real = pymysql.connect
-
-    def counted(**settings: Any) -> Any:
-        made.append(0.0)
-        return real(**settings)
-
-    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(pymysql, "connect", counted)
-    return made
+    return counted_connects(pymysql, monkeypatch)
 
 
 @pytest.mark.pitfall(36, 50)

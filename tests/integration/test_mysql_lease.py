@@ -14,6 +14,7 @@ from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.epochs import Notes
 from tests.support.jobs import source_of, write_job
+from tests.support.leases import DEADLINE_SECONDS, a_standby_takes_over
 from tests.support.mysql_accounts import account, root_endpoint
 from tests.support.servers import Database, FindServer
 from tidemark.conf.load import load_job_file
@@ -26,8 +27,6 @@ from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.errors import JobHeldError
 
 pytestmark = pytest.mark.integration
-
-DEADLINE_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -94,22 +93,7 @@ def test_a_second_driver_is_told_who_holds_the_job(source_database: Database, na
 
 
 def test_a_standby_takes_over_when_the_holder_ends(source_database: Database, name: str) -> None:
-    endpoint = root_endpoint(source_database.server)
-    taken = threading.Event()
-    leases: list[Lease] = []
-
-    def stand_by() -> None:
-        leases.append(Lease.acquire(MySqlLock(endpoint, None, name), wait=True))
-        taken.set()
-
-    with Lease.acquire(MySqlLock(endpoint, None, name)):
-        thread = threading.Thread(target=stand_by)
-        thread.start()
-        assert not taken.wait(0.2)
-    assert taken.wait(DEADLINE_SECONDS)
-    thread.join()
-    with leases[0] as second:
-        assert second.held()
+    a_standby_takes_over(lambda: MySqlLock(root_endpoint(source_database.server), None, name))
 
 
 def test_a_broken_connection_is_replaced(source_database: Database, name: str) -> None:

@@ -13,10 +13,10 @@ import pytest
 from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.certificates import serve_postgres, server_certificate, write_postgres_file
+from tests.support.connecting import counted_connects
 from tests.support.pooler import pooler
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database
-from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
 from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
@@ -48,17 +48,7 @@ def scalar(connection: Connection, sql: str, arguments: tuple[Any, ...] = ()) ->
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Counts calls of the driver. There is no waiting between them."""
-    made: list[float] = []
-    real = psycopg2.connect
-
-    def counted(**settings: Any) -> Any:
-        made.append(0.0)
-        return real(**settings)
-
-    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(psycopg2, "connect", counted)
-    return made
+    return counted_connects(psycopg2, monkeypatch)
 
 
 @pytest.mark.pitfall(36, 50)

@@ -14,6 +14,7 @@ import pytest
 
 from devtools.servers import start_server
 from tests.support.jobs import source_of, write_job
+from tests.support.leases import DEADLINE_SECONDS, a_standby_takes_over
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
@@ -28,7 +29,6 @@ from tidemark.state.errors import JobHeldError, SourceNotUsableError
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_SECONDS = 30.0
 HOLDERS = (
     "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND (classid::bigint << 32) | objid::bigint = %s"
 )
@@ -90,22 +90,7 @@ def test_a_second_driver_is_told_who_holds_the_job(postgres_source_database: Dat
 
 
 def test_a_standby_takes_over_when_the_holder_ends(postgres_database: Database, name: str) -> None:
-    endpoint = superuser(postgres_database)
-    taken = threading.Event()
-    leases: list[Lease] = []
-
-    def stand_by() -> None:
-        leases.append(Lease.acquire(AdvisoryLock(endpoint, None, name), wait=True))
-        taken.set()
-
-    with Lease.acquire(AdvisoryLock(endpoint, None, name)):
-        thread = threading.Thread(target=stand_by)
-        thread.start()
-        assert not taken.wait(0.3)
-    assert taken.wait(DEADLINE_SECONDS)
-    thread.join()
-    with leases[0] as second:
-        assert second.held()
+    a_standby_takes_over(lambda: AdvisoryLock(superuser(postgres_database), None, name))
 
 
 def test_a_broken_connection_is_replaced(postgres_database: Database, name: str) -> None:

@@ -34,20 +34,6 @@ PAIRS = [
     pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
     pytest.param("mariadb_database", "postgres_database", id="mariadb-to-postgres"),
 ]
-
-
-@pytest.fixture
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def target(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
 
 
