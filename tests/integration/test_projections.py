@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.altered_tables import folded
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import Uids, Writers, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.stream_source import table_schema
 from tidemark.state.errors import CheckpointError, JobFileError, SourceNotUsableError, TidemarkError
 from tidemark.state.table import TableId
@@ -178,6 +182,34 @@ def test_settings_that_change_later_stop_the_job(mysql_database: Database, tmp_p
     assert read_history(tmp_path / "out", mysql_database.name, "u")["a"].to_pylist() == ["***"]
     with pytest.raises(CheckpointError, match=r"u\".mask differs from when"):
         run_epochs(job)
+
+
+@pytest.mark.once_per_family
+def test_a_signal_lets_a_transform_change_on_which_a_row_of_the_log_failed(
+    any_source_database: Database, tmp_path: Path
+) -> None:
+    database = any_source_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(9))", "INSERT INTO t VALUES (1, '5')")
+    if database.kind == "postgres":
+        database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    table = f"{database.schema}.t"
+    job = write_job(
+        tmp_path,
+        source=source_of(database),
+        transforms={table: "SELECT id, CAST(a AS INTEGER) AS a FROM input"},
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_epochs(job)
+    database.execute("INSERT INTO t VALUES (2, 'x')")
+    with pytest.raises(JobFileError):
+        run_epochs(job)
+    corrected = f"transforms.{table}=SELECT id, TRY_CAST(a AS INTEGER) AS a FROM input"
+    with pytest.raises(CheckpointError, match="differs from when the job was started") as caught:
+        run_epochs(job, corrected)
+    assert f"tidemark signal JOB.yaml resnapshot --table {table}" in caught.value.remedy
+    resnapshot(load_job_file(job), [TableName(database.schema, "t")])
+    run_epochs(job, corrected)
+    assert folded(tmp_path, database, "id", "a") == [(1, 5), (2, None)]
 
 
 def test_what_does_not_fit_is_refused_with_its_line(
