@@ -30,7 +30,7 @@ from tidemark.jobs.commands.validate import validate
 from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
 from tidemark.jobs.monitoring.events import open_events
 from tidemark.jobs.reconcile import EXAMPLES
-from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.jobs.rollback import roll_back
 from tidemark.jobs.run_summary import summarised
 from tidemark.jobs.steering import SETTINGS
 from tidemark.readers.projection.settings import lines_of

@@ -12,7 +12,7 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import leave_to_come_back, to_be_found
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.recovery.lost_log import offset_from
-from tidemark.jobs.recovery.rollback import position_of_cut
+from tidemark.jobs.rollback import position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.readers.findings import raise_passing
 from tidemark.sinks.fencing import Written
