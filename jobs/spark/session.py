@@ -102,8 +102,9 @@ def _java_options(given: str) -> str:
 
 def _silence_spark_loggers() -> None:
     """They print stack traces of errors that we raise on stderr. Spark before 4.0 has no loggers of query contexts."""
-    # py4j logs by the root logger, among others if a second signal comes while it waits for the JVM.
+    # py4j logs by the root logger and by its own ones, among others if a second signal comes while it waits for the JVM.
     logging.getLogger().addFilter(_is_not_of_py4j)
+    logging.getLogger("py4j").propagate = debugging()
     if find_spec("pyspark.logger") is None:
         return
     from pyspark.logger import PySparkLogger

@@ -436,17 +436,24 @@ def test_another_server_is_refused(
 
 def test_one_connection_serves_one_split_after_the_other(source_database: Database) -> None:
     table = numbers(source_database, 100)
-    seen: list[list[int]] = []
+    seen: list[list[tuple[int]]] = []
+    query = f"SELECT id FROM {source_database.server.processlist} WHERE id <> CONNECTION_ID() AND db = %s"
+    with contextlib.closing(source_database.connect()) as watcher, watcher.cursor() as cursor:
 
-    def look() -> None:
-        seen.append(sessions(source_database))
+        def others() -> list[tuple[int]]:
+            cursor.execute(query, (source_database.name,))
+            return list(cursor.fetchall())
 
-    deadline = time.monotonic() + 30
-    while sessions(source_database) and time.monotonic() < deadline:
-        time.sleep(0.05)  # the server is still ending those that filled the table
-    with table.reader(ReadHooks(after_low=look, after_select=look, after_high=look)) as reader:
-        for i in range(10):
-            reader.read(table.split(ids(i * 10, i * 10 + 10), split_id=i), table.schema, table.anchor)
+        def look() -> None:
+            seen.append(others())
+
+        deadline = time.monotonic() + 30
+        while others() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the server is still ending those that filled the table
+        reader = table.reader(ReadHooks(after_low=look, after_select=look, after_high=look))
+        with reader:
+            for i in range(10):
+                reader.read(table.split(ids(i * 10, i * 10 + 10), split_id=i), table.schema, table.anchor)
     assert len(seen) == 30
     assert all(found == seen[0] for found in seen)
     assert len(seen[0]) == 1
