@@ -414,7 +414,8 @@ def _load(path: Path, overrides: list[str] | None, *, substitute: bool, connects
 def main(arguments: list[str] | None = None) -> NoReturn:
     """The console script. Ends the process with an exit code of docs/operating.md; never returns."""
     install_redaction()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: shells let what they start with & ignore it
+        signal.signal(number, _interrupt)
     try:
         exit_code = app(args=arguments, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- the process ends here

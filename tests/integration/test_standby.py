@@ -4,15 +4,19 @@ nothing any more, and ends once it can."""
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.epochs import Notes
 from tests.support.forwarder import forwarding
-from tests.support.jobs import running, source_of, write_job
+from tests.support.jobs import running, source_of, start_process, write_job
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.startup import open_job
 
 pytestmark = pytest.mark.integration
 
@@ -70,3 +74,20 @@ def test_a_standby_goes_on_soon(source: Database, tmp_path: Path, fault: str) ->
             assert first.wait() == (-signal.SIGKILL if fault == "killed" else 6), first.error_text()
             source.execute("INSERT INTO orders VALUES (4)")
             second.wait_until(lambda: copied(target) == [1, 2, 3, 4])
+
+
+def test_sigint_ends_it_also_if_a_shell_has_started_it_in_the_background(
+    mysql_database: Database, tmp_path: Path
+) -> None:
+    """Such a process ignores SIGINT until it says otherwise."""
+    mysql_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    job = write_job(tmp_path, source=source_of(mysql_database), sink={"type": "files", "path": "./out"})
+    command = (sys.executable, "-m", "tidemark.jobs.cli", "run", str(job), "--standby")
+    with open_job(load_job_file(job), Notes()):
+        standby = start_process(tmp_path, "sh", "-c", 'trap "" INT; exec "$@"', "sh", *command)
+        try:
+            standby.wait_until(lambda: waits_for_lease(mysql_database))
+            standby.popen.send_signal(signal.SIGINT)
+            assert standby.wait(60) == 130, standby.error_text()
+        finally:
+            standby.kill()
