@@ -130,6 +130,8 @@ class Lease:
         self._connecting = threading.Event()
         self.unavailable: SourceUnavailableError | None = None
         self._closing = threading.Event()
+        self._asked = threading.Event()
+        """Wakes the watcher before its next question is due."""
         self._lost = threading.Event()
         self._own_id: int | None = None
         self._proven_at = time.monotonic()
@@ -155,9 +157,10 @@ class Lease:
         return is_recent and not self._lost.is_set() and not self._closing.is_set()
 
     def prove(self) -> bool:
-        """Waits for the watcher's next question to the server. Returns False if the lease is lost, or if there is no answer
-        within PROVE_SECONDS."""
+        """Lets the watcher ask the server at once. Returns False if the lease is lost, or if there is no answer within
+        PROVE_SECONDS."""
         asked_at = time.monotonic()
+        self._asked.set()
         while self.held() and self._seen_at < asked_at:
             if time.monotonic() > asked_at + PROVE_SECONDS:
                 return False
@@ -167,6 +170,7 @@ class Lease:
     def close(self) -> None:
         """Gives the lease back. May be called twice."""
         self._closing.set()
+        self._asked.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_SECONDS)
         if (
@@ -184,7 +188,7 @@ class Lease:
 
     def _watch(self) -> None:
         try:
-            while not self._closing.wait(PING_SECONDS):
+            while self._question_is_due():
                 if not self._is_mine() and not self._take_again():
                     break
         finally:  # after an unexpected error, too: nobody watches the lease any more
@@ -194,6 +198,12 @@ class Lease:
             self._lock.drop()
             if is_lost and self._on_lost is not None:
                 self._on_lost()
+
+    def _question_is_due(self) -> bool:
+        """Waits until PING_SECONDS are over or somebody asks. Returns False once the lease is closing."""
+        self._asked.wait(PING_SECONDS)
+        self._asked.clear()  # before the question: one who asks from here on gets another
+        return not self._closing.is_set()
 
     def _is_mine(self) -> bool:
         asked_at = time.monotonic()
