@@ -273,12 +273,19 @@ def test_rows_that_are_copied_keep_the_first_policy_of_zero_dates(
     assert job.rows(target, "t") == [(1, None)]
 
 
+@pytest.fixture(params=["mysql", "mariadb"])
+def unshared_database(request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database on a server whose log no other test reads: a statement in it would end their jobs."""
+    with start_server(request.param) as server, fresh_database(server) as database:
+        yield database
+
+
 @pytest.mark.pitfall(34)
 def test_a_heartbeat_in_statement_format_is_ignored(
-    source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unshared_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a split is read, which MySQL then replays, and while the log is followed. Its trigger could write any table."""
-    source = source_database
+    source = unshared_database
     source.execute(
         "CREATE TABLE t (id INT PRIMARY KEY)",
         "CREATE TABLE beats (id INT PRIMARY KEY, ts BIGINT)",

@@ -137,12 +137,12 @@ def test_the_primary_dies_during_the_first_load(
     """Tables whose rows are not all read are read again: watermarks belong to their server."""
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`
-    with Writers(source, uids, count=2, seed=epochs, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=epochs, pause_seconds=0.02):
         run_epochs(job_of(source, tmp_path), at_most=epochs)
     there = fail_over(source, pair)
     if point:
         die_at(job_of(there, tmp_path), point)
-    with Writers(there, uids, count=2, seed=epochs + 10, pause_seconds=0.005):
+    with Writers(there, uids, count=2, seed=epochs + 10, pause_seconds=0.02):
         run_epochs(job_of(there, tmp_path))
     run_epochs(job_of(there, tmp_path))
     assert_copied(tmp_path / "out", there)
@@ -309,7 +309,7 @@ def test_a_running_job_goes_on_when_the_primary_is_killed(
         )
         with running(job) as process:
             process.wait_until(lambda: any(event.get("phase") == "stream" for event in process.events()))
-            with Writers(source, uids, count=1, seed=1, pause_seconds=0.01) as writers:
+            with Writers(source, uids, count=1, seed=1, pause_seconds=0.02) as writers:
                 process.wait_until(lambda: writers.transactions > 50)
             await_replica(primary, replica)
             primary.kill()
@@ -317,7 +317,7 @@ def test_a_running_job_goes_on_when_the_primary_is_killed(
             try:
                 promote(replica)
                 there = on(replica, source)
-                with Writers(there, uids, count=1, seed=2, pause_seconds=0.01):
+                with Writers(there, uids, count=1, seed=2, pause_seconds=0.02):
                     process.wait_until(lambda: any(event["event"] == "moved" for event in process.events()))
                 there.execute(*UPDATE_ALL)
                 process.wait_until(lambda: is_copied(tmp_path / "out", there))

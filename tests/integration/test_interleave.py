@@ -58,7 +58,7 @@ def test_the_copy_is_right_with_writers_beside_it(
             snapshot={"split_rows": 20, "parallelism": 2},
             sink={"type": "mirror", "url": target.url, "table": "copy_{table}"},
         )
-    with Writers(source, uids, count=2, seed=11, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=11, pause_seconds=0.02):
         for at_most in (1, 2, 3, None):  # each time another driver goes on
             run_epochs(job, at_most=at_most)
     run_epochs(job)
@@ -80,7 +80,7 @@ def test_rows_are_read_no_faster_than_allowed_and_the_log_is_followed_meanwhile(
     create_tables(source, rows=200, uids=uids)
     job = job_of(source, tmp_path, max_rows_per_second=300, interleave=interleave)
     began = time.monotonic()
-    with Writers(source, uids, count=1, seed=12, pause_seconds=0.005):
+    with Writers(source, uids, count=1, seed=12, pause_seconds=0.02):
         run_epochs(job)
     assert time.monotonic() - began >= 1
     run_epochs(job)
@@ -113,7 +113,7 @@ def test_without_it_the_log_is_read_after_the_last_split(any_source_database: Da
     database, uids = any_source_database, Uids()
     create_tables(database, rows=100, uids=uids)
     job = job_of(database, tmp_path, interleave=False)
-    with Writers(database, uids, count=1, seed=5, pause_seconds=0.002):
+    with Writers(database, uids, count=1, seed=5, pause_seconds=0.01):
         run_epochs(job)
     assert not followed(tmp_path)
     run_epochs(job)

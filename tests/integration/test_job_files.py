@@ -49,12 +49,12 @@ def test_full_then_changes_in_later_runs(source_database: Database, run_job: Run
         snapshot={"split_rows": 500, "parallelism": 6},
         sink={"type": "files", "path": str(tmp_path / "out")},
     )
-    with Writers(source_database, uids, count=3, seed=1, pause_seconds=0.01):
+    with Writers(source_database, uids, count=3, seed=1, pause_seconds=0.02):
         run_job(job)
     run_epochs(job)
     assert assert_copied(tmp_path / "out", source_database) > 7200
     insert_edge_rows(connection, first_id=1000)
-    with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.01):
+    with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.02):
         run_job(job)
     run_epochs(job)
     assert_copied(tmp_path / "out", source_database)
@@ -123,7 +123,7 @@ def test_streaming_until_sigterm_then_resume(
         sink={"type": "files", "path": str(tmp_path / "out")},
     )
     with (
-        Writers(any_source_database, uids, count=2, seed=3, pause_seconds=0.01),
+        Writers(any_source_database, uids, count=2, seed=3, pause_seconds=0.02),
         running(job, *arguments, "--set", "trigger=200ms") as process,
     ):
         process.wait_until(lambda: any(e.get("phase") == "stream" for e in process.events()))

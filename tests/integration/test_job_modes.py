@@ -27,12 +27,12 @@ def test_a_copy_made_in_mode_full_is_followed_later(source_database: Database, t
     uids = Uids()
     create_tables(source_database, rows=600, uids=uids)
     job = job_of(tmp_path, source_database)
-    with Writers(source_database, uids, count=2, seed=1, pause_seconds=0.01):
+    with Writers(source_database, uids, count=2, seed=1, pause_seconds=0.02):
         assert run_epochs(job, "mode=full")[-1] == "catch_up"
     assert run_epochs(job, "mode=full") == []
     assert set(run_epochs(job, "mode=full+incremental")) == {"stream"}
     assert_copied(tmp_path / "out", source_database)
-    with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.01):
+    with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.02):
         run_epochs(job, "mode=incremental")
     run_epochs(job, "mode=full+incremental")
     assert_copied(tmp_path / "out", source_database)
@@ -44,7 +44,7 @@ def test_a_mode_may_change_while_the_copy_is_made(mysql_database: Database, tmp_
     uids = Uids()
     create_tables(mysql_database, rows=600, uids=uids)
     job = job_of(tmp_path, mysql_database)
-    with Writers(mysql_database, uids, count=2, seed=3, pause_seconds=0.01):
+    with Writers(mysql_database, uids, count=2, seed=3, pause_seconds=0.02):
         assert run_epochs(job, "mode=full", "snapshot.interleave=false", at_most=1) == ["snapshot"]
         with pytest.raises(CheckpointError, match="needs a complete copy, but this job is in phase snapshot"):
             run_epochs(job, "mode=incremental")

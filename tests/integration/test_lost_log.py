@@ -163,7 +163,7 @@ def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`
     job = job_of(source, tmp_path)
-    with Writers(source, uids, count=2, seed=3, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=3, pause_seconds=0.02):
         run_epochs(job, at_most=2)
         lose_log(source)
         run_epochs(job, at_most=2)
@@ -178,7 +178,7 @@ def test_it_is_lost_once_during_the_first_load_under_writers(source: Database, t
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`
     job = job_of(source, tmp_path)
-    with Writers(source, uids, count=2, seed=4, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=4, pause_seconds=0.02):
         run_epochs(job, at_most=2)
         lose_log(source)
         run_epochs(job)

@@ -91,7 +91,7 @@ def test_it_goes_on_while_it_runs_under_writers(bare_pair: Pair, tmp_path: Path)
     job = job_of(pair, tmp_path, trigger="100ms")
     with running(job, *BY_DRIVER) as process:
         process.wait_until(lambda: any(event.get("phase") == "stream" for event in process.events()))
-        writers = Writers(pair.database, uids, count=2, seed=5, pause_seconds=0.005)
+        writers = Writers(pair.database, uids, count=2, seed=5, pause_seconds=0.02)
         writers.start()
         pair.await_slot()
         process.wait_until(lambda: writers.transactions > 100)
@@ -99,7 +99,7 @@ def test_it_goes_on_while_it_runs_under_writers(bare_pair: Pair, tmp_path: Path)
         with pytest.raises(Exception, match=r"connection|terminat"):
             writers.stop()
         pair.fail_over()
-        with Writers(pair.promoted, uids, count=2, seed=6, pause_seconds=0.005) as writers:
+        with Writers(pair.promoted, uids, count=2, seed=6, pause_seconds=0.02) as writers:
             process.wait_until(lambda: any(event["event"] == "moved" for event in process.events()))
             process.wait_until(lambda: writers.transactions > 100)
         process.popen.send_signal(signal.SIGINT)

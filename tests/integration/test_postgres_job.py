@@ -21,9 +21,9 @@ def test_files_full_then_changes_in_later_runs(postgres_database: Database, tmp_
     job = write_job(
         tmp_path, source=source_of(postgres_database), sink={"type": "files", "path": str(tmp_path / "out")}
     )
-    with Writers(postgres_database, uids, count=3, seed=1, pause_seconds=0.005):
+    with Writers(postgres_database, uids, count=3, seed=1, pause_seconds=0.02):
         run_to_end(job, *BY_SPARK)
-    with Writers(postgres_database, uids, count=3, seed=2, pause_seconds=0.005):
+    with Writers(postgres_database, uids, count=3, seed=2, pause_seconds=0.02):
         run_epochs(job)
     run_epochs(job)
     assert assert_copied(tmp_path / "out", postgres_database) > 7200
@@ -40,7 +40,7 @@ def test_mirror_keeps_values_that_the_log_does_not_repeat(
         source=source_of(source),
         sink={"type": "mirror", "url": mysql_database.url, "table": "{table}"},
     )
-    with Writers(source, uids, count=2, seed=5, pause_seconds=0.01):
+    with Writers(source, uids, count=2, seed=5, pause_seconds=0.02):
         run_epochs(job)
     source.execute("UPDATE customers SET version = version + 1 WHERE length(note) > 100")
     run_epochs(job)

@@ -75,7 +75,7 @@ def make_tables(source: Database) -> Uids:
 def changing(source: Database, uids: Uids, seed: int) -> Iterator[None]:
     """Random writers, and secrets that come, move and go."""
     values = [uids.take(1)[0] for _ in range(2)]
-    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.01):
+    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         source.execute(
             f"INSERT INTO customers (code, uid, version, note) VALUES ('s1-{seed}', {values[0]}, 1, '{SECRET}')",
             f"INSERT INTO customers (code, uid, version, note) VALUES ('s2-{seed}', {values[1]}, 1, NULL)",

@@ -358,7 +358,7 @@ def test_no_false_alarm_under_thousands_of_changes(source: Database, target: Dat
         process.wait_until(lambda: any(event["event"] == "epoch" for event in process.events()))
         process.wait_until(lambda: all(result.skipped is None for result in compared(job).values()))
         began = time.monotonic()
-        with toggler, Writers(source, uids, count=1, seed=5, pause_seconds=0.01):
+        with toggler, Writers(source, uids, count=1, seed=5, pause_seconds=0.02):
             for _ in range(RUNS):
                 for name, result in compared(job, patience_seconds=None).items():
                     assert (name, result.differences, result.behind, result.skipped) == (name, 0, 0, None)

@@ -311,7 +311,7 @@ def test_random_signals_under_writers(
     if target is not None:
         changes["sink"] = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
     case = Case(source, tmp_path, rows=150, uids=uids, **changes)
-    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         case.run(at_most=2)
         for _ in range(12):
             table = TableName(source.schema, generator.choice(list(KEYS)))

@@ -380,7 +380,7 @@ def test_tables_come_and_go_under_writers(
     settings: dict[str, Any] = {"target": target, "keeps_deleted": sink == "keeping mirror"}
     create_tables(source, rows=150, uids=uids)
     excluded: set[str] = set()
-    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         run_epochs(job_of(source, tmp_path, **settings), at_most=generator.randrange(1, 4))
         for _ in range(8):
             match generator.randrange(4):

@@ -335,7 +335,7 @@ def test_tables_are_altered_under_writers(any_source_database: Database, tmp_pat
     source, uids, generator = any_source_database, Uids(), random.Random(seed)
     create_tables(source, rows=150, uids=uids)
     job = job_of(source, tmp_path)
-    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.005):
+    with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         run_epochs(job, at_most=generator.randrange(1, 4))
         for number in range(6):
             table = generator.choice(list(KEYS))

@@ -78,7 +78,7 @@ def test_a_table_that_is_created_later_joins_exactly_through_crashes(
     for name in KILLS:
         (armed / name).write_text("raise")
     monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
-    with Writers(database, uids, count=2, seed=7, pause_seconds=0.01):
+    with Writers(database, uids, count=2, seed=7, pause_seconds=0.02):
         for _ in KILLS:
             with pytest.raises(FailpointError):
                 run_epochs(job)

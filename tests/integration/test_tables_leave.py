@@ -67,7 +67,7 @@ def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp
     database, uids = any_source_database, Uids()
     create_tables(database, rows=200, uids=uids)
     sizes = {"split_rows": 20, "parallelism": 2}
-    with Writers(database, uids, count=1, seed=7, pause_seconds=0.01):
+    with Writers(database, uids, count=1, seed=7, pause_seconds=0.02):
         run_epochs(job_of(database, tmp_path, **sizes), at_most=3)
         for at_most in (2, 1, None):
             run_epochs(job_of(database, tmp_path, "customers", **sizes), at_most=at_most)

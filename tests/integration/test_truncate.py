@@ -19,7 +19,7 @@ def test_a_truncation_among_changes_is_followed_in_order(any_source_database: Da
     create_tables(database, rows=100, uids=uids)
     job = write_job(tmp_path, source=source_of(database), sink={"type": "files", "path": str(tmp_path / "out")})
     run_epochs(job)
-    with Writers(database, uids, count=2, seed=3, pause_seconds=0.005):
+    with Writers(database, uids, count=2, seed=3, pause_seconds=0.02):
         for _ in range(3):
             for table in KEYS:
                 database.execute(f"TRUNCATE TABLE {table}")

@@ -18,6 +18,7 @@ from tests.support.sink_state import as_numbers
 from tests.support.workload import KEYS
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
+from tidemark.jobs.reconcile import table_comparison
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.table_comparison import TableResult
 
@@ -101,9 +102,12 @@ def edit_files(folder: Path, edit: Callable[[Changes], Changes], names: str = "e
 def compared(
     path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
 ) -> dict[str, TableResult]:
-    found = reconcile_tables(
-        load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
-    )
+    """Compares source and copy. Its looks follow each other faster than a user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_comparison, "PAUSE_SECONDS", 0.02)
+        found = reconcile_tables(
+            load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
+        )
     return {result.schema.table.name: result for result in found}
 
 
@@ -150,7 +154,7 @@ def following(job: Path, *overrides: str) -> Iterator[None]:
 
     def run() -> None:
         try:
-            while not stop.is_set():
+            while not stop.wait(0.2):
                 run_epochs(job, *overrides, notes=Notes())
         except BaseException as error:  # noqa: BLE001 -- raised below
             errors.append(error)
@@ -164,3 +168,4 @@ def following(job: Path, *overrides: str) -> Iterator[None]:
         thread.join()
     if errors:
         raise errors[0]
+    run_epochs(job, *overrides)

@@ -1,4 +1,4 @@
-"""One set of database servers for a whole test run, however many worker processes share it.
+"""The database servers of a test run, kept by one process for all worker processes.
 
 The process that controls the run holds a broker: it starts a server when the first test asks for it, and all of them
 end with it. pytest-xdist's workers ask over a Unix socket and get a server that they can use but not stop.
@@ -27,15 +27,17 @@ MAX_LOG_CHARACTERS = 3000
 
 @dataclass(frozen=True, slots=True)
 class ServerWanted:
-    """Which server: equal ones are shared. `options` are sorted pairs of name and value."""
+    """Which server: equal ones are shared. `options` are sorted pairs of name and value, `worker` is the worker process that
+    has the server to itself, empty if all share it."""
 
     kind: str
     options: tuple[tuple[str, Option], ...] = ()
     version: str | None = None
+    worker: str = ""
 
     @classmethod
-    def of(cls, kind: str, options: Mapping[str, Option], version: str | None) -> "ServerWanted":
-        return cls(kind, tuple(sorted(options.items())), version)
+    def of(cls, kind: str, options: Mapping[str, Option], version: str | None, worker: str = "") -> "ServerWanted":
+        return cls(kind, tuple(sorted(options.items())), version, worker)
 
 
 @dataclass(frozen=True, slots=True)

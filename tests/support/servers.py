@@ -86,11 +86,16 @@ class SharedServer(Server):
 
 @pytest.fixture(scope="session")
 def find_server(request: pytest.FixtureRequest) -> FindServer:
-    """`find_server(kind, version=None, **options)`: a server shared with every test that asks for the same."""
+    """`find_server(kind, version=None, **options)`: a server shared with every test that asks for the same. With
+    `of_worker=True` only with those that run in this process: they run one after the other, so nothing else writes its log
+    or holds transactions open on it."""
     config = request.config
 
-    def find(kind: str, version: str | None = None, **options: str | int | bool | None) -> Server:
-        wanted = ServerWanted.of(kind, options, version)
+    def find(
+        kind: str, version: str | None = None, *, of_worker: bool = False, **options: str | int | bool | None
+    ) -> Server:
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "") if of_worker else ""
+        wanted = ServerWanted.of(kind, options, version, worker)
         if hasattr(config, "workerinput"):
             address, key = config.workerinput["server_broker"]
             found = ask_broker(address, key, wanted)
@@ -103,32 +108,32 @@ def find_server(request: pytest.FixtureRequest) -> FindServer:
 
 @pytest.fixture(scope="session")
 def mysql_server(find_server: FindServer) -> Server:
-    return find_server("mysql")
+    return find_server("mysql", of_worker=True)
 
 
 @pytest.fixture(scope="session")
 def mysql_nogtid_server(find_server: FindServer) -> Server:
-    return find_server("mysql", gtid_mode="OFF", enforce_gtid_consistency="OFF")
+    return find_server("mysql", of_worker=True, gtid_mode="OFF", enforce_gtid_consistency="OFF")
 
 
 @pytest.fixture(scope="session")
 def mariadb_server(find_server: FindServer) -> Server:
-    return find_server("mariadb")
+    return find_server("mariadb", of_worker=True)
 
 
 @pytest.fixture(scope="session")
 def postgres_server(find_server: FindServer) -> Server:
-    return find_server("postgres")
+    return find_server("postgres", of_worker=True)
 
 
 @pytest.fixture(scope="session")
 def postgres18_server(find_server: FindServer) -> Server:
-    return find_server("postgres", "18")
+    return find_server("postgres", "18", of_worker=True)
 
 
 @pytest.fixture(scope="session", params=[pytest.param(None, id="pg15"), pytest.param("18", id="pg18")])
 def postgres_source_server(request: pytest.FixtureRequest, find_server: FindServer) -> Server:
-    return find_server("postgres", request.param)
+    return find_server("postgres", request.param, of_worker=True)
 
 
 @pytest.fixture
