@@ -1,14 +1,13 @@
 """Checks keys of the job file against each other. Finds all contradictions at once, each with the key to change."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from tidemark.conf.quantities import Every
-from tidemark.conf.reading import StartAfterGtids, StartAtFile, StartAtLsn, StartAtTime
+from tidemark.conf.quantities import Every, Trigger
+from tidemark.conf.reading import Log, Snapshot, StartAfterGtids, StartAtFile, StartAtLsn, StartAtTime
+from tidemark.conf.sink import CheckedSink
+from tidemark.conf.source import Source
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.conf.yaml_tree import Path
-
-if TYPE_CHECKING:
-    from tidemark.conf.model import JobFile
 
 POSTGRES_HOME = "public"
 """PostgreSQL's usual schema for names without one."""
@@ -16,7 +15,26 @@ POSTGRES_HOME = "public"
 Contradiction = tuple[Path, str]
 
 
-def contradictions(job: "JobFile") -> list[Contradiction]:
+class Sections(Protocol):
+    """The keys of a job file that are checked against each other. A `JobFile` has them."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def has_snapshot(self) -> bool: ...
+    @property
+    def trigger(self) -> Trigger: ...
+    @property
+    def source(self) -> Source: ...
+    @property
+    def snapshot(self) -> Snapshot: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def sink(self) -> CheckedSink: ...
+
+
+def contradictions(job: Sections) -> list[Contradiction]:
     """Returns (path of a key, what is wrong and what is allowed) for every contradiction."""
     return [
         *_of_mode(job),
@@ -30,7 +48,7 @@ def contradictions(job: "JobFile") -> list[Contradiction]:
     ]
 
 
-def _of_mode(job: "JobFile") -> list[Contradiction]:
+def _of_mode(job: Sections) -> list[Contradiction]:
     found: list[Contradiction] = []
     if job.log.start is not None and job.mode != "incremental":
         text = f"is allowed only in mode incremental: mode {job.mode} starts with the snapshot"
@@ -40,7 +58,7 @@ def _of_mode(job: "JobFile") -> list[Contradiction]:
     return found
 
 
-def _of_kind(job: "JobFile") -> list[Contradiction]:
+def _of_kind(job: Sections) -> list[Contradiction]:
     """Keys that are only for another kind of source."""
     source, start = job.source, job.log.start
     if source.url.kind == "postgresql":
@@ -57,7 +75,7 @@ def _of_kind(job: "JobFile") -> list[Contradiction]:
     return [(path, f"is for {whose} sources only") for path, is_given in given.items() if is_given]
 
 
-def _of_server_ids(job: "JobFile") -> list[Contradiction]:
+def _of_server_ids(job: Sections) -> list[Contradiction]:
     """Every running split and the log reader may need a log connection of its own."""
     server_ids, needed = job.source.server_ids, (job.snapshot.parallelism if job.has_snapshot else 0) + 1
     if server_ids is None or len(server_ids) >= needed:
@@ -66,7 +84,7 @@ def _of_server_ids(job: "JobFile") -> list[Contradiction]:
     return [(("source", "server_ids"), f"{text}. Twice as many let retries find free ones")]
 
 
-def _of_columns(job: "JobFile") -> list[Contradiction]:
+def _of_columns(job: Sections) -> list[Contradiction]:
     found: list[Contradiction] = [
         (("source", "columns", str(table), "mask"), f"masks '{column}', which is excluded")
         for table, columns in job.source.columns.items()
@@ -95,7 +113,7 @@ def _of_columns(job: "JobFile") -> list[Contradiction]:
     ]
 
 
-def _of_statements(job: "JobFile") -> list[Contradiction]:
+def _of_statements(job: Sections) -> list[Contradiction]:
     return [
         (("log", "ignore_statements_on"), f"has {table}, which is copied: leave it out by source.exclude_tables")
         for table in job.log.ignore_statements_on
@@ -103,7 +121,7 @@ def _of_statements(job: "JobFile") -> list[Contradiction]:
     ]
 
 
-def _of_tls(job: "JobFile") -> list[Contradiction]:
+def _of_tls(job: Sections) -> list[Contradiction]:
     ends = {"source": job.source.tls, "sink": job.sink.tls if job.sink.type == "mirror" else None}
     return [
         ((end, "tls", "key" if tls.cert is None else "cert"), "is given alone: cert and key go together")
@@ -112,7 +130,7 @@ def _of_tls(job: "JobFile") -> list[Contradiction]:
     ]
 
 
-def _of_mirror(job: "JobFile") -> list[Contradiction]:
+def _of_mirror(job: Sections) -> list[Contradiction]:
     if job.sink.type != "mirror":
         several = job.log.apply_parallelism > 1
         return [(("log", "apply_parallelism"), "is for sink.type mirror only")] if several else []
@@ -133,7 +151,7 @@ def _of_mirror(job: "JobFile") -> list[Contradiction]:
     return found
 
 
-def _of_delta(job: "JobFile") -> list[Contradiction]:
+def _of_delta(job: Sections) -> list[Contradiction]:
     if job.sink.type != "delta":
         return []
     if job.sink.catalog is None:
@@ -153,14 +171,14 @@ def _of_delta(job: "JobFile") -> list[Contradiction]:
     return found
 
 
-def _of_template(job: "JobFile", template: TableTemplate) -> list[Contradiction]:
+def _of_template(job: Sections, template: TableTemplate) -> list[Contradiction]:
     single = job.source.tables[0].only_table if len(job.source.tables) == 1 else None
     if "{table}" in template.text or single is not None:
         return []
     return [(("sink", "table"), "does not contain {table}: all tables would be written to one table")]
 
 
-def _examples_of_copies(job: "JobFile", template: TableTemplate, home: str | None) -> list[tuple[TableName, TableName]]:
+def _examples_of_copies(job: Sections, template: TableTemplate, home: str | None) -> list[tuple[TableName, TableName]]:
     """Returns (table, its copy) for each glob, with an example of a table that it matches."""
     copies = []
     for glob in job.source.tables:

@@ -29,7 +29,8 @@ from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.run_summary import RunSummary
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.spark.sessions import SparkSessions, was_submitted
+from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.jobs.spark.submitted import was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_opening
 from tidemark.jobs.steering import steering_at
 from tidemark.state.checkpoint.layout import Checkpoint

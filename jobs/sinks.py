@@ -84,7 +84,8 @@ def make_sink(job: JobFile) -> PartSink | EpochSink:
             from tidemark.jobs.spark.session import open_session
             from tidemark.sinks.delta.sink import DeltaSink
 
-            return DeltaSink.of(settings, Checkpoint.at(job.checkpoint).store, lambda: open_session(job))
+            store, needs = Checkpoint.at(job.checkpoint).store, delta_needs(settings).spark
+            return DeltaSink.of(settings, store, lambda: open_session(job, needs))
         case ConsoleSettings():
             from tidemark.sinks.console import ConsoleSink
 

@@ -50,8 +50,8 @@ from tidemark.jobs.write_parts import Writing
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
-from tidemark.sinks.fencing import Written, require_planned, require_same_time, taken_over
-from tidemark.sinks.sink import Adapts, JobIdentity, Sink, raise_problems
+from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
+from tidemark.sinks.sink import Adapts, JobIdentity, Sink, Written, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,

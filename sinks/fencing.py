@@ -6,10 +6,7 @@ of the driver that owns it (a greater one for each driver), and how far the copy
 refused. docs/adr/0021 has the reasons.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from tidemark.sinks.sink import JobIdentity
+from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError, TargetSetBackError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
@@ -19,25 +16,6 @@ _PUT_BACK = (
     "Put back the newest state of the target, whole and with Tidemark's own tables or files, then start the job again; or "
     f"{START_OVER}."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a target has of a job, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the first one.
-    `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only some
-    tables, else 0."""
-
-    log_epoch: int = 0
-    splits: Mapping[int, int] = field(default_factory=dict)
-    begun: int = 0
-
-    def before(self, epoch: int) -> Reached:
-        """What the target has of earlier epochs."""
-        return Reached(self.log_epoch, sum(count for of, count in self.splits.items() if self.log_epoch < of < epoch))
-
-    @property
-    def last_epoch(self) -> int:
-        return max(self.log_epoch, self.begun, *self.splits)
 
 
 def require_owner(job: JobIdentity, found: int | None, place: object) -> None:

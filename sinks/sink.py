@@ -11,20 +11,19 @@ refused (`tidemark.sinks.fencing`).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 from tidemark.conf.tables import TableTemplate
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
 from tidemark.state.errors import SinkError, SinkUnavailableError
+from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
 from tidemark.state.sink_identity import SinkSetting
 from tidemark.state.table import TableId, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from tidemark.sinks.fencing import Written
 
 Schemas: TypeAlias = Mapping[tuple[TableId, int], TableSchema]
 """Schemas by table and schema version."""
@@ -88,6 +87,25 @@ class PartResult:
     row_count: int
     skipped: bool
     bad_values: tuple[BadValues, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a target has of a job, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the first one.
+    `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only some
+    tables, else 0."""
+
+    log_epoch: int = 0
+    splits: Mapping[int, int] = field(default_factory=dict)
+    begun: int = 0
+
+    def before(self, epoch: int) -> Reached:
+        """What the target has of earlier epochs."""
+        return Reached(self.log_epoch, sum(count for of, count in self.splits.items() if self.log_epoch < of < epoch))
+
+    @property
+    def last_epoch(self) -> int:
+        return max(self.log_epoch, self.begun, *self.splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +189,7 @@ class Sink(Protocol):
         Called by the driver that has the job's lease, before the first epoch of a start.
         """
 
-    def written(self, job: JobIdentity) -> "Written | None":
+    def written(self, job: JobIdentity) -> Written | None:
         """Returns what the target has of the job, None if a sink keeps no such record. Called after `prepare`."""
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:

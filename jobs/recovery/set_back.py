@@ -15,8 +15,7 @@ from tidemark.jobs.recovery.lost_log import offset_from
 from tidemark.jobs.rollback import position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.readers.findings import raise_passing
-from tidemark.sinks.fencing import Written
-from tidemark.sinks.sink import JobIdentity, Sink
+from tidemark.sinks.sink import JobIdentity, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, TargetSetBackError, TidemarkError
 from tidemark.state.failpoints import failpoint

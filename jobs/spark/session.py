@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 import tidemark
 from tidemark.conf.model import JobFile
 from tidemark.jobs.ending import debugging
-from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.class_data_sharing import archive_options
 from tidemark.jobs.spark.jvm import JAVA_OPTIONS, environment, protection, start_jvm
-from tidemark.jobs.spark.sessions import was_submitted
+from tidemark.jobs.spark.submitted import was_submitted
+from tidemark.sinks.sink import SparkNeeds
 from tidemark.state.errors import SinkError
 
 _LOCAL_WITHOUT_RETRIES = re.compile(r"local(?:\[(?P<threads>\*|\d+)])?")
@@ -44,11 +44,11 @@ _PACKAGES_REMEDY = (
 )
 
 
-def open_session(job: JobFile) -> SparkSession:
+def open_session(job: JobFile, needs: SparkNeeds | None) -> SparkSession:
     """Returns the running session under spark-submit, else a new one with the job file's settings.
 
     Under spark-submit its master wins; of the other settings the job file's win, as settings in code do in Spark. In local mode
-    tasks are retried as on a cluster.
+    tasks are retried as on a cluster. `needs`: those of the sink, as in `SinkNeeds.spark`.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = was_submitted()
@@ -60,7 +60,6 @@ def open_session(job: JobFile) -> SparkSession:
     settings = defaults | job.spark.conf_with_secrets()
     if not submitted:
         settings[JAVA_OPTIONS] = _java_options(job.spark.conf_with_secrets().get(JAVA_OPTIONS, ""))
-    needs = sink_needs(job.sink).spark
     if needs is not None:
         settings |= needs.settings(settings, submitted=submitted)
     if not submitted:

@@ -1,6 +1,5 @@
 """The Spark session of a run: started when it is first needed, or early in the background, and the jobs that run in it."""
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.read_parts import PartTask
+from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink
 from tidemark.state.change_batch import TRANSPORT
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from tidemark.jobs.spark.outages import TaskOutages, ToldByTasks
 
 # A run that needs no Spark does not import it: pyspark is imported where it is used.
-
-
-def was_submitted() -> bool:
-    """True under spark-submit."""
-    return "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 class SparkSessions:
@@ -63,7 +58,7 @@ class SparkSessions:
         with self._lock:
             if self._session is None:
                 self._notes.add("spark", text="starting Spark")
-                self._session = open_session(self._job)
+                self._session = open_session(self._job, sink_needs(self._job.sink).spark)
                 start_workers(self._session)
             return self._session
 

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tidemark.sinks.fencing import Written, late, require_order, require_owner, taken_over
-from tidemark.sinks.sink import JobIdentity
+from tidemark.sinks.fencing import late, require_order, require_owner, taken_over
+from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached

@@ -21,7 +21,6 @@ from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
 from tidemark.sinks.comparing import Comparisons
-from tidemark.sinks.fencing import Written
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
 from tidemark.sinks.files.merging import MERGED_FILES, merge_small_files, remove_merged
 from tidemark.sinks.files.part import FilesPart, Format
@@ -31,6 +30,7 @@ from tidemark.sinks.sink import (
     JobIdentity,
     PartResult,
     Schemas,
+    Written,
     no_mark,
     raise_problems,
     reserved_name_findings,

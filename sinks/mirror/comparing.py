@@ -9,50 +9,14 @@ written.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from tidemark.sinks.comparing import IntegerRange, Key, Pair
 from tidemark.sinks.mirror.bad_values import ValueGate
-from tidemark.sinks.mirror.target import Session, TableRows, TargetName
+from tidemark.sinks.mirror.target import ComparingRows, ComparingSql, Session, TargetName
 from tidemark.state.table import TableSchema
-
-
-class ComparingRows(TableRows, Protocol):
-    """A target's table rows, which can also load temporary tables."""
-
-    def load(self, table: str, rows: pa.RecordBatch) -> None: ...
-
-
-class ComparingSql(Protocol):
-    """The statements that differ between kinds of target."""
-
-    def quoted(self, name: str) -> str: ...
-    def full_name(self, target: TargetName) -> str: ...
-
-    def prepare(self) -> None:
-        """Prepares the session, so that texts of values are exact."""
-
-    def create(self, columns: Sequence[str]) -> str:
-        """Creates an empty temporary table with these columns of the copy, which stays after a COMMIT. Returns its name."""
-
-    def indexed(self, table: str, key: Sequence[str]) -> None:
-        """Makes lookups by key in a filled temporary table fast."""
-
-    def add_index(self, table: str, key: Sequence[str]) -> None:
-        """Makes lookups by key in an empty temporary table fast."""
-
-    def drop(self, table: str) -> None: ...
-
-    def differs(self, columns: Sequence[str]) -> str:
-        """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""
-
-    def digest(self, alias: str, columns: Sequence[str]) -> str:
-        """Returns an expression: a hash of the row."""
-
-    def text(self, alias: str, column: str) -> str:
-        """Returns an expression: the column's value as text or bytes."""
 
 
 @dataclass(slots=True)

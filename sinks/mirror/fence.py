@@ -16,8 +16,8 @@ has been written. Until then a late task of the same driver may still come, and 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tidemark.sinks.fencing import Written, require_order, require_owner, taken_over
-from tidemark.sinks.sink import JobIdentity
+from tidemark.sinks.fencing import require_order, require_owner, taken_over
+from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
-from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.fence import Fence
 from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
-from tidemark.sinks.sink import JobIdentity, SinkBusyError
+from tidemark.sinks.sink import JobIdentity, SinkBusyError, Written
 from tidemark.state.change_batch import LOG_PART, table_part
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached

@@ -12,7 +12,6 @@ from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.comparing import Comparisons
-from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import MirrorComparison
@@ -37,7 +36,7 @@ from tidemark.sinks.mirror.planning import (
 from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.mirror.target import Owner, Session, SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
-from tidemark.sinks.sink import Finding, JobIdentity, raise_problems, reserved_name_findings
+from tidemark.sinks.sink import Finding, JobIdentity, Written, raise_problems, reserved_name_findings
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.remedies import START_OVER_NOW

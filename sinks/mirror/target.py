@@ -2,20 +2,16 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from tidemark.sinks.fencing import Written
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
-from tidemark.sinks.sink import JobIdentity
+from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema
-
-if TYPE_CHECKING:
-    from tidemark.sinks.mirror.comparing import ComparingRows, ComparingSql
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
@@ -174,6 +170,42 @@ class TableRows(Protocol):
         """Writes the rows that `complete` has kept, as `upsert` does."""
 
 
+class ComparingRows(TableRows, Protocol):
+    """A target's table rows, which can also load temporary tables."""
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None: ...
+
+
+class ComparingSql(Protocol):
+    """The statements of a comparison that differ between kinds of target."""
+
+    def quoted(self, name: str) -> str: ...
+    def full_name(self, target: TargetName) -> str: ...
+
+    def prepare(self) -> None:
+        """Prepares the session, so that texts of values are exact."""
+
+    def create(self, columns: Sequence[str]) -> str:
+        """Creates an empty temporary table with these columns of the copy, which stays after a COMMIT. Returns its name."""
+
+    def indexed(self, table: str, key: Sequence[str]) -> None:
+        """Makes lookups by key in a filled temporary table fast."""
+
+    def add_index(self, table: str, key: Sequence[str]) -> None:
+        """Makes lookups by key in an empty temporary table fast."""
+
+    def drop(self, table: str) -> None: ...
+
+    def differs(self, columns: Sequence[str]) -> str:
+        """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""
+
+    def digest(self, alias: str, columns: Sequence[str]) -> str:
+        """Returns an expression: a hash of the row."""
+
+    def text(self, alias: str, column: str) -> str:
+        """Returns an expression: the column's value as text or bytes."""
+
+
 class Session(Protocol):
     """One connection to the target, with one transaction at a time.
 
@@ -283,7 +315,7 @@ class Session(Protocol):
 
     def comparing(
         self, target: TargetName, schema: TableSchema, existing: TargetTable
-    ) -> "tuple[ComparingSql, ComparingRows]":
+    ) -> tuple[ComparingSql, ComparingRows]:
         """Returns what compares the table with expected rows."""
 
     def commit(self, row_count: int, after: Reached | None) -> None:

@@ -24,9 +24,9 @@ from tests.support.sink_state import (  # noqa: F401  # fixtures
 )
 from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.sink import DeltaSink
-from tidemark.sinks.fencing import Written, require_same_time
+from tidemark.sinks.fencing import require_same_time
 from tidemark.sinks.mirror import writer as mirror_writer
-from tidemark.sinks.sink import JobIdentity, PartResult, SinkBusyError
+from tidemark.sinks.sink import JobIdentity, PartResult, SinkBusyError, Written
 from tidemark.state.change_batch import ChangeBatch, PartEnd
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError, TidemarkError
 from tidemark.state.reached import Reached

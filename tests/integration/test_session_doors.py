@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.spark.session import open_session, run_a_task
-session = open_session(load_job_file(Path(sys.argv[1])))
+session = open_session(load_job_file(Path(sys.argv[1])), None)
 run_a_task(session)
 conf, hadoop = session.sparkContext.getConf(), session.sparkContext._jsc.hadoopConfiguration()
 system = session.sparkContext.getSystemProperty

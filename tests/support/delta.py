@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.support.jobs import SPARK
 from tidemark.conf.load import load_job_options
+from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.session import open_session, stop_quietly
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
@@ -68,7 +69,8 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
     }
     with Path(tempfile.gettempdir(), "tidemark-delta-jars.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Ivy's downloads can't run beside each other
-        session = open_session(load_job_options(yaml.safe_dump(job), [], folder))
+        loaded = load_job_options(yaml.safe_dump(job), [], folder)
+        session = open_session(loaded, sink_needs(loaded.sink).spark)
     yield session
     stop_quietly(session)
 

@@ -1,5 +1,6 @@
 """import-linter sees every module of the package, though its subpackages are links to the repository's folders."""
 
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -27,3 +28,10 @@ def test_the_contracts_are_checked_on_every_module() -> None:
     assert graph.direct_import_exists(importer="tidemark.jobs", imported="tidemark.conf", as_packages=True)
     assert graph.direct_import_exists(importer="tidemark.conf", imported="tidemark.state", as_packages=True)
     assert graph.direct_import_exists(importer="tidemark.readers", imported="pymysql", as_packages=True)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Neither inside a function nor for types only."""
+    graph = grimp.build_graph("tidemark", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError with the circle
