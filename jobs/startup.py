@@ -37,9 +37,9 @@ from tidemark.jobs.parking import (
     to_be_found,
     unfinished_epoch,
 )
-from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.recovered_state import needed_log, recover_state
 from tidemark.jobs.recovery.another_server import follows_another_server
-from tidemark.jobs.recovery.lost_log import needed_log, reads_all_again
+from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.set_back import goes_back, is_going_back
 from tidemark.jobs.repairs import read_again
 from tidemark.jobs.schema_changes import changes_columns

@@ -8,46 +8,11 @@ what a job without tables would read until they come back: `Joined.restarts`.
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
-from tidemark.jobs.recovered_state import highs_so_far, recover_state
 from tidemark.jobs.sources import find_source
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.job_state import JobState
-from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
-from tidemark.state.position import Position
-
-
-def needed_log(now: EnumeratorState, state: JobState) -> list[Position]:
-    """Returns the positions that the source's log must have. The job needs it from the first of them on."""
-    restarts = [joined.start for joined in state.joined[now.joined :] if joined.restarts]
-    return restarts[-1:] or _reached(now)
-
-
-def _reached(now: EnumeratorState) -> list[Position]:
-    """The positions up to which the job has read."""
-    if now.last_high is not None and now.last_high.order > now.position.order:
-        return [now.position, now.last_high]
-    return [now.position]
-
-
-def offset_from(job: JobFile, state: JobState, start: Position) -> int | None:
-    """Returns Joined.version_offset for a job that goes on from `start`: its versions must not become smaller, though the
-    log began again, or is another server's."""
-    checkpoint = Checkpoint.at(job.checkpoint)
-    now = recover_state(checkpoint, job, state)
-    reached = [*_reached(now), *needed_log(now, state)]
-    match now.awaited:
-        case AwaitedLog(log_range):
-            reached.append(log_range.stop)
-        case AwaitedSplits():
-            reached += highs_so_far(checkpoint, now.epoch)
-        case None:
-            pass
-    before = state.version_offset()
-    greatest = max(position.version for position in reached) + before
-    offset = max(0, greatest - start.version_before)
-    return None if offset == before else offset
 
 
 def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
