@@ -27,12 +27,12 @@ from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resum
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.commands.validate import validate
-from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
+from tidemark.jobs.monitoring.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
 from tidemark.jobs.monitoring.events import open_events
+from tidemark.jobs.monitoring.run_summary import summarised
 from tidemark.jobs.reconcile import EXAMPLES
-from tidemark.jobs.rollback import roll_back
-from tidemark.jobs.run_summary import summarised
-from tidemark.jobs.steering import SETTINGS
+from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.jobs.signals.steering import SETTINGS
 from tidemark.readers.projection.settings import lines_of
 from tidemark.state.errors import JobFileError, TidemarkError
 

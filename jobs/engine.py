@@ -1,6 +1,6 @@
 """Runs an epoch's tasks: few rows and little log in the driver's own process, everything else as a Spark job.
 
-Both run the same function (`write_parts.TaskWriting`). A run that finds little to do never starts a JVM.
+Both run the same function (`epoch/write_parts.py`, `TaskWriting`). A run that finds little to do never starts a JVM.
 """
 
 import threading
@@ -9,10 +9,10 @@ from dataclasses import replace
 from math import inf
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.read_parts import PartTask, tasks_of_plan
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.read_parts import PartTask, tasks_of_plan
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.epoch.write_parts import TaskWriting, Writing, Written
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.write_parts import TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, split_part
 from tidemark.state.errors import SinkError, TidemarkError

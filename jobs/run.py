@@ -13,26 +13,26 @@ from types import FrameType
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.quantities import Every
-from tidemark.jobs.discovery import Discovery
-from tidemark.jobs.ending import INTERRUPTED, INTERRUPTION
 from tidemark.jobs.engine import Engine
-from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.loop import EpochLoop
+from tidemark.jobs.monitoring.ending import INTERRUPTED, INTERRUPTION
 from tidemark.jobs.monitoring.events import Events, Notes, told_outages
 from tidemark.jobs.monitoring.history import KeptEvents
 from tidemark.jobs.monitoring.metrics import serve_metrics
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_record import RecordedEvents, RunRecorder
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.webhook import notifying
-from tidemark.jobs.parking import known_tables, require_none_parked
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.signals.steering import steering_at
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.spark.submitted import was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_opening
-from tidemark.jobs.steering import steering_at
+from tidemark.jobs.tables.discovery import Discovery
+from tidemark.jobs.tables.parking import known_tables, require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 from tidemark.state.plan import Exhausted, Untouched

@@ -7,7 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.job_tables import (
+from tidemark.jobs.epoch.write_parts import Writing
+from tidemark.jobs.monitoring.events import Events
+from tidemark.jobs.monitoring.run_record import RunRecorder
+from tidemark.jobs.recovered_state import needed_log, recover_state
+from tidemark.jobs.recovery.another_server import follows_another_server
+from tidemark.jobs.recovery.lost_log import reads_all_again
+from tidemark.jobs.recovery.set_back import goes_back, is_going_back
+from tidemark.jobs.signals.repairs import read_again
+from tidemark.jobs.signals.steering import answer_steering, require_goes_on, steered, tell_steering
+from tidemark.jobs.sinks import make_sink, sink_identity
+from tidemark.jobs.sources import acquire_lease, find_source
+from tidemark.jobs.tables.job_tables import (
     Admit,
     TablesAlteredError,
     accepted,
@@ -16,9 +27,7 @@ from tidemark.jobs.job_tables import (
     require_tables,
     with_later_tables,
 )
-from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.monitoring.run_record import RunRecorder
-from tidemark.jobs.parking import (
+from tidemark.jobs.tables.parking import (
     all_parked,
     answer_signals,
     can_t_come_back,
@@ -37,16 +46,7 @@ from tidemark.jobs.parking import (
     to_be_found,
     unfinished_epoch,
 )
-from tidemark.jobs.recovered_state import needed_log, recover_state
-from tidemark.jobs.recovery.another_server import follows_another_server
-from tidemark.jobs.recovery.lost_log import reads_all_again
-from tidemark.jobs.recovery.set_back import goes_back, is_going_back
-from tidemark.jobs.repairs import read_again
-from tidemark.jobs.schema_changes import changes_columns
-from tidemark.jobs.sinks import make_sink, sink_identity
-from tidemark.jobs.sources import acquire_lease, find_source
-from tidemark.jobs.steering import answer_steering, require_goes_on, steered, tell_steering
-from tidemark.jobs.write_parts import Writing
+from tidemark.jobs.tables.schema_changes import changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer

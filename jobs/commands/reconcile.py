@@ -14,12 +14,12 @@ from tidemark.conf.redaction import redact, redact_values
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.drawing import console, table_of
 from tidemark.jobs.commands.signal import read_keys_again, resnapshot
-from tidemark.jobs.parking import require_none_parked
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, TableResult, Watcher
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError, JobFileError
 from tidemark.state.table import TableId

@@ -13,9 +13,9 @@ from tidemark.jobs.monitoring.progress import JobProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.reconcile.table_comparison import Repair
 from tidemark.jobs.recovered_state import recover_state, required_state
-from tidemark.jobs.repairs import unfinished
-from tidemark.jobs.steering import kept_log, with_setting
-from tidemark.jobs.table_parts import HOW_TO_WRITE, PartRefusedError, parse_keys, require_part
+from tidemark.jobs.signals.repairs import unfinished
+from tidemark.jobs.signals.steering import kept_log, with_setting
+from tidemark.jobs.signals.table_parts import HOW_TO_WRITE, PartRefusedError, parse_keys, require_part
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
 from tidemark.state.job_state import JobState

@@ -17,7 +17,7 @@ from tidemark.jobs.monitoring.run_record import facts_of, last_run, text_of
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.jobs.recovered_state import required_state
-from tidemark.jobs.steering import RESUME, steering_at
+from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState

@@ -9,8 +9,8 @@ from tidemark.conf.redaction import redact
 from tidemark.jobs.commands.drawing import console
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
-from tidemark.jobs.parking import way_back
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.tables.parking import way_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tidemark.jobs.ending import INTERRUPTED, Ending, ending_without_values
+from tidemark.jobs.monitoring.ending import INTERRUPTED, Ending, ending_without_values
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.history import Kept, loaded, warn_not_kept
 from tidemark.jobs.monitoring.progress import JobProgress

@@ -18,10 +18,10 @@ from tidemark import __version__
 from tidemark.conf.model import JobFile
 from tidemark.conf.notify import Notify
 from tidemark.conf.redaction import redact, redact_values
-from tidemark.jobs.ending import INTERRUPTED, ending_without_values
+from tidemark.jobs.monitoring.ending import INTERRUPTED, ending_without_values
 from tidemark.jobs.monitoring.events import Events, Notes
 from tidemark.jobs.monitoring.progress import JobProgress
-from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.state.errors import JobHeldError, PausedError, TablesParkedError
 
 ATTEMPT_SECONDS = 5.0

@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
-from tidemark.jobs.job_tables import require_same_conditions
-from tidemark.jobs.parking import to_be_found
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.copy_progress import CopyProgress, NotComparableError
 from tidemark.jobs.reconcile.repair import repair_of
@@ -13,6 +11,8 @@ from tidemark.jobs.reconcile.table_comparison import Sides, TableComparison, Tab
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.sinks import comparable_sink, sink_identity
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.job_tables import require_same_conditions
+from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_refusals
 from tidemark.readers.projection.settings import projector, require_same_projections
 from tidemark.sinks.sink import JobIdentity, raise_problems

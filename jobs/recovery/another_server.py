@@ -14,10 +14,10 @@ from collections.abc import Collection
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.parking import leave_to_come_back, may_be_half_written, to_be_found
-from tidemark.jobs.partition_watch import Look, look_before
 from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written, to_be_found
+from tidemark.jobs.tables.partition_watch import Look, look_before
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.source import FindsPlace, FoundSource, SharesLog
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -7,8 +7,8 @@ what a job without tables would read until they come back: `Joined.restarts`.
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.parking import take_out_all, to_be_found, was_complete
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.parking import take_out_all, to_be_found, was_complete
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError

@@ -9,10 +9,10 @@ import time
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.parking import leave_to_come_back, to_be_found
 from tidemark.jobs.recovered_state import offset_from, recover_state
-from tidemark.jobs.rollback import position_of_cut
+from tidemark.jobs.recovery.rollback import position_of_cut
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.parking import leave_to_come_back, to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.sinks.sink import JobIdentity, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tidemark.jobs.ending import Ending
+from tidemark.jobs.monitoring.ending import Ending
 from tidemark.jobs.monitoring.run_record import state_of
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.report.facts import ReportFacts

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.ending import ending_of
+from tidemark.jobs.monitoring.ending import ending_of
 from tidemark.jobs.report.facts import read_facts
-from tidemark.jobs.steering import steering_at
+from tidemark.jobs.signals.steering import steering_at
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
 

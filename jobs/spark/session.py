@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import tidemark
 from tidemark.conf.model import JobFile
-from tidemark.jobs.ending import debugging
+from tidemark.jobs.monitoring.ending import debugging
 from tidemark.jobs.spark.class_data_sharing import archive_options
 from tidemark.jobs.spark.jvm import JAVA_OPTIONS, environment, protection, start_jvm
 from tidemark.jobs.spark.submitted import was_submitted

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemark.conf.model import JobFile
+from tidemark.jobs.epoch.read_parts import PartTask
+from tidemark.jobs.epoch.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.jobs.monitoring.events import Notes, tell_outage
-from tidemark.jobs.read_parts import PartTask
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.sinks.sink import EpochSink
 from tidemark.state.change_batch import TRANSPORT
 from tidemark.state.checkpoint.layout import Checkpoint

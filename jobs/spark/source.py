@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from tidemark.jobs.read_parts import PartTask
-    from tidemark.jobs.run_context import RunContext
+    from tidemark.jobs.epoch.read_parts import PartTask
+    from tidemark.jobs.epoch.run_context import RunContext
     from tidemark.jobs.spark.stream_source import DirectPlanner
 
 # Spark imports this module in five processes. Most need nothing of ours: our modules are imported where they are used.
@@ -71,12 +71,12 @@ class TidemarkStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         if start["epoch"] == end["epoch"]:
             return []
-        from tidemark.jobs.read_parts import tasks_of
+        from tidemark.jobs.epoch.read_parts import tasks_of
 
         return [PartPartition(task) for task in tasks_of(self._opened()[0], end["epoch"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from tidemark.jobs.read_parts import read_part
+        from tidemark.jobs.epoch.read_parts import read_part
         from tidemark.state.typed_rows import typed_batches
 
         assert isinstance(partition, PartPartition)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tidemark.conf.load import load_job_options
 from tidemark.conf.model import JobFile
+from tidemark.jobs.epoch.read_parts import LogTask, SplitsTask, read_part, tasks_of
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.monitoring.events import JsonEvents
-from tidemark.jobs.read_parts import LogTask, SplitsTask, read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.startup import HeldJob, hold_job
 from tidemark.readers.findings import raise_refusals

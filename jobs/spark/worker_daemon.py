@@ -16,8 +16,8 @@ _PRELOADED = (
     "pyspark.worker",
     "pandas",
     "pyspark.sql.pandas.serializers",
-    "tidemark.jobs.read_parts",
-    "tidemark.jobs.write_parts",
+    "tidemark.jobs.epoch.read_parts",
+    "tidemark.jobs.epoch.write_parts",
     "tidemark.readers.mysql.snapshot.split_reader",
 )
 _KNOW_ABOUT_FORKS = frozenset({"jemalloc_bg_thd"})

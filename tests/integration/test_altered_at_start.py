@@ -10,7 +10,7 @@ from tests.support.epochs import run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
-from tidemark.jobs.job_tables import TablesAlteredError
+from tidemark.jobs.tables.job_tables import TablesAlteredError
 from tidemark.readers.mysql import source as mysql_source
 from tidemark.readers.mysql.source import FoundMySql
 from tidemark.readers.postgres import source as postgres_source

@@ -10,7 +10,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.sink_state import SinkCase
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.parking import may_be_half_written
+from tidemark.jobs.tables.parking import may_be_half_written
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.state.checkpoint.layout import Checkpoint
 

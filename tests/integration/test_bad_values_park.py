@@ -12,11 +12,11 @@ from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.parking import require_none_parked
-from tidemark.jobs.read_parts import read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.read_parts import read_part, tasks_of
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.epoch.write_parts import TaskWriting
 from tidemark.jobs.startup import hold_job, open_job
-from tidemark.jobs.write_parts import TaskWriting
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint

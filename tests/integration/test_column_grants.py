@@ -16,7 +16,7 @@ from tests.support.postgres_roles import role
 from tests.support.servers import Database
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.startup import open_job
 from tidemark.readers.source import RereadsKeys
 from tidemark.state.errors import SourceNotUsableError

@@ -18,7 +18,7 @@ from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.parking import require_none_parked
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 

@@ -11,14 +11,14 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.enumerator import enumerator
-from tidemark.jobs import write_parts
-from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.epoch import write_parts
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.epoch.write_parts import GivenUpError, TaskWriting
+from tidemark.jobs.loop import EpochLoop
 from tidemark.jobs.monitoring import events
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
-from tidemark.jobs.write_parts import GivenUpError, TaskWriting
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError
 

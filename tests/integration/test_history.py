@@ -14,13 +14,13 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.epoch.read_parts import read_part, tasks_of
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.monitoring import running_splits
 from tidemark.jobs.monitoring.events import TerminalEvents
 from tidemark.jobs.monitoring.history import Kept
 from tidemark.jobs.monitoring.progress import read_progress
 from tidemark.jobs.monitoring.running_splits import RunningSplits
-from tidemark.jobs.read_parts import read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
 from tidemark.jobs.startup import open_job
 from tidemark.state.checkpoint.codec import EPOCHS, SPLITS
 from tidemark.state.checkpoint.layout import Checkpoint

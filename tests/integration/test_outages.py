@@ -24,11 +24,11 @@ from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.load import load_job_file
 from tidemark.conf.reconnect import AT_START, Reconnect
-from tidemark.jobs.job_tables import first_job_state
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.spark.outages import Outage, TaskOutages
 from tidemark.jobs.startup import HeldJob, hold_job
+from tidemark.jobs.tables.job_tables import first_job_state
 from tidemark.readers import lease as leasing
 from tidemark.readers.mysql.source import MySqlServer
 from tidemark.readers.postgres.source import find_postgres

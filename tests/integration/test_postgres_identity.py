@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.postgres_jobs import ALL, BY_NAME, IN_SCHEMA, Job, MakeJob, make_job
 from tests.support.servers import Database
-from tidemark.jobs.read_parts import read_part, tasks_of
+from tidemark.jobs.epoch.read_parts import read_part, tasks_of
 from tidemark.readers.postgres import source
 from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.state.errors import LogPositionLostError, SchemaChangedError, SourceNotUsableError, TidemarkError

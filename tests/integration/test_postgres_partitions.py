@@ -11,7 +11,7 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.startup import open_job
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -11,13 +11,14 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
-from tidemark.jobs import epochs, planner
+from tidemark.jobs import loop as jobs_loop
 from tidemark.jobs.engine import Engine
-from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.epoch import planner
+from tidemark.jobs.epoch.read_parts import read_part, tasks_of
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.loop import EpochLoop
 from tidemark.jobs.monitoring import events
-from tidemark.jobs.read_parts import read_part, tasks_of
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job
 from tidemark.readers.postgres.slot import held_back, slot
@@ -112,7 +113,7 @@ def test_a_run_that_dies_after_it_gave_log_up_goes_on(
             database.execute("INSERT INTO t VALUES (2, 2, 2)")
 
     monkeypatch.setattr(planner, "failpoint", die)
-    monkeypatch.setattr(epochs, "failpoint", insert)
+    monkeypatch.setattr(jobs_loop, "failpoint", insert)
     database.execute("INSERT INTO t VALUES (1, 1, 1)")
     with open_job(settings, Notes()) as opened:
         context, told = RunContext(settings, opened.held.server, opened.held.state), events.Notes()

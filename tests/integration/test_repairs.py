@@ -22,11 +22,11 @@ from tests.support.reconciling import (
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
-from tidemark.jobs import repairs
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.commands.signal import list_signals
 from tidemark.jobs.reconcile import repair as repairing
 from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.signals import repairs
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
 from tidemark.state.errors import DifferencesError

@@ -11,7 +11,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.rollback import roll_back
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, LogPositionLostError
 

@@ -19,7 +19,7 @@ from tidemark.jobs import startup
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, set_settings, stop_snapshot
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
-from tidemark.jobs.parking import require_none_parked
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.readers.source import FoundSource
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint

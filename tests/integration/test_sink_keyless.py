@@ -30,7 +30,7 @@ from tests.support.sink_state import SinkCase, any_mirror, target_name  # noqa: 
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.rollback import roll_back
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.jobs.sources import find_source
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies

@@ -19,9 +19,9 @@ from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
-from tidemark.jobs import repairs
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, stop_snapshot
-from tidemark.jobs.rollback import roll_back
+from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.jobs.signals import repairs
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError

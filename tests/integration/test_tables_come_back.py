@@ -18,9 +18,9 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.parking import require_none_parked
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.startup import open_job
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.readers.postgres import source as postgres_source
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -16,8 +16,8 @@ from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Ui
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.discovery import Discovery
-from tidemark.jobs.parking import MAX_HEALS, known_tables, require_none_parked
+from tidemark.jobs.tables.discovery import Discovery
+from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
 from tidemark.readers.postgres.source import FoundPostgres
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader

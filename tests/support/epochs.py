@@ -7,11 +7,11 @@ import pytest
 
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.engine import Engine
-from tidemark.jobs.epochs import EpochLoop
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.loop import EpochLoop
 from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.run_summary import RunSummary
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.startup import open_job, require_another_opening
 from tidemark.state import failpoints

@@ -17,7 +17,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.section import Section, section_in, sections_in_union
 from tidemark.conf.sink import LATER_SINK_TYPES
 from tidemark.jobs.cli import SignalKind, app
-from tidemark.jobs.ending import INTERRUPTED, USAGE_ERROR
+from tidemark.jobs.monitoring.ending import INTERRUPTED, USAGE_ERROR
 from tidemark.state.errors import TidemarkError
 
 COMMAND = get_command(app)

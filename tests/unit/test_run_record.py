@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tidemark.jobs.ending import INTERRUPTION
 from tidemark.jobs.monitoring import run_record
+from tidemark.jobs.monitoring.ending import INTERRUPTION
 from tidemark.jobs.monitoring.run_record import DEAD_AFTER_SECONDS, RunRecorder, last_run, state_of, text_of
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.job_file import SMALL, load_text
 from tidemark.conf.model import JobFile
-from tidemark.jobs.steering import SETTINGS, steered, with_setting
+from tidemark.jobs.signals.steering import SETTINGS, steered, with_setting
 from tidemark.state.errors import JobFileError
 from tidemark.state.signals import OF_THE_FILE, Answer, Signal, Steering, steering_of
 from tidemark.state.table import TableId

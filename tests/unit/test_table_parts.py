@@ -3,7 +3,7 @@
 import pytest
 
 from tidemark.conf.condition import check_given_condition
-from tidemark.jobs.table_parts import PartRefusedError, parse_keys
+from tidemark.jobs.signals.table_parts import PartRefusedError, parse_keys
 
 
 @pytest.mark.parametrize(

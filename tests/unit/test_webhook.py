@@ -15,8 +15,8 @@ from tidemark.conf.redaction import forget_secrets, redact
 from tidemark.jobs.monitoring import webhook
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress
+from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.monitoring.webhook import notifying
-from tidemark.jobs.run_summary import RunSummary
 from tidemark.state.errors import (
     JobHeldError,
     PausedError,

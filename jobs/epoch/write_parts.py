@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tidemark.conf.redaction import redact_exception
-from tidemark.jobs.read_parts import PartTask, read_part
+from tidemark.jobs.epoch.read_parts import PartTask, read_part
 from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, PartWriter, Schemas
 from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint

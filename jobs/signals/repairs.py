@@ -26,8 +26,8 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.steering import steering_at
-from tidemark.jobs.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
+from tidemark.jobs.signals.steering import steering_at
+from tidemark.jobs.signals.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.repairs import key_values, write_repair

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
 from tidemark.enumerator.enumerator import of_job
-from tidemark.jobs.run_context import RunContext
+from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.log.finished_splits import load_gap_filter
 from tidemark.readers.log.gap import Gap

@@ -387,7 +387,7 @@ def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
 
 
 def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
-    """Those that are not answered yet, without those about parts of tables, for which none leaves (`jobs/repairs.py`)."""
+    """Those that are not answered yet, without those about parts of tables: for them none leaves (`signals/repairs.py`)."""
     if not checkpoint.has_open_signals():
         return {}
     found = checkpoint.signals().items()

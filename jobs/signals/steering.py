@@ -1,4 +1,4 @@
-"""Signals about the whole job: pause and resume, stop-snapshot, and settings. `jobs/parking.py` has those about tables.
+"""Signals about the whole job: pause and resume, stop-snapshot, and settings. `jobs/tables/parking.py` has those about tables.
 
 The driver answers them before it looks at anything else, and what they have set follows from the answered signals: a driver
 that dies in between leaves nothing half done.

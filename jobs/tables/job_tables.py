@@ -10,9 +10,9 @@ from typing import TypeAlias
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.parking import still_parked
 from tidemark.jobs.recovered_state import offset_from
 from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.tables.parking import still_parked
 from tidemark.readers.projection.settings import projections_of
 from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
 from tidemark.state.checkpoint.layout import Checkpoint

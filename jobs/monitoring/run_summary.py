@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemark.conf.redaction import redact_values
-from tidemark.jobs.ending import ending_of
+from tidemark.jobs.monitoring.ending import ending_of
 from tidemark.jobs.monitoring.events import Events
 from tidemark.state.errors import JobFileError
 

@@ -25,8 +25,8 @@ from tidemark.enumerator.enumerator import (
 )
 from tidemark.enumerator.pages import attempts
 from tidemark.jobs.monitoring.history import EpochRecorder
-from tidemark.jobs.partition_watch import PartitionWatch
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
+from tidemark.jobs.tables.partition_watch import PartitionWatch
 from tidemark.readers.log.finished_splits import write_segment
 from tidemark.readers.source import MeasuresReplicaLag, PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint

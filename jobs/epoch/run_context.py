@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.planner import Planner
+from tidemark.jobs.epoch.planner import Planner
 from tidemark.readers.source import SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState

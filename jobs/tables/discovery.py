@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.job_tables import is_of_a_tool
-from tidemark.jobs.parking import without_tables
 from tidemark.jobs.sources import selected_tables
+from tidemark.jobs.tables.job_tables import is_of_a_tool
+from tidemark.jobs.tables.parking import without_tables
 from tidemark.state.errors import TidemarkError
 from tidemark.state.table import TableId
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.parking import to_be_found, unfinished_epoch
-from tidemark.jobs.partition_watch import partitions_of_plan
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.parking import to_be_found, unfinished_epoch
+from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.readers.added_columns import new_columns, wider_columns
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.projection.settings import projections_of

@@ -7,10 +7,10 @@ import time
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import absorb, in_mode, of_job
-from tidemark.jobs.parking import to_be_found
 from tidemark.jobs.recovered_state import offset_from, read_outcome, recover_state, required_state, settings_of
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
+from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError

@@ -11,13 +11,13 @@ import time
 
 from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
+from tidemark.jobs.epoch.planner import Planner
+from tidemark.jobs.epoch.run_context import RunContext
+from tidemark.jobs.epoch.write_parts import Writing, Written
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
-from tidemark.jobs.planner import Planner
-from tidemark.jobs.repairs import goes_on, unfinished
-from tidemark.jobs.run_context import RunContext
-from tidemark.jobs.run_summary import RunSummary
-from tidemark.jobs.write_parts import Writing, Written
+from tidemark.jobs.monitoring.run_summary import RunSummary
+from tidemark.jobs.signals.repairs import goes_on, unfinished
 from tidemark.sinks.sink import added_up
 from tidemark.state.errors import PausedError
 from tidemark.state.failpoints import failpoint

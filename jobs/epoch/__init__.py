@@ -1,0 +1,1 @@
+"""One epoch: its plan, and the reading and writing of its tasks."""

@@ -1,0 +1,1 @@
+"""What signals do: those to the whole job, and those that read parts of tables again."""
