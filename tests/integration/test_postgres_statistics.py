@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 def test_rows_of_plain_and_partitioned_tables_are_known_once_analyzed(postgres_source_database: Database) -> None:
     postgres_source_database.execute(
-        "CREATE TABLE plain (id int PRIMARY KEY)",
+        "CREATE TABLE plain (id int PRIMARY KEY) WITH (autovacuum_enabled = false)",
         "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (400)",
         "CREATE TABLE high PARTITION OF parted FOR VALUES FROM (400) TO (1000)",
