@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from tidemark.conf.load import load_job_file
+from tidemark.conf.model import JobFile
+from tidemark.conf.reading import Log, Snapshot
+from tidemark.conf.sink import ConsoleSink, DeltaSink, FilesSink, MirrorSink
+from tidemark.conf.source import Source
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *(ROOT / "docs").rglob("*.md")])
@@ -79,3 +83,14 @@ def test_every_claim_names_tests_that_exist_or_says_that_it_has_none(page: str) 
     for row in rows:
         shown_by = row.split(" | ")[-1].rstrip("| ")
         assert NAMED_TEST.search(shown_by) or shown_by in {"no test", "shown by"}, row
+
+
+def test_the_page_about_changes_of_a_job_names_every_key() -> None:
+    text = (ROOT / "docs" / "changing-a-job.md").read_text()
+    first_cells = re.findall(r"^\| (`.*?) \|", text.partition("## Every key")[2], re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"`([\w.]+)`", cell)}
+    sections = {"snapshot": Snapshot, "log": Log}
+    wanted = {f"{section}.{key}" for section, model in sections.items() for key in model.model_fields}
+    wanted |= {key for model in (Source, MirrorSink, FilesSink, DeltaSink, ConsoleSink) for key in model.model_fields}
+    wanted |= set(JobFile.model_fields) - {"source", "sink", "spark", *sections}
+    assert wanted - named == set()
