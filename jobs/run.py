@@ -30,7 +30,7 @@ from tidemark.jobs.signals.steering import steering_at
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.spark.submitted import was_submitted
-from tidemark.jobs.startup import OpenedJob, open_job, require_another_opening
+from tidemark.jobs.startup import OpenedJob, open_job, require_another_startup
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import known_tables, require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -100,7 +100,7 @@ def _ran_to_end(
             run.follow()
     except TidemarkError as error:
         notes.pass_on(events)
-        require_another_opening(error, job, opened, events)
+        require_another_startup(error, job, opened, events)
         summary.interrupted = run.is_interrupted
         return summary.interrupted
     return summary.interrupted or not (run.must_open_again or run.reads_on or opened.finishes)

@@ -111,7 +111,7 @@ class OpenedJob:
 
 @dataclass(slots=True)
 class _Trouble:
-    """The findings of the attempts at one opening. `refused`: tables that can't come back now. `kept`: tables that are to
+    """The findings of the attempts at one start. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
     when the newest attempt began."""
 
@@ -172,7 +172,7 @@ def _is_of_others(error: TidemarkError) -> bool:
 
 
 def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, trouble: _Trouble) -> bool:
-    """Gives the table that the error is about its new columns, or takes it out of the opening. Returns False if the error must
+    """Gives the table that the error is about its new columns, or leaves it out of this start. Returns False if the error must
     stop the job."""
     checkpoint = Checkpoint.at(job.checkpoint)
     state = checkpoint.job_state()
@@ -199,7 +199,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     return False
 
 
-def require_another_opening(error: TidemarkError, job: JobFile, opened: OpenedJob, events: Events) -> None:
+def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJob, events: Events) -> None:
     """Makes the job ready to be opened again after an error of a run: a table gets its new columns or leaves, or all tables are
     to be read again. Raises the error if it must stop the job. Raises JobHeldError if another driver has taken the job over,
     which may be the cause of the error: what this driver knows about the job is old then."""

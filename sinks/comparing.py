@@ -1,4 +1,4 @@
-"""What `tidemark reconcile` asks of a sink whose copies it can compare with the source."""
+"""The protocol of comparisons: `tidemark reconcile` asks this of a sink whose copies it can compare with the source."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager

@@ -91,16 +91,16 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a target has of a job, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the first one.
-    `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only some
-    tables, else 0."""
+    """The parts of a job that a target has, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the
+    first one. `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only
+    some tables, else 0."""
 
     log_epoch: int = 0
     splits: Mapping[int, int] = field(default_factory=dict)
     begun: int = 0
 
     def before(self, epoch: int) -> Reached:
-        """What the target has of earlier epochs."""
+        """Returns what the target has of earlier epochs."""
         return Reached(self.log_epoch, sum(count for of, count in self.splits.items() if self.log_epoch < of < epoch))
 
     @property

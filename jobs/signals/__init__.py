@@ -1,1 +1,1 @@
-"""What signals do: those to the whole job, and those that read parts of tables again."""
+"""The effects of signals: of those to the whole job, and of those that have parts of tables read again."""

@@ -57,7 +57,7 @@ BATCH_SECONDS = 5.0
 
 def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events, seen: Collection[int]) -> JobState:
     """Reads the rows that signals ask for, or their next batch, and takes them into the job, durable. Answers these signals.
-    `seen`: those that were open when the opening began. Raises what reading raises; a signal without an answer is taken
+    `seen`: those that were open when this start began. Raises what reading raises; a signal without an answer is taken
     again."""
     checkpoint = Checkpoint.at(job.checkpoint)
     _tell_lost(checkpoint, job, state)
@@ -84,7 +84,7 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be read for a signal. `rest`: of the range that it is about; None for all of it."""
+    """The rows that are to be read for a signal. `rest`: of the range that it is about; None for all of it."""
 
     signal: Signal
     rest: KeyRange | None = None
@@ -163,7 +163,7 @@ def goes_on(now: EnumeratorState, state: JobState) -> bool:
 
 
 def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
-    """What is still to be read for accepted signals about parts of tables, by signal. It follows from durable files alone."""
+    """Returns what is still to be read for accepted signals about parts of tables, by signal. Only durable files decide it."""
     outcomes, found = checkpoint.outcomes(), dict[int, Wish]()
     newest = {reread.signal: reread for joined in state.joined for reread in joined.rereads}
     for number, (signal, answer) in checkpoint.signals().items():

@@ -328,7 +328,7 @@ def answer_signals(
 ) -> JobState:
     """Answers the signals about tables, once they have left, or joined again, or not. A paused table that could not come back
     is parked. `reasons`, `found`: as for `park_absent`. `before`: the job before tables joined, which tells what a signal could
-    be for. `seen`: the signals that were open when the opening began; later ones wait for the next one."""
+    be for. `seen`: the signals that were open when this start began; later ones wait for the next start."""
     checkpoint = Checkpoint.at(job.checkpoint)
     known = {schema.table for schema in before.schemas} | before.left_tables
     newest = {signal.table: number for number, signal in _open_signals(checkpoint).items() if number in seen}

@@ -118,7 +118,7 @@ class Filling:
         return noted
 
     def _of_table(self, error: RefusedRowsError, table: TableId) -> RefusedRowsError:
-        """What the server has refused concerns the table alone, too: the transaction has nothing of it."""
+        """Returns the error as one of the table alone: the transaction has nothing of what the server has refused."""
         if error.table is not None or self.copies.policies.default == "stop":
             return error
         return RefusedRowsError(error.message, error.remedy, table)

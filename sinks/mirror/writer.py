@@ -209,7 +209,7 @@ class _Connection:
         return self._further[number - 1]
 
     def end_shares(self) -> None:
-        """What they wrote is committed. From now on `session` waits for locks as before."""
+        """Called when the shares are committed. From now on `session` waits for locks as before."""
         try:
             self.session().wait_for_locks(LOCK_WAIT_SECONDS)
         except (SinkError, SinkBusyError):

@@ -53,7 +53,7 @@ class Pages:
         while self.source.query(f"SELECT FROM pg_stat_activity WHERE {HOLDERS}"):
             time.sleep(0.01)
 
-    def void(self, shared: SharedSnapshot) -> bool:
+    def expired(self, shared: SharedSnapshot) -> bool:
         """Is the snapshot gone, for a reader?"""
         with self.table.reader() as reader:
             read = reader.read(self.split(KeyRange(None, None), shared), self.table.schema, NO_ANCHOR)
@@ -89,24 +89,24 @@ def test_each_row_is_in_one_split_however_it_moves(pages: Pages) -> None:
 
 def test_a_snapshot_is_gone_with_its_session(pages: Pages) -> None:
     shared = pages.keys.share_snapshot(pages.name)
-    assert not pages.void(shared)
+    assert not pages.expired(shared)
     assert pages.keys.is_shared(pages.name, shared)
     pages.source.query(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {HOLDERS}")
-    assert pages.void(shared)
+    assert pages.expired(shared)
     assert not pages.keys.is_shared(pages.name, shared)
     again = pages.keys.share_snapshot(pages.name)
     assert not pages.keys.is_shared(pages.name, shared)
-    assert not pages.void(again)
+    assert not pages.expired(again)
     pages.release()
-    assert pages.void(again)
+    assert pages.expired(again)
 
 
 def test_a_name_that_means_another_snapshot_now_is_not_taken(pages: Pages) -> None:
     shared = pages.keys.share_snapshot(pages.name)
     pages.source.execute("UPDATE public.t SET version = 2 WHERE uid = 1")
     other = pages.keys.share_snapshot(pages.name)
-    assert pages.void(replace(shared, name=other.name))
-    assert not pages.void(other)
+    assert pages.expired(replace(shared, name=other.name))
+    assert not pages.expired(other)
 
 
 def test_an_equal_snapshot_of_a_table_that_was_emptied_since_is_not_taken(pages: Pages) -> None:
@@ -121,9 +121,9 @@ def test_an_equal_snapshot_of_a_table_that_was_emptied_since_is_not_taken(pages:
         name, text = cursor.fetchone()
         assert text == shared.high.snapshot
         pages.release()
-        assert not pages.void(replace(shared, name=name))
+        assert not pages.expired(replace(shared, name=name))
         pages.source.execute("TRUNCATE public.t")
-        assert pages.void(replace(shared, name=name))
+        assert pages.expired(replace(shared, name=name))
 
 
 def test_nobody_rewrites_the_table_while_its_snapshot_is_shared(pages: Pages) -> None:

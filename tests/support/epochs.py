@@ -13,7 +13,7 @@ from tidemark.jobs.monitoring import events
 from tidemark.jobs.monitoring.progress import JobProgress
 from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.startup import open_job, require_another_opening
+from tidemark.jobs.startup import open_job, require_another_startup
 from tidemark.state import failpoints
 from tidemark.state.errors import TidemarkError
 from tidemark.state.failpoints import FailpointError
@@ -62,7 +62,7 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
                 loop.run(max_epochs=1 if opened.finishes else at_most)
             except TidemarkError as error:
                 told.pass_on(kept)
-                require_another_opening(error, job, opened, kept)
+                require_another_startup(error, job, opened, kept)
             else:
                 told.pass_on(kept)
                 if not (opened.finishes or loop.must_open_again):
