@@ -17,6 +17,7 @@ from tidemark.jobs.epoch.write_parts import Writing, Written
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
 from tidemark.jobs.monitoring.run_summary import RunSummary
+from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.repairs import goes_on, unfinished
 from tidemark.sinks.sink import added_up
 from tidemark.state.errors import PausedError
@@ -88,7 +89,7 @@ class EpochLoop:
         can leave only once the planned epoch is committed (`max_epochs`)."""
         planner = self._context.planner()
         if self._steering.paused_us is not None and max_epochs is None:
-            self._show(planner)
+            self._show_paused(planner)
             self._stop.wait()
             return
         if self._interval_seconds is None:
@@ -132,8 +133,8 @@ class EpochLoop:
             planner.save_history()
 
     def _reads_on(self, planner: Planner) -> bool:
-        """True if the next batch of a part of a table can be read now."""
-        if not self._has_parts or self._steering.stopped_us is not None:
+        """True if the next batch of a part of a table can be read now. An epoch that is planned already comes first."""
+        if not self._has_parts or self._steering.stopped_us is not None or planner.is_planned(self.committed):
             return False
         return goes_on(planner.state_after(self.committed), self._context.state)
 
@@ -205,6 +206,14 @@ class EpochLoop:
         """Shows the state after the newest epoch, which is committed."""
         newest = planner.record(self.committed) if self.committed else None
         self.progress = self._progress(planner.state_after(self.committed), newest, idle=idle)
+
+    def _show_paused(self, planner: Planner) -> None:
+        """The same before the first epoch of this run. An earlier run may have planned the next one: then the planner can't
+        tell the state after the committed one any more."""
+        context = self._context
+        newest = planner.record(self.committed) if self.committed else None
+        now = recover_state(context.checkpoint, context.job, context.state, committed=self.committed)
+        self.progress = self._progress(now, newest)
 
     def _progress(self, state: EnumeratorState, newest: PlanRecord | None, *, idle: bool = False) -> JobProgress:
         sums = RunSums(self._summary.epochs, self._epoch_seconds, self._summary.changes, idle)

@@ -77,6 +77,11 @@ class Planner:
     def save_history(self) -> None:
         self._recorder.save(at_once=True)
 
+    def is_planned(self, committed: int) -> bool:
+        """True if the epoch after `committed` has a plan: an earlier run made it. What the committed one published may be gone
+        then, and with it what `state_after` needs."""
+        return max(self._checkpoint.plan_epochs(), default=0) > committed
+
     def state_after(self, committed: int) -> EnumeratorState:
         """The state after the committed epoch, with its outcome. Writes its finished splits for the gap filter.
         Raises CheckpointError if a part of the outcome is gone."""

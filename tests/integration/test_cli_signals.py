@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.cli import CommandLine
-from tests.support.epochs import run_epochs
+from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
 from tests.support.servers import Database
@@ -73,6 +73,25 @@ def test_a_table_is_parked_while_the_job_runs_and_read_again_by_a_signal(
     assert f"tidemark signal JOB.yaml resnapshot --table {customers}" in last_line
     assert "exit 9" in printed(job, "status")
     assert tidemark("signal", job, "resnapshot", "--table", "no.such").code == 2
+
+
+def test_a_paused_job_waits_although_an_epoch_is_planned(
+    mysql_database: Database, printed: Printed, tmp_path: Path
+) -> None:
+    """The run before died in the log between the first load's splits, when what these have published was removed."""
+    create_tables(mysql_database, rows=10, uids=Uids())
+    job = write_job(tmp_path, source=source_of(mysql_database), sink={"type": "files", "path": str(tmp_path / "out")})
+    run_epochs(job, at_most=1)
+    mysql_database.execute(*UPDATE_ALL)
+    die_at(job, "log.before_report")
+    printed(job, "signal", "pause")
+    with running(job, *BY_DRIVER, "--set", "trigger=100ms") as process:
+        process.wait_until(lambda: has(process, "epoch"))
+        printed(job, "signal", "resume")
+        process.wait_until(lambda: any(event.get("caught_up") for event in process.events()))
+        os.kill(process.popen.pid, signal.SIGTERM)
+        assert process.wait() == 130
+    assert_copied(tmp_path / "out", mysql_database)
 
 
 def test_a_new_table_joins_while_the_job_runs(any_source_database: Database, tmp_path: Path) -> None:

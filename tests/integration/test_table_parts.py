@@ -382,3 +382,19 @@ def test_only_mirrors_take_parts(mysql_database: Database, tmp_path: Path) -> No
     run_epochs(job)
     with pytest.raises(JobFileError, match=r"Only a mirror .* have the whole table read again"):
         give(job, mysql_database, "orders", "5")
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_an_epoch_that_is_planned_runs_before_the_next_batch(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    """A run dies in the log between the first load's splits, for which the batches of a part wait."""
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job, at_most=1)
+    give(job, source, "orders", where="id > 0")
+    source.execute("UPDATE orders SET version = version + 1")
+    die_at(job, "log.before_report")  # what the splits have published is removed
+    run_epochs(job)
+    assert outcomes(job)[1].text == "120 rows were read again and written."
+    assert_equal(job, row_counts(source))
