@@ -26,6 +26,7 @@ from tidemark.state.errors import (
 )
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
+from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
 from tidemark.state.remedies import START_OVER, read_again
 from tidemark.state.signals import Answer, Signal, SignalKind
@@ -118,10 +119,11 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     heals = _heals(checkpoint, job, state, schema, error) if may_heal and evolves(job) else 0
     if job.source.on_table_error == "stop" and not (heals and error.is_cured_by_reading):
         return False
-    if unfinished_epoch(checkpoint) is not None and (
-        not isinstance(error, SinkError) or stays_unfinished(job, checkpoint, state)
-    ):
-        return False  # the epoch can be written, or was
+    if unfinished_epoch(checkpoint) is not None:
+        if not isinstance(error, SinkError):
+            return False  # the epoch can be written, or was
+        if stays_unfinished(job, checkpoint, state) and not _is_read_without_tables(job, checkpoint, state):
+            return False
     checkpoint.create_left(state, (Left(schema.table, schema.version, _why(error), _now_us(), heals),))
     if heals and error.is_cured_by_reading:
         text = f"{error.message} So it leaves the job, and comes back: its rows are read again (sink.on_schema_change)."
@@ -453,6 +455,21 @@ def may_be_half_written(job: JobFile, checkpoint: Checkpoint, state: JobState) -
         return True
     written = sink.written(JobIdentity(state.job_uuid, state.job_name))
     return written is None or written.log_epoch < max(checkpoint.plan_epochs())
+
+
+def _is_read_without_tables(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
+    """True if the sink has only some tables of the unfinished epoch, and no earlier attempt can write any more
+    (`stays_unfinished`). Then the epoch counts as not read: it is read without the tables that leave, and what the sink has of
+    the others is left out when they are written. Not before phase stream: there a second reading may find other rows."""
+    epoch = max(checkpoint.plan_epochs())
+    sink = make_sink(job)
+    if not isinstance(sink, ProvesAbsence) or checkpoint.plan(epoch).plan.phase is not Phase.STREAM:
+        return False
+    written = sink.written(JobIdentity(state.job_uuid, state.job_name))
+    if written is None or written.log_epoch >= epoch:
+        return False
+    checkpoint.forget_log_report(epoch)
+    return True
 
 
 def _leave(

@@ -360,8 +360,8 @@ class Checkpoint:
 
     def forget_log_report(self, epoch: int) -> None:
         """Removes the report of an epoch of the log that is not committed, and what the attempts at it have left. The caller
-        has proven that the sink has nothing of it, and that no earlier attempt can write any more. The report goes first: an
-        attempt without one may be repeated."""
+        has proven that the sink has nothing of it, or knows the tables of it that it has, and that no earlier attempt can write
+        any more. The report goes first: an attempt without one may be repeated."""
         self.store.delete(log_report_file(epoch))
         self.forget_log_attempt(epoch)
 

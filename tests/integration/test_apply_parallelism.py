@@ -10,6 +10,8 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.sink_state import SinkCase
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.tables.parking import may_be_half_written
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -95,6 +97,33 @@ def test_a_table_leaves_once_the_epoch_is_whole(case: Case, is_written: bool) ->
     assert case.rows(leaving) == expected
     for table in set(TABLES) - {leaving}:
         assert case.rows(table) == case.expected(table)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "is_written"),
+    [
+        ("DROP TABLE copy_{}", True),
+        ("DROP TABLE copy_{}", False),
+        ("ALTER TABLE copy_{} ADD CHECK (v = '') NOT VALID", False),
+    ],
+    ids=["written-gone", "gone", "refuses"],
+)
+def test_a_copy_in_trouble_does_not_hold_up_the_epoch(case: Case, trouble: str, is_written: bool) -> None:
+    """It can't take its changes any more, or be checked. So it leaves the job before the epoch is whole."""
+    park = (TWO, "source.on_table_error=park")
+    written = case.die_between()
+    victim = sorted(written if is_written else set(TABLES) - written)[0]
+    case.target.execute(trouble.format(victim))
+    case.change(3)
+    run_epochs(case.path, *park)
+    for table in set(TABLES) - {victim}:
+        assert case.rows(table) == case.expected(table)
+    case.target.execute(f"DROP TABLE IF EXISTS copy_{victim}")
+    case.change(4)
+    run_epochs(case.path, *park)
+    resnapshot(load_job_file(case.path), [TableName(case.schema, victim)])
+    run_epochs(case.path, *park)
+    case.assert_complete()
 
 
 def test_a_target_from_a_backup_of_such_a_moment(case: Case) -> None:
