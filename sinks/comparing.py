@@ -81,8 +81,11 @@ class CopyComparison(Protocol):
         """Forgets staged rows and kept keys."""
 
 
-Comparisons: TypeAlias = Callable[[], AbstractContextManager[CopyComparison]]
-"""Opens a comparison with one copy, which is closed at the end of the `with` block."""
+class Comparisons(Protocol):
+    def __call__(self, keys: Collection[Key] | None = None) -> AbstractContextManager[CopyComparison]:
+        """Opens a comparison with one copy, which is closed at the end of the `with` block. `keys`: of the pairs that the
+        comparison returns, only those with these keys need to be right now; None: all. A copy that can't be asked by key may
+        be read when such a comparison opens."""
 
 
 class ComparableSink(Protocol):

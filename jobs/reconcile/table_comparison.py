@@ -220,7 +220,7 @@ class TableComparison:
         everywhere = bool(suspects.get(EVERYWHERE))
         found: dict[Key, Pair] = {}
         all_listed = True
-        with comparison() as copy:
+        with comparison(wanted) as copy:
             for each in self._ranges:
                 if not everywhere and not suspects.get(each.number):
                     continue

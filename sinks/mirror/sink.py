@@ -11,7 +11,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
-from tidemark.sinks.comparing import Comparisons
+from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import MirrorComparison
@@ -281,7 +281,7 @@ class MirrorSink:
         yield functools.partial(self._comparison, schema)
 
     @contextlib.contextmanager
-    def _comparison(self, schema: TableSchema) -> Iterator[MirrorComparison]:
+    def _comparison(self, schema: TableSchema, keys: Collection[Key] | None = None) -> Iterator[MirrorComparison]:
         """Keeps one connection open inside the `with` block."""
         with contextlib.closing(self.connect(self.reconnect)) as session:
             target = target_of(schema.table, self.template, session.home)

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tidemark.sinks.comparing import Pair
-from tidemark.sinks.files.comparing import FilesComparison
 from tidemark.sinks.files.folding import Folding
 from tidemark.sinks.files.part import open_table_file
+from tidemark.sinks.folded.comparing import FoldedComparison
+from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.change_batch import ChangeType, batch_schema
 from tidemark.state.errors import SinkError
 from tidemark.state.table import Column, TableId, TableSchema
@@ -70,14 +71,12 @@ def write(folder: Path, name: str, *changes: list[Change]) -> None:
 def folding(tmp_path: Path) -> Iterator[Folding]:
     (tmp_path / "copy").mkdir()
     (tmp_path / "temporary").mkdir()
-    found = Folding(NOTES, tmp_path / "copy", tmp_path / "temporary", "parquet")
-    found.open()
-    with contextlib.closing(found):
-        yield found
+    with FoldedState.opened(NOTES, "The copy", tmp_path / "temporary") as state:
+        yield Folding(state, tmp_path / "copy", "parquet")
 
 
 def differing(folding: Folding, expected: list[Change]) -> list[Pair]:
-    with contextlib.closing(FilesComparison(folding, 0)) as comparison:
+    with contextlib.closing(FoldedComparison(folding.state, 0, folding.stage, folding.refresh)) as comparison:
         comparison.stage([batch(expected)])
         return comparison.differing() + comparison.surplus(None, 10)
 

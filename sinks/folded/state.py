@@ -1,0 +1,224 @@
+"""The state that changes of a table fold to, as docs/sinks.md tells readers to fold them: the last change of each key.
+
+DuckDB keeps a row for each key in a database of its own in a temporary folder: the key's columns, the place of its last change,
+whether it is gone, and hashes of its values. No value but those of keys is kept, and DuckDB's memory is limited.
+
+The caller loads changes into `fresh` (`hashing.change_kinds`), then calls `take_changes`. If the log may leave values out,
+changes must come in the order of their epochs: such a value is that of the key's row before, or of the row whose key it was. For a
+copy that has a row for each key and no history, it loads these rows, then calls `take_rows`.
+
+Tables: `base` is sorted by key, so few of its blocks are read for a range of integers. `recent` has keys that changed since.
+`fresh` has the changes that are being taken in.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemark.sinks.folded.hashing import hash_names, key_kinds, key_names, literal, toast_names
+from tidemark.state.change_batch import ChangeType
+from tidemark.state.errors import SinkError
+from tidemark.state.table import TableSchema
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+MEMORY_LIMIT = "1GB"
+RECENT_SHARE = 8
+"""`recent` goes into `base` once it has this part of its keys, and at least RECENT_ROWS."""
+RECENT_ROWS = 100_000
+_DELETE, _INSERT, _TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
+_SETTINGS = (
+    f"memory_limit = '{MEMORY_LIMIT}'",
+    "threads = 2",
+    "preserve_insertion_order = false",
+    "TimeZone = 'UTC'",
+    "python_enable_replacements = false",
+    "autoinstall_known_extensions = false",
+    "autoload_known_extensions = false",
+    "allow_community_extensions = false",
+)
+
+
+@dataclass(slots=True)
+class FoldedState:
+    """The state of one table. `copy`: how errors name the copy. `temporary`: a folder of its own."""
+
+    schema: TableSchema
+    copy: str
+    temporary: Path
+    engine: "DuckDBPyConnection"
+    truncated: int = field(default=-1, init=False)
+    """The place of the table's last TRUNCATE: rows before it are ignored."""
+    log_place: int = field(default=-1, init=False)
+    """The place of the last change of the log that was taken in."""
+
+    @classmethod
+    @contextmanager
+    def opened(cls, schema: TableSchema, copy: str, temporary: Path) -> Iterator["FoldedState"]:
+        """`temporary`: an empty folder, which the caller removes."""
+        import duckdb
+
+        with duckdb.connect(str(temporary / "folded.duckdb")) as engine:
+            for setting in (*_SETTINGS, f"temp_directory = {literal(str(temporary / 'spilled'))}"):
+                engine.execute(f"SET {setting}")
+            kinds = [f"{name} {kind}" for name, kind in zip(key_names(schema), key_kinds(schema), strict=True)]
+            kinds += ["o HUGEINT", "gone BOOLEAN", *(f"{name} UHUGEINT" for name in hash_names(schema))]
+            for table in ("base", "recent"):
+                engine.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
+            yield cls(schema, copy, temporary, engine)
+
+    @property
+    def keys(self) -> list[str]:
+        """The names of the key's columns in the tables here."""
+        return key_names(self.schema)
+
+    @property
+    def key_list(self) -> str:
+        return ", ".join(self.keys)
+
+    @property
+    def no_key(self) -> str:
+        """The condition that a column of the key is NULL."""
+        return " OR ".join(f"{name} IS NULL" for name in self.keys)
+
+    def key_column(self, name: str) -> str:
+        return f"k{self.schema.key.index(name)}"
+
+    @property
+    def hashes(self) -> list[str]:
+        return hash_names(self.schema)
+
+    @property
+    def _toasts(self) -> list[str]:
+        return toast_names(self.schema)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """Raises SinkError. Its message has no value of a row."""
+        import duckdb
+
+        try:
+            return self.engine.execute(statement).fetchall()
+        except duckdb.Error as error:
+            text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows may quote a row
+            raise SinkError(
+                f"{self.copy} can't be compared: {text} ….",
+                f"Check that its files are whole, and that there is space in {self.temporary.parent} (TMPDIR).",
+            ) from error
+
+    def rows(self, restricted: str) -> str:
+        """Returns a query of the state's rows, with the columns of `base`. `restricted`: the end of a query of one table."""
+        return (
+            f"SELECT * FROM (WITH r AS (SELECT * FROM recent {restricted}), b AS (SELECT * FROM base {restricted}) "
+            f"SELECT * FROM r UNION ALL SELECT * FROM b ANTI JOIN r USING ({self.key_list})) "
+            f"WHERE NOT gone AND o > {self.truncated}"
+        )
+
+    def take_changes(self) -> None:
+        """Takes the changes in `fresh` in, and drops that table."""
+        ((truncated, last),) = self.execute(
+            f"SELECT max(o) FILTER (kind = '{_TRUNCATE}'), max(o) FILTER (is_logged) FROM fresh"
+        )
+        self.truncated = max(self.truncated, -1 if truncated is None else truncated)
+        self.log_place = max(self.log_place, -1 if last is None else last)
+        self.execute(f"DELETE FROM fresh WHERE kind = '{_TRUNCATE}' OR o <= {self.truncated} OR {self.no_key}")
+        self._follow_keys()
+        self._fold()
+        self.execute("DROP TABLE fresh")
+
+    def take_rows(self, wanted: str | None = None) -> None:
+        """Takes the rows in `fresh` for the state, and drops that table. `wanted`: a table of the keys that they belong to; all
+        other rows stay. None: there are no others. A key that has several rows gets a hash that no single row has."""
+        rows = (
+            f"SELECT {self.key_list}, max(o) AS o, false AS gone, CASE WHEN count(*) = 1 THEN max(d) "
+            f"ELSE md5_number(concat_ws(',', count(*), min(d), max(d))) END AS d "
+            f"FROM fresh WHERE NOT ({self.no_key}) GROUP BY {self.key_list}"
+        )
+        if wanted is None:
+            self.execute(f"CREATE OR REPLACE TABLE next AS {rows} ORDER BY ALL")
+            self._rename_next("base")
+        else:
+            same = " AND ".join(f"base.{name} = {wanted}.{name}" for name in self.keys)
+            self.execute(f"DELETE FROM base USING {wanted} WHERE {same}")
+            self.execute(f"INSERT INTO base {rows}")
+        self.execute("DROP TABLE fresh")
+
+    def _follow_keys(self) -> None:
+        """Gives rows under a new key the values that the log left out: those of the row that had the key before."""
+        if not self._toasts:
+            return
+        moved = f"kind = '{_INSERT}' AND ({' OR '.join(f'u{i}' for i in range(len(self._toasts)))})"
+        if not self.execute(f"SELECT 1 FROM fresh WHERE {moved} LIMIT 1"):
+            return
+        before = ", ".join(f"d.{name} AS from_{name}" for name in self.keys)
+        self.execute(
+            f"CREATE OR REPLACE TABLE moves AS SELECT DISTINCT {', '.join(f'i.{name}' for name in self.keys)}, i.o, {before} "
+            f"FROM (SELECT * FROM fresh WHERE {moved}) i JOIN fresh d ON d.o = i.o - 1 AND d.kind = '{_DELETE}'"
+        )
+        at_origin = " AND ".join(f"h.{name} = m.from_{name}" for name in self.keys)
+        origins = ", ".join(f"from_{name} AS {name}" for name in self.keys)
+        moved_from = f"SEMI JOIN (SELECT {origins} FROM moves) USING ({self.key_list})"
+        self.execute(f"CREATE OR REPLACE TABLE origins AS {self.rows(moved_from)}")
+        known = " AND ".join(f"fresh.{name} = v.{name}" for name in self.keys)
+        for i, hashed in enumerate(self._toasts):
+            history = (
+                f"SELECT {self.key_list}, o, u{i} AS is_open, coalesce({hashed}, 0) AS t FROM fresh "
+                f"WHERE kind <> '{_DELETE}' AND (NOT u{i} OR kind = '{_INSERT}') "
+                f"UNION ALL SELECT {self.key_list}, o, false, coalesce({hashed}, 0) FROM origins"
+            )
+            values = (
+                f"SELECT {', '.join(f'm.{name}' for name in (*self.keys, 'o'))}, arg_max(h.is_open, h.o) AS is_open, "
+                f"arg_max(h.t, h.o) AS t FROM moves m JOIN ({history}) h ON {at_origin} AND h.o < m.o - 1 "
+                f"GROUP BY {', '.join(f'm.{name}' for name in (*self.keys, 'o'))}"
+            )
+            changed = 1
+            while changed:  # once for each time that a row got another key
+                ((changed,),) = self.execute(
+                    f"UPDATE fresh SET {hashed} = v.t, u{i} = false FROM ({values}) v "
+                    f"WHERE {known} AND fresh.o = v.o AND NOT v.is_open AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+                )
+            # Rows that are there twice have their values. What is unknown equals no value.
+            self.execute(
+                f"DELETE FROM fresh USING (FROM recent UNION ALL FROM base) v "
+                f"WHERE {known} AND fresh.o <= v.o AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+            )
+            self.execute(f"UPDATE fresh SET {hashed} = 0, u{i} = false WHERE u{i} AND kind = '{_INSERT}'")
+
+    def _fold(self) -> None:
+        """Takes `fresh` into `recent`, and that into `base` once it is large."""
+        kept = f"SELECT {self.key_list}, o, gone, {', '.join(self.hashes)}{self._all_there} FROM"
+        flags = "".join(f", u{i}" for i in range(len(self._toasts)))
+        sources = [
+            f"SELECT {self.key_list}, o, kind = '{_DELETE}' AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
+            f"{kept} recent",
+        ]
+        if self._toasts:  # values that are left out are in the row before
+            sources.append(f"{kept} base SEMI JOIN fresh USING ({self.key_list})")
+        self._replace("recent", sources)
+        ((recent,),) = self.execute("SELECT count(*) FROM recent")
+        ((base,),) = self.execute("SELECT count(*) FROM base")
+        if recent >= RECENT_ROWS and recent * RECENT_SHARE >= base:
+            self._replace("base", [f"{kept} recent", f"{kept} base"], sort=True)
+            self.execute("DELETE FROM recent")
+
+    @property
+    def _all_there(self) -> str:
+        return "".join(f", false AS u{i}" for i in range(len(self._toasts)))
+
+    def _replace(self, table: str, sources: Sequence[str], *, sort: bool = False) -> None:
+        columns = ["max(o) AS o", "arg_max(gone, o) AS gone", "arg_max(d, o) AS d"]
+        columns += [
+            f"arg_max({name}, o) FILTER (NOT u{i} AND NOT gone) AS {name}" for i, name in enumerate(self._toasts)
+        ]
+        self.execute(
+            f"CREATE OR REPLACE TABLE next AS SELECT {self.key_list}, {', '.join(columns)} "
+            f"FROM ({' UNION ALL '.join(sources)}) GROUP BY {self.key_list}{' ORDER BY ALL' if sort else ''}"
+        )
+        self._rename_next(table)
+
+    def _rename_next(self, table: str) -> None:
+        self.execute(f"DROP TABLE {table}")
+        self.execute(f"ALTER TABLE next RENAME TO {table}")
