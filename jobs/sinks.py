@@ -19,6 +19,7 @@ from tidemark.state.errors import JobFileError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 if TYPE_CHECKING:
+    from tidemark.sinks.delta.sink import DeltaSink
     from tidemark.sinks.files.sink import FilesSink
     from tidemark.sinks.mirror.sink import MirrorSink
 
@@ -53,7 +54,7 @@ def sink_identity(settings: SinkSettings) -> SinkIdentity:
             assert_never(settings)
 
 
-def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink":
+def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink | DeltaSink":
     """Returns the job's sink if its copies can be compared with the source. Raises JobFileError for other kinds."""
     match job.sink:
         case MirrorSettings() as settings:
@@ -66,10 +67,15 @@ def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink":
 
             store, merges = Checkpoint.at(job.checkpoint).store, settings.merge_small_files
             return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
-        case DeltaSettings() | ConsoleSettings():
+        case DeltaSettings() as settings:
+            from tidemark.jobs.spark.session import open_session
+            from tidemark.sinks.delta.sink import DeltaSink
+
+            store, needs = Checkpoint.at(job.checkpoint).store, delta_needs(settings).spark
+            return DeltaSink.of(settings, store, lambda: open_session(job, needs))
+        case ConsoleSettings():
             raise JobFileError(
-                f"reconcile compares copies of sinks mirror and files, and the job file has sink {job.sink.type}.",
-                "Compare such a copy by a query of your own.",
+                "The job file has sink console, which keeps no copy to compare.", "Compare a job of another sink."
             )
         case _:
             assert_never(job.sink)
@@ -78,14 +84,8 @@ def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink":
 def make_sink(job: JobFile) -> PartSink | EpochSink:
     """Loads the libraries of this job's kind of sink, and not those of the others."""
     match job.sink:
-        case MirrorSettings() | FilesSettings():
+        case MirrorSettings() | FilesSettings() | DeltaSettings():
             return comparable_sink(job)
-        case DeltaSettings() as settings:
-            from tidemark.jobs.spark.session import open_session
-            from tidemark.sinks.delta.sink import DeltaSink
-
-            store, needs = Checkpoint.at(job.checkpoint).store, delta_needs(settings).spark
-            return DeltaSink.of(settings, store, lambda: open_session(job, needs))
         case ConsoleSettings():
             from tidemark.sinks.console import ConsoleSink
 

@@ -249,6 +249,12 @@ def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
     )
 
 
+def current_version(session: SparkSession, location: Location) -> int:
+    """Returns the table's newest version. Runs no Spark job."""
+    (newest,) = _commits(session, location, " LIMIT 1")
+    return int(newest["version"])
+
+
 def was_set_back(session: SparkSession, location: Location) -> LastEpoch | None:
     """Returns the newest epoch if RESTORE has taken epochs out of the table since it was written. Looks at one commit if that
     wrote the epoch."""

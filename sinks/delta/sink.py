@@ -5,12 +5,16 @@
 The checkpoint records each copy's Delta table id.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.sinks.comparing import Comparisons
+from tidemark.sinks.delta.comparing import comparable_table
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of, last_epoch, quoted, require_not_set_back
@@ -147,6 +151,18 @@ class DeltaSink:
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)
+
+    repairs_keys: ClassVar[bool] = False
+
+    @contextlib.contextmanager
+    def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        session, location = self._session(), self.lake.location_of(schema.table)
+        found = self.lake.look(session, location)
+        if not isinstance(found, Found):
+            raise SinkError(f"{location}, the copy of {schema.table}, is gone.", START_OVER_NOW)
+        with comparable_table(session, location, schema, self.style, found.partition_columns) as comparisons:
+            yield comparisons
 
     def written(self, job: JobIdentity) -> None:
         """Delta's log has the last epoch of each table, not of the job."""

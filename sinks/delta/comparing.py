@@ -1,0 +1,185 @@
+"""Compares expected rows with a Delta table.
+
+Executors compute keys and hashes of the table's rows (`hashing.py`). The driver takes them into a state on its disk, which is
+compared with the hashes of the expected rows. Spark reads the table, so deletion vectors, column mapping, catalogs and object
+stores are Spark's own matter. One query reads one version of the table.
+
+A table of `style: changelog` is folded as files are; later only changes after the last known one are read. A table of
+`style: mirror` has no history. It is read again as a whole now and then while the ranges are compared for the first time, and
+at each later look for the rows that differ.
+"""
+
+import contextlib
+import itertools
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from tidemark.sinks.comparing import Comparisons, Key
+from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.hashing import HASHED, Hashing, hashed_names, load_keys, read, unpacked
+from tidemark.sinks.delta.locations import Location, current_version, quoted
+from tidemark.sinks.delta.tables import Style
+from tidemark.sinks.folded.comparing import FoldedComparison
+from tidemark.sinks.folded.hashing import change_kinds, key_kinds
+from tidemark.sinks.folded.state import FoldedState
+from tidemark.state.table import TableSchema
+
+FRESH_ROWS = 10_000_000
+"""So many changes are folded together, where their order does not matter."""
+READING_SHARE = 10
+"""While ranges are compared for the first time, reading the copy again takes at most about this part of the time."""
+_SETTINGS = {
+    # The driver has two partitions of the hashed rows at a time.
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "32m",
+    # Rows may have large values: an executor has one batch of them at a time.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
+}
+
+
+@contextlib.contextmanager
+def comparable_table(
+    session: SparkSession, location: Location, schema: TableSchema, style: Style, partitioned: tuple[str, ...]
+) -> Iterator[Comparisons]:
+    """See `ComparableSink.comparable`. `partitioned`: the table's partition columns."""
+    if style == "mirror":  # the table has all values
+        schema = replace(schema, columns=tuple(replace(column, toastable=False) for column in schema.columns))
+    beside = session.newSession()
+    for name, value in _SETTINGS.items():
+        beside.conf.set(name, value)
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
+        FoldedState.opened(schema, str(location), Path(temporary)) as state,
+    ):
+        reading = DeltaReading(state, beside, location, style, partitioned)
+        numbers = itertools.count()
+
+        def compared(keys: Collection[Key] | None = None) -> contextlib.AbstractContextManager[FoldedComparison]:
+            if keys is None:
+                refresh = reading.refresh
+            else:
+                reading.look_at(keys)
+                refresh = _nothing
+            return contextlib.closing(FoldedComparison(state, next(numbers), reading.stage, refresh))
+
+        yield compared
+
+
+def _nothing() -> None:
+    """The copy was read when the look began: rows of the source are read after it."""
+
+
+@dataclass(slots=True)
+class DeltaReading:
+    """Reads a table's copy into its state."""
+
+    state: FoldedState
+    session: SparkSession
+    location: Location
+    style: Style
+    partitioned: tuple[str, ...]
+    _version: int = field(default=-1, init=False)
+    """The state has all rows as of this version of the table or a later one."""
+    _due: float = field(default=0.0, init=False)
+    """When the copy may be read again, by time.monotonic()."""
+
+    def stage(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
+        """See `folded.comparing.Staging`."""
+        count = 0
+        self._create(table)
+        names = hashed_names(self.state.schema, is_changelog=False)
+        for hashed in Hashing(self.state.schema, names, self.partitioned).hashed(batches):
+            self._insert(table, hashed)
+            count += hashed.num_rows
+        return count
+
+    def refresh(self) -> None:
+        """Takes in what the copy got since, unless that would take too much of the time."""
+        began = time.monotonic()
+        if began < self._due:
+            return
+        self._read_all()
+        ended = time.monotonic()
+        self._due = ended + READING_SHARE * (ended - began)
+
+    def look_at(self, keys: Collection[Key]) -> None:
+        """Has the state have at least the rows of these keys as they are now."""
+        if self.style == "changelog":
+            self._read_all()
+        elif self._version != current_version(self.session, self.location):
+            wanted = tuple(sorted(keys))
+            self._create("fresh")
+            for hashed in self._hashed(self._restricted(wanted), wanted):
+                self._insert("fresh", hashed)
+            load_keys(self.state.engine, self.state.schema, wanted)
+            self.state.take_rows("wanted")
+
+    def _read_all(self) -> None:
+        version = current_version(self.session, self.location)
+        if version == self._version:
+            return
+        if self.style == "changelog":
+            self._read_changes()
+        else:
+            self._create("fresh")
+            for hashed in self._hashed("TRUE"):
+                self._insert("fresh", hashed)
+            self.state.take_rows()
+        self._version = version
+
+    def _read_changes(self) -> None:
+        """Takes in the changes after the last known one of the log. An epoch's changes of a table are one commit."""
+        in_order = bool(self.state.schema.toastable)
+        version, seq = divmod(self.state.log_place, 1 << 32)
+        since = f"_commit_version >= {version} AND (_commit_version > {version} OR _seq > {seq})"
+        self._create("fresh")
+        count = 0
+        for hashed in self._hashed(since if self.state.log_place >= 0 else "TRUE"):
+            self._insert("fresh", hashed)
+            count += hashed.num_rows
+            if count >= FRESH_ROWS and not in_order:
+                self.state.take_changes()
+                self._create("fresh")
+                count = 0
+        self.state.take_changes()
+
+    def _restricted(self, keys: tuple[Key, ...]) -> str:
+        """Returns a condition that these keys meet, by which Delta leaves out files."""
+        conditions = ["TRUE"]
+        for i, (name, kind) in enumerate(zip(self.state.schema.key, key_kinds(self.state.schema), strict=True)):
+            if kind != "VARCHAR" and keys:
+                values = [int(key[i]) for key in keys]
+                conditions.append(f"{quoted(name)} BETWEEN {min(values)} AND {max(values)}")
+        return " AND ".join(conditions)
+
+    def _hashed(self, condition: str, wanted: tuple[Key, ...] | None = None) -> Iterator[pa.Table]:
+        """Yields keys and hashes of the table's rows, all of one version. Holds two partitions of them in memory."""
+        names = hashed_names(self.state.schema, is_changelog=self.style == "changelog")
+        with spark_errors(self.location):
+            rows = self.session.table(self.location.relation).where(condition).select(*map(quoted, names))
+            for row in self._rebalanced(rows, Hashing(self.state.schema, names, self.partitioned, wanted)):
+                yield read(row)
+
+    def _rebalanced(self, rows: DataFrame, hashing: Hashing) -> Iterator[bytes]:
+        # All tasks compute hashes at once, and the driver fetches them piece by piece.
+        hashed = rows.mapInArrow(hashing, from_arrow_schema(HASHED)).hint("rebalance")
+        for row in hashed.toLocalIterator(prefetchPartitions=True):
+            yield bytes(row["hashed"])
+
+    def _create(self, table: str) -> None:
+        kinds = ", ".join(f"{name} {kind}" for name, kind in change_kinds(self.state.schema).items())
+        self.state.execute(f"CREATE OR REPLACE TABLE {table} ({kinds})")
+
+    def _insert(self, table: str, hashed: pa.Table) -> None:
+        engine = self.state.engine
+        engine.register("hashed", hashed)
+        self.state.execute(f"INSERT INTO {table} SELECT {unpacked(self.state.schema)} FROM hashed")
+        engine.unregister("hashed")
