@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.hashing import HASHED, Hashing, hashed_names, load_keys, read, unpacked
+from tidemark.sinks.delta.hashing import HASHED, WANTED, Hashing, hashed_names, load_keys, read, unpacked
 from tidemark.sinks.delta.locations import Location, current_version, quoted
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.folded.comparing import FoldedComparison
@@ -64,11 +64,9 @@ def comparable_table(
 
         def compared(keys: Collection[Key] | None = None) -> contextlib.AbstractContextManager[FoldedComparison]:
             if keys is None:
-                refresh = reading.refresh
-            else:
-                reading.look_at(keys)
-                refresh = _nothing
-            return contextlib.closing(FoldedComparison(state, next(numbers), reading.stage, refresh))
+                return contextlib.closing(FoldedComparison(state, next(numbers), reading.stage, reading.refresh))
+            reading.look_at(keys)
+            return contextlib.closing(FoldedComparison(state, next(numbers), reading.stage, _nothing, WANTED))
 
         yield compared
 
@@ -111,16 +109,16 @@ class DeltaReading:
         self._due = ended + READING_SHARE * (ended - began)
 
     def look_at(self, keys: Collection[Key]) -> None:
-        """Has the state have at least the rows of these keys as they are now."""
+        """Has the state have at least the rows of these keys as they are now, and makes the table WANTED of the keys."""
+        wanted = tuple(sorted(keys))
+        load_keys(self.state.engine, self.state.schema, wanted)
         if self.style == "changelog":
             self._read_all()
         elif self._version != current_version(self.session, self.location):
-            wanted = tuple(sorted(keys))
             self._create("fresh")
             for hashed in self._hashed(self._restricted(wanted), wanted):
                 self._insert("fresh", hashed)
-            load_keys(self.state.engine, self.state.schema, wanted)
-            self.state.take_rows("wanted")
+            self.state.take_rows(WANTED)
 
     def _read_all(self) -> None:
         version = current_version(self.session, self.location)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HASHED = pa.schema([pa.field("hashed", pa.binary(), nullable=False)])
 """The output of `Hashing`: an Arrow IPC stream for each batch of rows."""
+WANTED = "wanted"
 _META = ("_change_type", "_commit_version", "_seq", "_is_snapshot", "_unchanged")
 _LOW = (1 << 64) - 1
 
@@ -76,7 +77,7 @@ class Hashing:
         expressions = change_expressions(self.schema, columns, is_logged)
         inner = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
         packed = ", ".join(text for name, kind in change_kinds(self.schema).items() for text in _packed(name, kind))
-        among = "" if self.wanted is None else f" SEMI JOIN wanted USING ({', '.join(key_names(self.schema))})"
+        among = "" if self.wanted is None else f" SEMI JOIN {WANTED} USING ({', '.join(key_names(self.schema))})"
         return f"SELECT {packed} FROM (SELECT {inner} FROM batch) changes{among}"
 
 
@@ -89,14 +90,14 @@ def hashed_names(schema: TableSchema, *, is_changelog: bool) -> tuple[str, ...]:
 
 
 def load_keys(engine: "DuckDBPyConnection", schema: TableSchema, keys: Sequence[Key]) -> None:
-    """Creates the table `wanted` of these keys."""
+    """Creates the table WANTED of these keys."""
     names = key_names(schema)
     texts = [pa.array([key[i] for key in keys], pa.string()) for i in range(len(names))]
     typed = ", ".join(
         f"TRY_CAST({name} AS {kind}) AS {name}" for name, kind in zip(names, key_kinds(schema), strict=True)
     )
     engine.register("texts", pa.table(texts, names=names))
-    engine.execute(f"CREATE OR REPLACE TABLE wanted AS SELECT {typed} FROM texts")
+    engine.execute(f"CREATE OR REPLACE TABLE {WANTED} AS SELECT {typed} FROM texts")
     engine.unregister("texts")
 
 

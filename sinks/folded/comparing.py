@@ -19,12 +19,14 @@ class Staging(Protocol):
 @dataclass(slots=True)
 class FoldedComparison:
     """A `tidemark.sinks.comparing.CopyComparison`. `number`: several may be open at a time, each with tables of its own.
-    `refresh` is called after rows were staged: it may take in what the copy got meanwhile."""
+    `refresh` is called after rows were staged: it may take in what the copy got meanwhile. `wanted`: a table of the keys that
+    surplus rows are looked for among; None: all."""
 
     state: FoldedState
     number: int
     stage_rows: Staging
     refresh: Callable[[], None]
+    wanted: str | None = None
     row_count: int = 0
 
     @property
@@ -50,9 +52,8 @@ class FoldedComparison:
         )
 
     def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
-        state = self.state
-        condition = "" if within is None else f"WHERE {within.condition(state.key_column)}"
-        return self._unexpected(self._staged, state.rows(condition), limit)
+        condition = "" if within is None else f"WHERE {within.condition(self.state.key_column)}"
+        return self._unexpected(self._staged, condition, limit)
 
     def keep_keys(self) -> None:
         keys = f"SELECT {self.state.key_list} FROM {self._staged}"
@@ -60,7 +61,7 @@ class FoldedComparison:
         self.state.execute(f"INSERT INTO {self._seen} {keys}")
 
     def surplus_of_all(self, limit: int) -> list[Pair]:
-        found = self._unexpected(self._seen, self.state.rows(""), limit)
+        found = self._unexpected(self._seen, "", limit)
         self._forget_keys()
         return found
 
@@ -74,10 +75,11 @@ class FoldedComparison:
     def _forget_keys(self) -> None:
         self.state.execute(f"DROP TABLE IF EXISTS {self._seen}")
 
-    def _unexpected(self, expected: str, held: str, limit: int) -> list[Pair]:
+    def _unexpected(self, expected: str, condition: str, limit: int) -> list[Pair]:
+        among = "" if self.wanted is None else f"SEMI JOIN {self.wanted} USING ({self.state.key_list})"
         return self._pairs(
             f"SELECT {self._texts('c')}, NULL, {self._digest('c')} "
-            f"FROM ({held}) c ANTI JOIN {expected} USING ({self.state.key_list}) LIMIT {limit}"
+            f"FROM ({self.state.rows(f'{among} {condition}')}) c ANTI JOIN {expected} USING ({self.state.key_list}) LIMIT {limit}"
         )
 
     def _pairs(self, query: str) -> list[Pair]:

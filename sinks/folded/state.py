@@ -4,8 +4,8 @@ DuckDB keeps a row for each key in a database of its own in a temporary folder: 
 whether it is gone, and hashes of its values. No value but those of keys is kept, and DuckDB's memory is limited.
 
 The caller loads changes into `fresh` (`hashing.change_kinds`), then calls `take_changes`. If the log may leave values out,
-changes must come in the order of their epochs: such a value is that of the key's row before, or of the row whose key it was. For
-a copy that has a row for each key and no history, it loads these rows, then calls `take_rows`.
+changes must come in the order of their epochs: such a value is that of the key's row before, or of the row whose key it was.
+For a copy that has a row for each key and no history, it loads these rows, then calls `take_rows`.
 
 Tables: `base` is sorted by key, so few of its blocks are read for a range of integers. `recent` has keys that changed since.
 `fresh` has the changes that are being taken in.
