@@ -76,10 +76,12 @@ class FoldedComparison:
         self.state.execute(f"DROP TABLE IF EXISTS {self._seen}")
 
     def _unexpected(self, expected: str, condition: str, limit: int) -> list[Pair]:
-        among = "" if self.wanted is None else f"SEMI JOIN {self.wanted} USING ({self.state.key_list})"
+        key_list = self.state.key_list
+        among = "" if self.wanted is None else f"SEMI JOIN {self.wanted} USING ({key_list})"
+        held = self.state.rows(f"{among} {condition}")
         return self._pairs(
             f"SELECT {self._texts('c')}, NULL, {self._digest('c')} "
-            f"FROM ({self.state.rows(f'{among} {condition}')}) c ANTI JOIN {expected} USING ({self.state.key_list}) LIMIT {limit}"
+            f"FROM ({held}) c ANTI JOIN {expected} USING ({key_list}) LIMIT {limit}"
         )
 
     def _pairs(self, query: str) -> list[Pair]:
