@@ -3,6 +3,7 @@
 https://www.postgresql.org/docs/current/libpq-connect.html
 """
 
+import re
 import ssl
 from typing import Any
 
@@ -13,6 +14,7 @@ CONNECT_TIMEOUT_SECONDS = 10
 
 # SQLSTATE classes and codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _PASSING_CODES = ("08", "40", "53300", "55P03", "57014", "57P0", "25P03", "58P01")
+_NO_DATABASE = re.compile(r'\bdatabase ".*" does not exist')
 _BROKEN = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
 _REFUSALS = (
     "authentication failed",
@@ -58,6 +60,11 @@ def passes_by_itself(code: str | None, text: str) -> bool:
 
 def is_about_tls(code: str | None, text: str) -> bool:
     return code is None and not _is_broken(text) and any(word in text for word in ("certificate", "SSL"))
+
+
+def is_about_database(text: str) -> bool:
+    """Tells whether a login failed because there is no such database. Such an error has no SQLSTATE."""
+    return _NO_DATABASE.search(text) is not None
 
 
 def _is_broken(text: str) -> bool:

@@ -12,7 +12,7 @@ import psycopg2
 import psycopg2.extensions
 
 from tidemark.conf.endpoint import Endpoint
-from tidemark.conf.libpq import connection_settings, is_about_tls, passes_by_itself
+from tidemark.conf.libpq import connection_settings, is_about_database, is_about_tls, passes_by_itself
 from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
@@ -239,7 +239,7 @@ def _refusal(endpoint: Endpoint, error: psycopg2.Error) -> SourceNotUsableError:
         )
     if "pg_hba.conf" in text:
         remedy = "Let pg_hba.conf admit the role from driver and executors. If it requires encryption, add source.tls."
-    elif "database" in text and "does not exist" in text:
+    elif is_about_database(text):
         remedy = "Correct the database in source.url: postgresql://user:password@host:5432/database."
     else:
         remedy = "Check user and password in source.url, and that the role may log in (LOGIN) and CONNECT."

@@ -2,7 +2,7 @@
 
 import psycopg2
 
-from tidemark.conf.libpq import is_about_tls, passes_by_itself
+from tidemark.conf.libpq import is_about_database, is_about_tls, passes_by_itself
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
 from tidemark.sinks.sink import ReadOnlyError, SinkBusyError
@@ -57,7 +57,7 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
         return ReadOnlyError(message, _REMEDIES[_READ_ONLY])
     if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
-    code = error.pgcode or "28"  # a refused login has none
+    code = error.pgcode or ("3D000" if is_about_database(str(error)) else "28")  # a refused login has none
     kind = RefusedRowsError if code[:2] in _ABOUT_ROWS else SinkError
     for length in (5, 2):
         if code[:length] in _REMEDIES:
