@@ -5,7 +5,7 @@ SQL has a name for both, the `relation`, which is used to create, read and write
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,8 +63,11 @@ class Lake(Protocol):
 
     def location_of(self, table: TableId) -> Location: ...
 
-    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
-        """Yields problems of the whole, and of tables that have no location of their own."""
+    def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+        """Yields problems of the whole, and of tables that have no location of their own. `session` starts Spark if it must."""
+
+    def is_absent(self, location: Location) -> bool:
+        """True if it is known without Spark that nothing is there."""
 
     def holds(self, session: SparkSession, location: Location) -> bool:
         """Whether a table is there."""
@@ -105,9 +108,12 @@ class FolderLake:
         text = f"{self.root}/{table_folder_name(table)}"
         return Location(text, f"delta.{quoted(text)}", "sink.path")
 
-    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+    def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
         if not scheme_of(self.root):
             yield from unwritable(Path(self.root))
+
+    def is_absent(self, location: Location) -> bool:
+        return not scheme_of(self.root) and not Path(location.text).exists()
 
     def holds(self, session: SparkSession, location: Location) -> bool:
         jvm: Any = session._jvm
@@ -148,11 +154,12 @@ class CatalogLake:
     def _schema(self, name: str) -> str:
         return f"{quoted(self.name)}.{quoted(name)}"
 
-    def findings(self, session: SparkSession, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+    def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+        spark = session()
         with spark_errors(f"Catalog {self.name}"):
-            session.newSession().catalog.setCurrentCatalog(self.name)
-        is_sparks = self.name == SESSION_CATALOG and session.conf.get(f"spark.sql.catalog.{self.name}") == DELTA_CATALOG
-        if is_sparks and session.conf.get("spark.sql.catalogImplementation") == "in-memory":
+            spark.newSession().catalog.setCurrentCatalog(self.name)
+        is_sparks = self.name == SESSION_CATALOG and spark.conf.get(f"spark.sql.catalog.{self.name}") == DELTA_CATALOG
+        if is_sparks and spark.conf.get("spark.sql.catalogImplementation") == "in-memory":
             yield Finding(
                 None,
                 f"{self.name} is in memory here: its tables would be lost when Spark ends.",
@@ -181,8 +188,11 @@ class CatalogLake:
                     None, text, "Give them different names by sink.table or sink.rename, or leave one of them out."
                 )
         for name in dict.fromkeys(self._names(schema.table)[0] for schema in schemas):
-            if not self._has_schema(session, name):
+            if not self._has_schema(spark, name):
                 yield Finding(None, f"schema {self.name}.{name} will be created")
+
+    def is_absent(self, location: Location) -> bool:
+        return False  # only Spark knows the catalog
 
     def _has_schema(self, session: SparkSession, name: str) -> bool:
         with spark_errors(f"Catalog {self.name}"):

@@ -65,15 +65,15 @@ class DeltaSink:
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
-        session = self._session()
-        findings = [*unknown_tables(schemas, self.partition_by), *self.lake.findings(session, schemas)]
+        """Starts Spark only if there is something that Spark must look at."""
+        findings = [*unknown_tables(schemas, self.partition_by), *self.lake.findings(self._session, schemas)]
         for schema in schemas:
             findings += schema_findings(schema, self.style, self.partition_by)
         if any(finding.is_problem for finding in findings):
             return findings  # such locations may not be readable
         for schema in schemas:
             location = self.lake.location_of(schema.table)
-            found = self.lake.look(session, location)
+            found = None if self.lake.is_absent(location) else self.lake.look(self._session(), location)
             written_id = None if job is None else self._written_id(schema.table)
             findings += location_findings(schema, location, found, job, written_id)
             if written_id is None and schema.table in written:
