@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob
-from tidemark.readers.findings import Finding, SettingError, exclusion_of, of_error, refusal
+from tidemark.readers.findings import MAX_NAMED, Finding, SettingError, exclusion_of, of_error, refusal, warning
 from tidemark.readers.projection.settings import columns_read
 from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
 from tidemark.state.table import Column, TableId, TableSchema
@@ -59,6 +59,28 @@ def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) 
             "source.exclude_tables excludes every table that source.tables names.", "Correct one of the two."
         )
     return kept
+
+
+def warnings_of_views(
+    views: Iterable[TableId], include: Sequence[TableGlob], exclude: Sequence[TableGlob]
+) -> list[Finding]:
+    """Returns one warning of the views that `include` matches and `exclude` does not, or none."""
+    matched = sorted(
+        view
+        for view in views
+        if any(glob.matches(view.database, view.name) for glob in include)
+        and not any(glob.matches(view.database, view.name) for glob in exclude)
+    )
+    if not matched:
+        return []
+    more = f" and {len(matched) - MAX_NAMED} more" if len(matched) > MAX_NAMED else ""
+    return [
+        warning(
+            f"source.tables also matches what has no rows in the log, such as views: {', '.join(map(str, matched[:MAX_NAMED]))}"
+            f"{more}. It is not copied.",
+            "Name the tables behind it. If that is not what you want, name it in source.exclude_tables.",
+        )
+    ]
 
 
 def spelling_hint(glob: TableGlob, tables: Iterable[TableId]) -> str:

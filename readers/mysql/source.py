@@ -22,7 +22,14 @@ from tidemark.readers.mysql.connect import Connection, connect, error_text, quot
 from tidemark.readers.mysql.keys.key_columns import can_split_by
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.lease import MySqlLock
-from tidemark.readers.mysql.schema.catalog import find_tables, split_key, table_statistics
+from tidemark.readers.mysql.schema.catalog import (
+    find_tables,
+    select_tables,
+    split_key,
+    table_statistics,
+    views_left_out,
+    visible_kinds,
+)
 from tidemark.readers.mysql.schema.constants import read_constants
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
 from tidemark.readers.mysql.schema.table_checks import wait_for_alter
@@ -272,14 +279,16 @@ def find_mysql(job: JobFile, *, needs_key: bool, appends_keyless: bool = False) 
     assert source.url.kind != "postgresql"
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection, source.url.kind)
-        facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
+        kinds = visible_kinds(connection, source.tables)
+        facts = read_tables(connection, select_tables(kinds, source.tables, source.exclude_tables))
+        views = views_left_out(kinds, source.tables, source.exclude_tables)
         demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless)
         result = preflight(connection, server, facts, demands)
         yield FoundMySql(
             job=job,
             schemas=tuple(result.schemas.values()),
             split_columns={table: split_key(facts[table], s, can_split_by) for table, s in result.schemas.items()},
-            findings=findings_with(job, result.findings, result.schemas.values()),
+            findings=findings_with(job, [*views, *result.findings], result.schemas.values()),
             connection=connection,
             info=server,
             demands=demands,

@@ -13,6 +13,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.reading import StartAtEnd, StartAtLsn
 from tidemark.readers.added_columns import new_columns, wider_columns, with_changed_columns
 from tidemark.readers.bad_values import BadValueRule
+from tidemark.readers.findings import Finding
 from tidemark.readers.found_source import FoundTables, checked
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
@@ -25,7 +26,13 @@ from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
 from tidemark.readers.postgres.pgoutput.text_values import constant_of
-from tidemark.readers.postgres.schema.catalog import find_tables, split_key
+from tidemark.readers.postgres.schema.catalog import (
+    find_tables,
+    read_candidates,
+    select_tables,
+    split_key,
+    views_left_out,
+)
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.server_checks import after_failover, check_settings
@@ -436,16 +443,19 @@ def find_postgres(
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
         demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
+        views: list[Finding] = []
         if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
             result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
         else:
-            facts = read_tables(connection, find_tables(connection, source.tables, source.exclude_tables))
+            candidates = read_candidates(connection)
+            facts = read_tables(connection, select_tables(candidates, source.tables, source.exclude_tables))
             result = preflight(connection, server, facts, demands)
+            views = views_left_out(candidates, source.tables, source.exclude_tables)
         yield FoundPostgres(
             job=job,
             schemas=tuple(result.schemas.values()),
             split_columns={table: split_key(schema) for table, schema in result.schemas.items()},
-            findings=findings_with(job, result.findings, result.schemas.values()),
+            findings=findings_with(job, [*views, *result.findings], result.schemas.values()),
             connection=connection,
             info=server,
             demands=demands,

@@ -87,15 +87,15 @@ def test_a_table_that_is_dropped_while_tables_are_looked_at_does_not_stop_the_jo
         database.execute("INSERT INTO t VALUES (2)")
     database.execute("CREATE TABLE passing (id INT PRIMARY KEY)")
     module = postgres_source if database.kind == "postgres" else mysql_source
-    whole, statements = module.find_tables, ["DROP TABLE passing"]
+    whole, statements = module.select_tables, ["DROP TABLE passing"]
 
-    def find_tables(*given: Any) -> list[TableId]:
+    def select_tables(*given: Any) -> list[TableId]:
         found: list[TableId] = whole(*given)
         while statements:
             database.execute(statements.pop())
         return found
 
-    monkeypatch.setattr(module, "find_tables", find_tables)
+    monkeypatch.setattr(module, "select_tables", select_tables)
     run_epochs(job)
     copied = read_history(tmp_path / "out", database.schema, "t").column("id").to_pylist()
     assert copied == ([1] if is_first else [1, 2])

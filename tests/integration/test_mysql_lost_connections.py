@@ -31,7 +31,7 @@ def ends_its_connection(database: Database, function: Callable[..., Any]) -> Cal
 
 
 @pytest.mark.parametrize("kind", ["mysql", "mariadb"])
-@pytest.mark.parametrize("step", ["read_server", "find_tables", "read_tables", "preflight", "binary_logs", "log_end"])
+@pytest.mark.parametrize("step", ["read_server", "visible_kinds", "read_tables", "preflight", "binary_logs", "log_end"])
 def test_a_connection_that_is_lost_during_a_start_is_out_of_reach(
     step: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

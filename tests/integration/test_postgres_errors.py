@@ -36,7 +36,7 @@ def ends_its_connection(job: Job, function: Callable[..., Any], *, times: int) -
 @pytest.mark.pitfall(118)
 @pytest.mark.parametrize(
     "step",
-    ["read_server", "find_tables", "read_tables", "preflight", "create_publication", "create_slot", "first_look"],
+    ["read_server", "read_candidates", "read_tables", "preflight", "create_publication", "create_slot", "first_look"],
 )
 def test_a_connection_that_is_lost_during_a_start_is_out_of_reach(
     step: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,9 @@
 """Selects the tables of a job, and describes their columns and keys as the log's row images have them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tidemark.conf.tables import TableGlob
-from tidemark.readers.findings import own_table_refused
+from tidemark.readers.findings import Finding, of_error, own_table_refused, raise_refusals
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.schema.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
 from tidemark.readers.mysql.schema.types import canonical_type, check_logged_form, parse_source_type
@@ -12,6 +12,7 @@ from tidemark.readers.schema_checks import (
     require_excluded_columns,
     require_fitting_override,
     spelling_hint,
+    warnings_of_views,
     without_excluded,
 )
 from tidemark.readers.statistics import TableStatistics
@@ -30,13 +31,20 @@ _UNKEYED_TYPES = _INEXACT_TYPES | SPATIAL_TYPES | {"json", "vector"}
 def find_tables(
     connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
 ) -> list[TableId]:
-    """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted.
+    """See `select_tables`."""
+    return select_tables(visible_kinds(connection, include), include, exclude)
 
-    Globs match base tables outside of the system databases. Raises SourceNotUsableError if an entry of `include` names
-    anything else (a view, a system table) or matches nothing that the account may see, or if no table is left.
+
+def select_tables(
+    kinds: Mapping[TableId, str], include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[TableId]:
+    """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted. `kinds`: see `visible_kinds`.
+
+    Globs match base tables outside of the system databases. Raises SourceNotUsableError for all entries of `include` that name
+    anything else (a view, a system table) or match nothing that the account may see, or if no table is left.
     """
-    kinds = _visible_kinds(connection, include)
     selected: set[TableId] = set()
+    useless: list[SourceNotUsableError] = []
     for glob in include:
         found = {
             table
@@ -47,9 +55,18 @@ def find_tables(
             and glob.matches(table.database, table.name)
         }
         if not found:
-            raise _nothing_found(glob, kinds)
+            useless.append(_nothing_found(glob, kinds))
         selected |= found
+    raise_refusals(of_error(error, table=error.table) for error in useless)
     return without_excluded(selected, exclude)
+
+
+def views_left_out(
+    kinds: Mapping[TableId, str], include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[Finding]:
+    """Warns of views that `include` matches and `exclude` does not. They are not copied."""
+    views = [t for t, kind in kinds.items() if kind == "VIEW" and t.database.lower() not in SYSTEM_DATABASES]
+    return warnings_of_views(views, include, exclude)
 
 
 def load_schema(
@@ -167,7 +184,7 @@ def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
     return TableStatistics(rows, average, data)
 
 
-def _visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict[TableId, str]:
+def visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict[TableId, str]:
     """The table_type of everything that could match, in few queries: for each, MariaDB lists the files of a database."""
     names = [glob.only_table for glob in include]
     query = "SELECT table_schema, table_name, table_type FROM information_schema.tables WHERE table_schema"
@@ -187,7 +204,7 @@ def _visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict
     return {TableId(database, name): kind for database, name, kind in rows}
 
 
-def _nothing_found(glob: TableGlob, kinds: dict[TableId, str]) -> SourceNotUsableError:
+def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUsableError:
     named = glob.only_table
     if named is not None:
         table = TableId(named.database, named.name)

@@ -1,9 +1,10 @@
 """Finds the tables that a job copies, and makes their schemas."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from tidemark.conf.tables import TableGlob
-from tidemark.readers.findings import own_table_refused
+from tidemark.readers.findings import Finding, of_error, own_table_refused, raise_refusals
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.table_facts import TableFacts, UniqueIndex
 from tidemark.readers.postgres.schema.types import canonical_type, is_toastable, list_type
@@ -12,6 +13,7 @@ from tidemark.readers.schema_checks import (
     require_excluded_columns,
     require_fitting_override,
     spelling_hint,
+    warnings_of_views,
     without_excluded,
 )
 from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
@@ -25,22 +27,46 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schem
 _OTHER_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """`kinds`: the relkind of everything outside of the system schemas that has rows. `above`: the partitioned tables above
+    each partition."""
+
+    kinds: Mapping[TableId, str]
+    above: Mapping[TableId, set[TableId]]
+
+
 def find_tables(
     connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[TableId]:
+    """See `select_tables`."""
+    return select_tables(read_candidates(connection), include, exclude)
+
+
+def read_candidates(connection: Connection) -> Candidates:
+    """Everything that could be named in `source.tables`."""
+    with connection.cursor() as cursor:
+        cursor.execute(_CANDIDATES)
+        rows = cursor.fetchall()
+    table_of = {oid: TableId(schema, name) for schema, name, _, oid, _ in rows}
+    return Candidates(
+        {TableId(schema, name): kind for schema, name, kind, _, _ in rows},
+        {table_of[oid]: {table_of[a] for a in ancestors} for _, _, _, oid, ancestors in rows if ancestors},
+    )
+
+
+def select_tables(
+    candidates: Candidates, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
 ) -> list[TableId]:
     """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted; entries are `schema.table`.
 
     A partitioned table includes its partitions. Wildcards match no partition; one that is named is a table of its own,
-    unless a partitioned table above it is selected too. Raises SourceNotUsableError where an entry of `include` names
-    anything else (a view, a foreign table) or matches nothing, or where nothing is left.
+    unless a partitioned table above it is selected too. Raises SourceNotUsableError for all entries of `include` that name
+    anything else (a view, a foreign table) or match nothing, or where nothing is left.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_CANDIDATES)
-        rows = cursor.fetchall()
-    kinds = {TableId(schema, name): kind for schema, name, kind, _, _ in rows}
-    table_of = {oid: TableId(schema, name) for schema, name, _, oid, _ in rows}
-    above = {table_of[oid]: {table_of[a] for a in ancestors} for _, _, _, oid, ancestors in rows if ancestors}
+    kinds, above = candidates.kinds, candidates.above
     selected: set[TableId] = set()
+    useless: list[SourceNotUsableError] = []
     for glob in include:
         found = {
             table
@@ -51,10 +77,20 @@ def find_tables(
             and (table not in above or glob.only_table is not None)
         }
         if not found:
-            raise _nothing_found(glob, kinds)
+            useless.append(_nothing_found(glob, kinds))
         selected |= found
+    raise_refusals(of_error(error, table=error.table) for error in useless)
     kept = without_excluded(selected, exclude)
-    return [table for table in kept if not above.get(table, set()).intersection(kept)]
+    chosen = frozenset(kept)
+    return [table for table in kept if chosen.isdisjoint(above.get(table, ()))]
+
+
+def views_left_out(
+    candidates: Candidates, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+) -> list[Finding]:
+    """Warns of views and foreign tables that `include` matches and `exclude` does not. They are not copied."""
+    others = [table for table, kind in candidates.kinds.items() if kind in _OTHER_KINDS]
+    return warnings_of_views(others, include, exclude)
 
 
 def schema_of(
@@ -127,7 +163,7 @@ def split_key(schema: TableSchema) -> tuple[str, ...]:
     return schema.key
 
 
-def _nothing_found(glob: TableGlob, kinds: dict[TableId, str]) -> SourceNotUsableError:
+def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUsableError:
     named = glob.only_table
     if named is not None:
         if is_own_table(named.name):
