@@ -1,5 +1,5 @@
 """Tables that are altered while a job copies them into Delta: their copies get the columns, or are read again. So are all
-tables after the source has lost its log."""
+tables after the source has lost its log, and one that RESTORE has set back."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +13,13 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.sinks.delta import epoch as delta_epoch
+from tidemark.sinks.delta import sink as delta_sink
+from tidemark.state.errors import SinkError
 
 pytestmark = pytest.mark.integration
 
@@ -91,3 +97,42 @@ def test_all_rows_are_read_again_after_the_log_was_lost(
         database.execute("UPDATE t SET name = 'f'")
         run_epochs(job)
         changes = {"insert": 6, "truncate": 1, "update_postimage": 3}
+
+
+@pytest.mark.pitfall(90)
+@pytest.mark.parametrize("is_late", [False, True], ids=["restored", "resnapshot"])
+def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
+    read: Callable[..., list[Any]],
+    delta_session: SparkSession,
+    mysql_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_late: bool,
+) -> None:
+    """`is_late`: it is set back just before an epoch is written to it, so that no version of it has all epochs."""
+    database = mysql_database
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    job = write_job(tmp_path, source=source_of(database), sink={"type": "delta", "path": "./lake", "style": "mirror"})
+    run_epochs(job)
+    database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (3, 'c')")
+    run_epochs(job)
+    whole = read(database, "id", "name")
+    delta_session.sql(f"RESTORE TABLE delta.`{tmp_path}/lake/{database.schema}.t` TO VERSION AS OF 1")
+    assert read(database, "id", "name") != whole
+    database.execute("INSERT INTO t VALUES (4, 'd')")
+    if is_late:
+        with monkeypatch.context() as patch:
+            patch.setattr(delta_epoch, "was_set_back", lambda *_: None)
+            patch.setattr(delta_sink, "require_not_set_back", lambda *_: None)
+            run_epochs(job)
+    with pytest.raises(SinkError, match="was set back by RESTORE") as caught:
+        run_epochs(job)
+    if is_late:
+        assert f"tidemark signal JOB.yaml resnapshot --table {database.schema}.t" in caught.value.remedy
+        resnapshot(load_job_file(job), [TableName(database.schema, "t")])
+    else:
+        delta_session.sql(caught.value.remedy.partition(", and start the job again")[0])
+    for _ in range(2):
+        run_epochs(job)
+        assert read(database, "id", "name") == database.query("SELECT id, name FROM t ORDER BY id")
+        database.execute("UPDATE t SET name = 'f'")
