@@ -48,7 +48,7 @@ from tidemark.jobs.tables.parking import (
 )
 from tidemark.jobs.tables.schema_changes import changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
-from tidemark.readers.projection.settings import require_same_projections
+from tidemark.readers.projection.settings import projections_of, require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
 from tidemark.sinks.sink import Adapts, JobIdentity, Sink, Written, raise_problems
@@ -67,6 +67,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
+from tidemark.state.projection import outputs_of
 from tidemark.state.reached import NOTHING_REACHED
 from tidemark.state.remedies import START_OVER
 from tidemark.state.signals import UNSTEERED, Steering
@@ -126,6 +127,7 @@ def open_job(
 ) -> Iterator[OpenedJob]:
     """Opens the job inside the `with` block. A table that can't be followed any more is parked (`on_table_error`). Raises
     JobHeldError, SourceNotUsableError, LogPositionLostError, CheckpointError, SinkError."""
+    Checkpoint.at(job.checkpoint).require_writable()
     with _leased(job, standby=standby, recorder=recorder) as lease:
         yield _opened(job, events, lease, recorder)
 
@@ -133,7 +135,10 @@ def open_job(
 def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None) -> OpenedJob:
     sink = make_sink(job)
 
-    def admit(state: JobState, schemas: Sequence[TableSchema]) -> None:
+    def admit(state: JobState | None, schemas: Sequence[TableSchema]) -> None:
+        if state is None:
+            raise_problems(sink.check(schemas))
+            return
         identity = JobIdentity(state.job_uuid, state.job_name)
         back = [schema for schema in schemas if schema.table in state.left_tables]
         if back and isinstance(sink, Adapts):
@@ -321,7 +326,7 @@ def _require_same_settings(job: JobFile, state: JobState, events: Events) -> Non
     if healed is not None:
         text = f"A power cut has left an incomplete plan of epoch {healed}. Nothing of it had run, so it is made again."
         events.note("warning", text=text)
-    _check_mode(job, recover_state(checkpoint, job, state))
+    _check_mode(job, recover_state(checkpoint, job, state), events)
 
 
 def _without_leaving_tables(
@@ -358,6 +363,8 @@ def _checked_state(
         raise_passing(found.findings)
     raise_refusals(found.findings if state is None else _of_its_tables(found.findings, job, state, events, trouble))
     if state is None:
+        if admit is not None:  # before anything is created, in the source too
+            admit(None, outputs_of(found.schemas, projections_of(job, found.schemas)))
         state = checkpoint.create_job_state(first_job_state(job, found))
         facts = {"source": found.name, "watermarks": found.watermarks()}
         events.note("started", job=job.job, mode=job.mode, tables=len(state.schemas), start=str(state.start), **facts)
@@ -413,11 +420,16 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     found.require_same_log(state, [] if is_done or not state.schemas else needed_log(now, state))
 
 
-def _check_mode(job: JobFile, now: EnumeratorState) -> None:
+def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:
     if job.mode == now.mode:
         return
     if job.mode == "incremental" and now.mode == "full+incremental":
         if now.phase is Phase.STREAM:
+            text = (
+                f"The job file says mode incremental. The job has mode {now.mode} and all rows, and goes on. But no rows are "
+                "read any more: of tables that join, only changes are copied, and no table is read again."
+            )
+            events.note("warning", text=text)
             return
         raise CheckpointError(
             f"Mode incremental needs a complete copy, but this job is in phase {now.phase.value}.",

@@ -8,8 +8,11 @@ from tidemark.state.checkpoint.layout import Checkpoint
 
 
 def validate(job: JobFile) -> None:
-    """Prints every finding of source and sink. Raises the error class of the first refusal, with all of them."""
-    with find_source(job, Checkpoint.at(job.checkpoint).job_state()) as found:
+    """Prints every finding of source and sink. Raises the error class of the first refusal, with all of them. Raises
+    CheckpointError if the checkpoint can't be read or written."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    checkpoint.require_writable()
+    with find_source(job, checkpoint.job_state()) as found:
         print_source_findings(found)
         if isinstance(found, SharesLog):
             print(f"fail-over: {found.after_failover()}")

@@ -28,9 +28,9 @@ from tidemark.state.table import TableId, TableSchema
 
 _OF_A_TOOL = re.compile(r"_.+_(gho|ghc|del|new|old)")
 
-Admit: TypeAlias = Callable[[JobState, Sequence[TableSchema]], None]
-"""Called with the job before the tables join, and with all tables including the new ones. Raises TidemarkError if the target
-can't take them."""
+Admit: TypeAlias = Callable[[JobState | None, Sequence[TableSchema]], None]
+"""Called with the job before the tables join, None at its first start, and with all tables including the new ones. Raises
+TidemarkError if the target can't take them."""
 
 
 class TablesAlteredError(SourceNotUsableError):

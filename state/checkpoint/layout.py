@@ -79,7 +79,12 @@ from tidemark.state.checkpoint.codec import (
     SINK,
     is_torn,
 )
-from tidemark.state.checkpoint.store import CheckpointStore, open_store, require_create_if_absent
+from tidemark.state.checkpoint.store import (
+    CheckpointStore,
+    open_store,
+    require_create_if_absent,
+    require_writable_folder,
+)
 from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
@@ -253,6 +258,10 @@ class Checkpoint:
     @classmethod
     def at(cls, url: str) -> "Checkpoint":
         return cls(url, open_store(url))
+
+    def require_writable(self) -> None:
+        """Raises CheckpointError if this machine shows that the checkpoint's folder can't be written. Writes nothing."""
+        require_writable_folder(self.store)
 
     def job_state(self) -> JobState | None:
         """The state with the tables that joined and were altered, and without those that left, or None if the job was never

@@ -172,6 +172,19 @@ def open_store(url: str) -> CheckpointStore:
     )
 
 
+def require_writable_folder(store: CheckpointStore) -> None:
+    """Raises CheckpointError if the store is a folder that can't be written to, or created. Writes nothing."""
+    if not isinstance(store, LocalStore):
+        return
+    root = Path(store.root)
+    anchor = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not anchor.is_dir() or not os.access(anchor, os.W_OK | os.X_OK):
+        raise CheckpointError(
+            f"The checkpoint {store.root} can't be written: {anchor} is {'read-only' if anchor.is_dir() else 'no folder'}.",
+            "Give the job's user write permission, or name another folder as `checkpoint`.",
+        )
+
+
 def require_create_if_absent(store: CheckpointStore) -> None:
     """Tests `create`: some S3-compatible servers ignore the condition and overwrite. Raises CheckpointError."""
     name = f"probe-{uuid.uuid4()}"

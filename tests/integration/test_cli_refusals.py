@@ -13,11 +13,12 @@ from devtools.server_process import free_port
 from devtools.servers import start_server
 from tests.support.cli import INTERRUPTED, CommandLine, job_of, waits_for_lease
 from tests.support.epochs import run_epochs
-from tests.support.jobs import running, write_job
+from tests.support.jobs import BY_DRIVER, running, source_of, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database, fresh_database
 from tidemark.conf import reconnect as reconnecting
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.spark import session
 from tidemark.readers.lease import Lease, checkpoint_lock
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -43,6 +44,18 @@ def test_a_checkpoint_that_is_not_the_jobs_is_refused(tidemark: CommandLine, sho
     (tmp_path / "checkpoint/job").unlink()
     ended = tidemark("run", job)
     assert (ended.code, "has lost its file `job`" in ended.last_line) == (1, True)
+
+
+def test_a_checkpoint_that_cant_be_written_is_found_before_the_start(
+    tidemark: CommandLine, shop: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "occupied").write_text("a file where a folder is expected")
+    job = job_of(tmp_path, shop, checkpoint="./occupied/checkpoint")
+    for command in (["validate", job, "--connect"], ["run", job]):
+        ended = tidemark(*command)
+        assert (ended.code, "occupied is no folder" in ended.last_line) == (1, True)
+    assert not (tmp_path / "out").exists()
+    assert tidemark("run", job, "--set", f"checkpoint={tmp_path}/free/checkpoint", *BY_DRIVER).code == 0
 
 
 def test_what_is_unexpected_shows_its_traceback_to_who_asks(
@@ -220,6 +233,67 @@ def test_a_target_table_that_lost_its_key_is_5(
     assert tidemark("report", job, "-o", page).code == 0
     assert re.search(r'id="phase">STOPPED .*, exit 5<', page.read_text())
     assert "following the log" not in page.read_text()
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb", "postgres"])
+def test_a_refused_first_start_leaves_nothing_behind_and_the_corrected_one_is_the_first(
+    tidemark: CommandLine, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Neither a start position in the checkpoint nor a slot and a publication in the source."""
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    target: Database = request.getfixturevalue("mysql_database" if kind == "postgres" else "postgres_database")
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY)", "INSERT INTO orders VALUES (1), (2)")
+    right = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "mirror", "url": right, "table": "copy_{table}"})
+    if target.kind == "postgres":
+        ended = tidemark("run", job, "--set", f"sink.url={right}_misspelt")
+        assert (ended.code, "Create that database, or correct sink.url." in ended.last_line) == (5, True)
+    else:  # a database that is missing is created
+        target.execute("CREATE TABLE copy_orders (id INT PRIMARY KEY)", "INSERT INTO copy_orders VALUES (7)")
+        ended = tidemark("run", job)
+        assert (ended.code, "copy_orders" in ended.last_line) == (5, True)
+        target.execute("DROP TABLE copy_orders")
+    assert [event["event"] for event in ended.events()] == ["failed"]
+    assert "has no checkpoint" in tidemark("status", job).last_line
+    if kind == "postgres":
+        assert source.query("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+        assert source.query("SELECT pubname FROM pg_publication") == []
+    ended = tidemark("run", job, *BY_DRIVER)
+    assert (ended.code, ended.events()[0]["event"]) == (0, "started")
+    assert target.query("SELECT id FROM copy_orders ORDER BY id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb", "postgres"])
+def test_views_and_every_pattern_without_a_table_are_said(
+    tidemark: CommandLine, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY)", "CREATE VIEW newest AS SELECT * FROM orders")
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+    assert f"such as views: {source.schema}.newest" in tidemark("plan", job).out
+    assert f"such as views: {source.schema}.newest" in tidemark("validate", job, "--connect").out
+    excluded = ("--set", f"source.exclude_tables=[{source.schema}.newest]")
+    assert "such as views" not in tidemark("plan", job, *excluded).out
+    told = [event.get("text", "") for event in tidemark("run", job, *BY_DRIVER).events()]
+    assert [f"{source.schema}.newest" in text for text in told if "such as views" in text] == [True]
+    patterns = f"source.tables=[{source.schema}.orders, {source.schema}.misspelt, {source.schema}.no*]"
+    ended = tidemark("plan", job, "--set", patterns, "--set", "checkpoint=./another")
+    assert ended.code == 3
+    assert "misspelt" in ended.last_line
+    assert ".no* matches no table" in ended.last_line
+
+
+def test_new_delta_tables_are_checked_without_spark(
+    tidemark: CommandLine, shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "open_session", lambda _: pytest.fail("Spark was started"))
+    job = job_of(tmp_path, shop, sink={"type": "delta", "path": "./lake"})
+    for command in (["validate", job, "--connect"], ["plan", job]):
+        ended = tidemark(*command)
+        assert (ended.code, "will be created as the Delta table" in ended.out) == (0, True)
+    (tmp_path / "lake").write_text("no folder")
+    ended = tidemark("validate", job, "--connect")
+    assert (ended.code, "can't be written to" in ended.last_line) == (5, True)
 
 
 # Exit code 6

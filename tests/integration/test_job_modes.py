@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import write_job
 from tests.support.servers import Database
@@ -32,8 +32,10 @@ def test_a_copy_made_in_mode_full_is_followed_later(source_database: Database, t
     assert run_epochs(job, "mode=full") == []
     assert set(run_epochs(job, "mode=full+incremental")) == {"stream"}
     assert_copied(tmp_path / "out", source_database)
+    notes = Notes()
     with Writers(source_database, uids, count=2, seed=2, pause_seconds=0.02):
-        run_epochs(job, "mode=incremental")
+        run_epochs(job, "mode=incremental", notes=notes)
+    assert [facts["text"] for event, facts in notes.found if "no rows are read any more" in facts.get("text", "")]
     run_epochs(job, "mode=full+incremental")
     assert_copied(tmp_path / "out", source_database)
     with pytest.raises(CheckpointError, match="already follows the log"):
