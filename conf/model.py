@@ -31,6 +31,7 @@ from tidemark.conf.reading import Log, LogStart, Snapshot, StartAtEnd
 from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.redaction import Secret
 from tidemark.conf.section import Section, Text, Written, refuse
+from tidemark.conf.signals import Signals
 from tidemark.conf.sink import CheckedSink, StoragePath
 from tidemark.conf.source import NameOfTable, ServerIdRange, Source
 from tidemark.conf.substitution import is_secret_setting
@@ -191,6 +192,9 @@ class JobFile(Section):
     )
     notify: Annotated[Notify | None, Written("a section with webhook, on")] = Field(
         None, description="A service that gets a message when the job fails."
+    )
+    signals: Annotated[Signals | None, Written("a section with table, conditions")] = Field(
+        None, description="A table of the source that gives signals to the job."
     )
     spark: Spark = Field(Spark(), description="Settings of the Spark session.")
 

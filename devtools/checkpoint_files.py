@@ -43,7 +43,7 @@ from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
 from tidemark.state.reread import Reread
 from tidemark.state.run_state import RunState
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, FirstRows, Signal, SourceRow
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import Column, TableId, TableSchema
@@ -191,8 +191,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
         ),
         Signal(TABLE, 1_700_000_000_000_000, span=(("1", "é"), ("2", "a"))),
         Signal(TABLE, 1_700_000_000_000_000, where="a > 5"),
+        Signal(
+            None, 1_700_000_000_000_000, "refused", "é", "It is no type.", row=SourceRow("shop.signals", "7", "9f2c")
+        ),
     ),
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
+    "first_rows": (FirstRows("shop.signals", (("1", "9f2c"), ("é", "00"))),),
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),
         SinkIdentity((), None),

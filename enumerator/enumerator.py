@@ -9,7 +9,7 @@ source give the same plan. The caller must still use a plan that was written onc
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tidemark.enumerator.pages import next_pages, staged, started
@@ -108,7 +108,7 @@ class Observation:
     `log`: the extent of the source's log. `goal`: the position at which the run ends (trigger `once`: the log's end when the
     run started), None for a run that continues. `outcome`: of the epoch that the state awaits, None if it awaits none.
     `joined`: JobState.joined. `splits_wait`: no splits are to be read now, except those of a table without a key that is being
-    read.
+    read. `stopped`: the same for these tables only.
     """
 
     log: LogExtent
@@ -116,6 +116,7 @@ class Observation:
     outcome: Outcome | None = None
     joined: tuple[Joined, ...] = ()
     splits_wait: bool = False
+    stopped: frozenset[TableId] = frozenset()
 
 
 def first_state(job: JobState, settings: Settings, mode: Mode | None = None) -> EnumeratorState:
@@ -189,7 +190,7 @@ def plan_epoch(
     are_visible = state.phase is Phase.SNAPSHOT and _are_visible(state, source)
     if are_visible:
         state = replace(state, unseen=())
-    splits_wait = observation.splits_wait
+    splits_wait = observation.splits_wait or are_all_stopped(state, observation.stopped)
     plan: Plan | None = None
     if state.phase is not Phase.SNAPSHOT or _is_turn_of_log(
         state, settings, are_visible=are_visible, splits_wait=splits_wait
@@ -197,7 +198,8 @@ def plan_epoch(
         awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
         plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
     if plan is None and are_visible and (not splits_wait or _is_reading_pages(state)):
-        plan, state = _plan_splits(state, source, settings, only_pages=splits_wait)
+        left_out = {table.table for table in state.tables} if splits_wait else observation.stopped
+        plan, state = _plan_splits(state, source, settings, left_out)
     return None if plan is None else replace(plan, bytes_behind=behind), state
 
 
@@ -205,6 +207,12 @@ def _are_visible(state: EnumeratorState, source: KeySource) -> bool:
     """True if every later SELECT sees the transactions up to the log's position. A split must contain them: its keys were
     left out when the log was read (spec/Lanes.tla, Seen)."""
     return source.sees(state.position, state.unseen)
+
+
+def are_all_stopped(state: EnumeratorState, stopped: Collection[TableId]) -> bool:
+    """True if splits are left, but only of tables of which none are to be read."""
+    unread = [table.table for table in state.tables if not isinstance(table.cursor, Exhausted)]
+    return bool(unread) and all(table in stopped for table in unread)
 
 
 def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, are_visible: bool, splits_wait: bool) -> bool:
@@ -366,9 +374,10 @@ def _settled(state: EnumeratorState) -> EnumeratorState:
 
 
 def _plan_splits(
-    state: EnumeratorState, source: KeySource, settings: Settings, *, only_pages: bool
+    state: EnumeratorState, source: KeySource, settings: Settings, left_out: Collection[TableId]
 ) -> tuple[Plan, EnumeratorState]:
-    """`only_pages`: only of tables without a key that are being read: all their chunks see one snapshot."""
+    """`left_out`: tables of which no splits are planned, except those without a key that are being read: all their chunks see
+    one snapshot."""
     wanted = settings.parallelism * state.splits_per_task
     if settings.max_splits is not None:
         wanted = min(wanted, settings.max_splits)
@@ -377,7 +386,8 @@ def _plan_splits(
     for i, table in enumerate(tables):
         if len(splits) == wanted:
             break
-        if isinstance(table.cursor, Exhausted) or (only_pages and not isinstance(table.cursor, (Staging, Releasing))):
+        waits = table.table in left_out and not isinstance(table.cursor, (Staging, Releasing))
+        if isinstance(table.cursor, Exhausted) or waits:
             continue
         first_id, count = state.next_split_id + len(splits), wanted - len(splits)
         pages: StageChunk | ReleaseChunk | None = None

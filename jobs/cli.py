@@ -259,14 +259,15 @@ def signal_command(
     pause --table takes a table out of the job: its copy stays as it is. resume --table empties the copy and reads the rows
     again, because the changes in between are not kept.
 
-    stop-snapshot reads no more splits until resume, while the log is followed.
+    stop-snapshot reads no more splits until resume, while the log is followed. With --table, of these tables only; resume
+    --table reads on where it stopped.
 
     set changes settings from the next epoch on, also after restarts. The value default goes back to the job file's."""
     job = _load(job_path, overrides, substitute=substitute, connects=False)
     tables = [_table_name(text) for text in table or ()]
     if settings and what is not SignalKind.SET:
         raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
-    if tables and what in {SignalKind.STOP_SNAPSHOT, SignalKind.SET, SignalKind.LIST}:
+    if tables and what in {SignalKind.SET, SignalKind.LIST}:
         raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
     if (keys or where is not None) and what is not SignalKind.RESNAPSHOT:
         raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
@@ -278,7 +279,7 @@ def signal_command(
         case SignalKind.RESUME:
             resume(job, tables)
         case SignalKind.STOP_SNAPSHOT:
-            stop_snapshot(job)
+            stop_snapshot(job, tables)
         case SignalKind.SET:
             set_settings(job, settings or ())
         case SignalKind.LIST:

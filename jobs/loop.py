@@ -8,6 +8,7 @@ The mark is durable before the next epoch is planned, because planning lets the 
 import math
 import threading
 import time
+from collections.abc import Collection
 
 from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
@@ -25,6 +26,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, SnapshotWork
 from tidemark.state.signals import UNSTEERED, Steering
+from tidemark.state.table import TableId
 
 WAIT_SECONDS = 0.1
 """The time between two looks whether commits of the log have become visible."""
@@ -102,16 +104,18 @@ class EpochLoop:
                 began = time.monotonic()
                 waits_until = self._splits_at
                 stopped = self._steering.stopped_us is not None
-                epoch = planner.next_epoch(self.committed, splits_wait=stopped or began < waits_until)
+                tables = frozenset(self._steering.stopped_tables)
+                wait = stopped or began < waits_until
+                epoch = planner.next_epoch(self.committed, splits_wait=wait, stopped=tables)
                 if epoch > self.committed:
                     record = planner.record(epoch)
                     self._run(planner, record)
                     self._mark()
                     if self._interval_seconds is None or self._has_parts or not _reads_all(record):
                         continue
-                elif planner.waits(self.committed) and stopped:
+                elif planner.waits(self.committed) and (stopped or planner.is_stopped(self.committed, tables)):
                     if self._interval_seconds is None:
-                        raise _snapshot_stopped(planner.state_after(self.committed))
+                        raise _snapshot_stopped(planner.state_after(self.committed), tables, of_job=stopped)
                 elif planner.waits(self.committed):
                     if planner.lag_seconds is not None:
                         self._wait_for_replica(planner.lag_seconds)
@@ -233,11 +237,13 @@ def _reads_all(record: PlanRecord) -> bool:
     return is_last and record.plan.phase is Phase.STREAM
 
 
-def _snapshot_stopped(state: EnumeratorState) -> PausedError:
+def _snapshot_stopped(state: EnumeratorState, tables: Collection[TableId], *, of_job: bool) -> PausedError:
     unread = [str(table.table) for table in state.tables if not isinstance(table.cursor, Exhausted)]
+    resumes = ["resume"] if of_job else []
+    resumes += [f"resume --table {table}" for table in sorted(map(str, tables))]
     more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return PausedError(
         f"A signal has stopped the reading of rows: {', '.join(unread[:3])}{more} is not copied completely. "
         "The log was followed.",
-        "tidemark signal JOB.yaml resume, then run the job again.",
+        f"{', '.join(f'tidemark signal JOB.yaml {resume}' for resume in resumes)}, then run the job again.",
     )

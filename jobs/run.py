@@ -139,6 +139,7 @@ class _Run:
         discovery: Discovery,
     ) -> None:
         self._discovery = discovery
+        self._rows = opened.rows
         self._known = known_tables(context.job, context.state)
         self._max_epochs = summary.epochs + 1 if opened.finishes else None
         self._held = opened.held
@@ -230,6 +231,8 @@ class _Run:
             return
         if self._looks_for_tables and self._discovery.look(self._known):
             self.must_open_again = True
+        if self._rows is not None:
+            self._rows.look(self._events)
         if time.monotonic() >= self._looked_at + SIGNALS_SECONDS:
             self._looked_at = time.monotonic()
             self.must_open_again |= self._checkpoint.has_open_signals()

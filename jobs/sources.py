@@ -6,6 +6,7 @@ from typing_extensions import assert_never
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.sinks import sink_needs
+from tidemark.readers.signal_rows import SignalRow
 from tidemark.readers.source import FoundSource, Lease
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
@@ -41,6 +42,23 @@ def selected_tables(job: JobFile) -> list[TableId]:
             from tidemark.readers.postgres.source import postgres_tables
 
             return postgres_tables(job)
+        case _:
+            assert_never(kind)
+
+
+def read_signal_rows(job: JobFile, table: TableId) -> list[SignalRow] | None:
+    """Connects to the source and returns the rows of a signal table, None if there is no such table. Raises
+    SourceNotUsableError if it can't be read, SourceUnavailableError if the source is out of reach."""
+    kind = job.source.url.kind
+    match kind:
+        case "mysql" | "mariadb":
+            from tidemark.readers.mysql.signal_rows import read_mysql_signals
+
+            return read_mysql_signals(job, table)
+        case "postgresql":
+            from tidemark.readers.postgres.signal_rows import read_postgres_signals
+
+            return read_postgres_signals(job, table)
         case _:
             assert_never(kind)
 

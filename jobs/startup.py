@@ -15,7 +15,8 @@ from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.set_back import goes_back, is_going_back
 from tidemark.jobs.signals.repairs import read_again
-from tidemark.jobs.signals.steering import answer_steering, require_goes_on, steered, tell_steering
+from tidemark.jobs.signals.signal_table import SignalTable
+from tidemark.jobs.signals.steering import answer_steering, require_goes_on, steered, steering_at, tell_steering
 from tidemark.jobs.sinks import make_sink, sink_identity
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.job_tables import (
@@ -101,21 +102,23 @@ class HeldJob:
 class OpenedJob:
     """A held job whose sink is ready. `job`: its job file, with the settings of signals. `again` opens it once more under the
     same lease: tables may have left or joined. `finishes`: only the planned epoch is to run, before tables leave; then the job
-    must be opened again."""
+    must be opened again. `rows`: gives signals while it runs."""
 
     job: JobFile
     held: HeldJob
     writing: Writing
     again: Callable[[], "OpenedJob"]
     finishes: bool = False
+    rows: SignalTable | None = None
 
 
 @dataclass(slots=True)
 class _Trouble:
     """The findings of the attempts at one start. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
-    when the newest attempt began."""
+    when the newest attempt began. `rows`: the table of the source that gives signals."""
 
+    rows: SignalTable | None = None
     refused: set[TableId] = field(default_factory=set)
     kept: set[TableId] = field(default_factory=set)
     signals: frozenset[int] = frozenset()
@@ -128,11 +131,14 @@ def open_job(
     """Opens the job inside the `with` block. A table that can't be followed any more is parked (`on_table_error`). Raises
     JobHeldError, SourceNotUsableError, LogPositionLostError, CheckpointError, SinkError."""
     Checkpoint.at(job.checkpoint).require_writable()
+    rows = None if job.signals is None else SignalTable(job, job.signals.table)
     with _leased(job, standby=standby, recorder=recorder) as lease:
-        yield _opened(job, events, lease, recorder)
+        yield _opened(job, events, lease, recorder, rows)
 
 
-def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None) -> OpenedJob:
+def _opened(
+    job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None, rows: SignalTable | None
+) -> OpenedJob:
     sink = make_sink(job)
 
     def admit(state: JobState | None, schemas: Sequence[TableSchema]) -> None:
@@ -146,7 +152,7 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
         written = Checkpoint.at(job.checkpoint).written_tables(state)
         raise_problems(sink.check(schemas, identity, written))
 
-    trouble = _Trouble()
+    trouble = _Trouble(rows)
     while True:
         try:
             held = _held(job, events, lease, admit, recorder, trouble)
@@ -166,8 +172,9 @@ def _opened(job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | 
         steered(job, held.steering),
         held,
         writing,
-        lambda: _opened(job, events, lease, recorder),
+        lambda: _opened(job, events, lease, recorder, rows),
         finishes=bool(trouble.kept),
+        rows=rows,
     )
 
 
@@ -293,10 +300,13 @@ START_ATTEMPTS = 5
 
 def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:
     state, steering, opens = Checkpoint.at(job.checkpoint).job_state(), UNSTEERED, admit is not None
+    is_new = state is None
     if state is not None:
         _require_same_settings(job, state, events)
         if opens:
-            steering = answer_steering(job)
+            if trouble.rows is not None:
+                trouble.rows.look_now(events)
+            steering = answer_steering(job, state)
             require_goes_on(job, steering)
             trouble.signals = open_signals(Checkpoint.at(job.checkpoint))
             state = pause_left(job, state)
@@ -304,6 +314,10 @@ def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None,
     try:
         with find_source(to_be_found(job, state, trouble.refused | trouble.kept), state) as found:
             state = _checked_state(job, found, events, admit, trouble)
+            if is_new and trouble.rows is not None:
+                trouble.rows.look_now(events)
+            if trouble.signals:
+                steering = steering_at(Checkpoint.at(job.checkpoint))  # signals about tables are answered now, too
             return HeldJob(found.server(_but(state, trouble.kept)), state, lease, steering)
     except NothingSelectedError as error:
         if state is None or state.schemas or not has_away(job, state):

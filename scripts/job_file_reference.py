@@ -21,6 +21,7 @@ from tidemark.conf.notify import Notify
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
 from tidemark.conf.section import Section, form_of
+from tidemark.conf.signals import Signals
 from tidemark.conf.sink import LATER_SINK_TYPES, AuditColumns, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
 from tidemark.conf.source import Source, TableColumns, Tls
 from tidemark.conf.table_options import TableOptions
@@ -49,6 +50,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("sink: type console", ConsoleSink),
     ("metrics", Metrics),
     ("notify", Notify),
+    ("signals", Signals),
     ("spark", Spark),
 )
 

@@ -8,9 +8,26 @@ from typing import Literal
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
 
-SignalKind = Literal["resnapshot", "repair", "pause", "resume", "stop-snapshot", "set"]
+SignalKind = Literal["resnapshot", "repair", "pause", "resume", "stop-snapshot", "set", "refused"]
 OF_THE_FILE = "default"
 """The value of a `set` that goes back to what the job file says."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """A row of a signal table. `table`: as `database.table`. `digest`: of what the row asked for when it was seen first."""
+
+    table: str
+    id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The rows that a signal table had when the job first looked at it. They are no signals. `ids`: with the rows' digests."""
+
+    table: str
+    ids: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +39,11 @@ class Signal:
     `repair`: those with `keys` are to be read, which are in `ranges` and `whole`. A key has the texts that the copy's server
     shows. Of a range in `whole` all rows are written, also with other keys.
     `pause`: the job plans no more epochs, or the table leaves it.
-    `resume`: ends `pause` and `stop-snapshot`, or brings the table back. `stop-snapshot`: no more splits are planned.
+    `resume`: ends `pause` and `stop-snapshot`, of the job or of the table, which comes back if it has left. `stop-snapshot`: no
+    more splits are planned, of the job or of the table.
     `set`: `setting`, a key of the job file, gets `value`, as the user wrote it.
+    `refused`: a row of the signal table that asks for nothing that can be done. `setting`: its type. `value`: why.
+    `row`: of the signal table; None if a command gave the signal.
     """
 
     table: TableId | None
@@ -36,6 +56,7 @@ class Signal:
     whole: tuple[KeyRange, ...] = ()
     span: tuple[tuple[str, ...], ...] = ()
     where: str = ""
+    row: SourceRow | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -43,6 +64,8 @@ class Signal:
         return bool(self.kind == "repair" or self.keys or self.span or self.where)
 
     def __str__(self) -> str:
+        if self.kind == "refused":
+            return self.setting or "no type"
         if self.kind == "repair":
             return f"repair {self.table}, {len(self.keys):,} {'key' if len(self.keys) == 1 else 'keys'}"
         if self.is_partial:
@@ -64,18 +87,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The settings by the accepted signals of the whole job. `paused_us`: since when the job is paused, None if it is not;
-    `stopped_us`: the same for the reading of splits. `settings`: values by key of the job file, sorted, as the user wrote
-    them."""
+    """The settings by the accepted signals. `paused_us`: since when the job is paused, None if it is not;
+    `stopped_us`: the same for the reading of splits. `stopped_tables`: the tables of which no splits are planned, sorted.
+    `settings`: values by key of the job file, sorted, as the user wrote them."""
 
     paused_us: int | None = None
     stopped_us: int | None = None
+    stopped_tables: tuple[TableId, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
 
     def after(self, signal: Signal) -> "Steering":
         """Returns the steering once this signal is accepted too."""
         if signal.table is not None:
-            return self
+            return self if signal.is_partial else self._after_table(signal.table, signal.kind)
         match signal.kind:
             case "pause":
                 return self if self.paused_us is not None else replace(self, paused_us=signal.at_us)
@@ -91,6 +115,17 @@ class Steering:
                 return replace(self, settings=tuple(sorted(settings.items())))
             case _:
                 return self
+
+    def _after_table(self, table: TableId, kind: SignalKind) -> "Steering":
+        stopped = set(self.stopped_tables)
+        match kind:
+            case "stop-snapshot":
+                stopped.add(table)
+            case "resume" | "resnapshot":
+                stopped.discard(table)
+            case _:
+                return self
+        return replace(self, stopped_tables=tuple(sorted(stopped, key=str)))
 
 
 UNSTEERED = Steering()

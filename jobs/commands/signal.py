@@ -14,23 +14,21 @@ from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.reconcile.table_comparison import Repair
 from tidemark.jobs.recovered_state import recover_state, required_state
 from tidemark.jobs.signals.repairs import unfinished
-from tidemark.jobs.signals.steering import kept_log, with_setting
-from tidemark.jobs.signals.table_parts import HOW_TO_WRITE, PartRefusedError, parse_keys, require_part
+from tidemark.jobs.signals.requests import signals_about, signals_that_set
+from tidemark.jobs.signals.steering import kept_log, steering_at
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import JobFileError
 from tidemark.state.job_state import JobState
 from tidemark.state.signals import Answer, Signal, SignalKind
 from tidemark.state.table import TableId
 
 _OF_TABLES = {
-    "resnapshot": "the rows of {} are read again",
     "pause": "{} leaves the job",
-    "resume": "the rows of {} are read again",
+    "resume": "the rows of {} are read",
+    "stop-snapshot": "no more splits of {} are read",
 }
 _OF_JOB = {"pause": "the job is paused", "resume": "the job goes on", "stop-snapshot": "no more splits are read"}
 _BY = "by the running driver, or at the next start."
 _TABLE_LEFT = "the table has left the job since, or was read again as a whole."
-SEE_ROWS = "Write a condition in the source's SQL, such as \"created_at >= '2024-01-01'\"."
 
 
 def resnapshot(
@@ -38,41 +36,11 @@ def resnapshot(
 ) -> None:
     """Asks for the rows of tables to be read again, or, if `keys` or `where` are given, for those of a part of a table.
     `keys`: each a key, or a range. Raises JobFileError, and gives no signal, if a table is not the job's."""
-    required_state(Checkpoint.at(job.checkpoint), job)
-    if tables and (keys or where is not None):
-        _signal_parts(job, tables, keys, where)
-        return
-    if not tables:
-        raise JobFileError(
-            "signal resnapshot needs a table.", "Name it: --table database.table; more than one may be given."
-        )
-    _signal_tables(job, "resnapshot", tables)
-
-
-def _signal_parts(job: JobFile, tables: Sequence[TableName], keys: Sequence[str], where: str | None) -> None:
-    """Gives one signal for all single keys, and one for each range. Raises JobFileError, and gives none, if one is wrong."""
-    checkpoint = Checkpoint.at(job.checkpoint)
-    state = required_state(checkpoint, job)
-    if keys and (where is not None or len(tables) > 1):
-        raise JobFileError("--keys is about one table, and goes without --where.", "Give more than one signal.")
-    if where == "":
-        raise JobFileError("--where is empty.", "Leave it out to have all rows read again.")
-    wanted, now_us = list[Signal](), _now_us()
-    try:
-        parsed = [parse_keys(text) for text in keys]
-        single = tuple(key[0] for key in parsed if len(key) == 1)
-        for table in (TableId(table.database, table.name) for table in tables):
-            if where is not None:
-                wanted.append(Signal(table, now_us, where=where))
-            if single:
-                wanted.append(Signal(table, now_us, keys=single))
-            wanted += [Signal(table, now_us, span=span) for span in parsed if len(span) == 2]
-        for signal in wanted:
-            require_part(job, state, signal)
-    except PartRefusedError as error:
-        raise JobFileError(str(error), HOW_TO_WRITE if keys else SEE_ROWS) from error
+    checkpoint, state = _started(job)
+    wanted = signals_about(job, state, "resnapshot", tables, keys=keys, where=where)
     for signal in wanted:
-        print(f"signal {checkpoint.create_signal(signal)}: {signal}: its rows are read again {_BY}")
+        what = f"{signal}: its rows" if signal.is_partial else f"the rows of {signal.table}"
+        print(f"signal {checkpoint.create_signal(signal)}: {what} are read again {_BY}")
 
 
 def read_keys_again(job: JobFile, table: TableId, repair: Repair) -> None:
@@ -88,72 +56,52 @@ def _count(repair: Repair) -> str:
 
 def pause(job: JobFile, tables: Sequence[TableName]) -> None:
     """Asks for the job to be paused, or, if `tables` are given, for these to leave it. Raises JobFileError as `resnapshot`."""
-    if tables:
-        _signal_tables(job, "pause", tables)
-    else:
-        _signal_job(job, "pause")
+    _give(job, "pause", tables)
+    if not tables:
         print(kept_log(job))
 
 
 def resume(job: JobFile, tables: Sequence[TableName]) -> None:
-    """Asks for the job to go on, or, if `tables` are given, for these to come back. Raises JobFileError as `resnapshot`."""
+    """Asks for the job to go on, or, if `tables` are given, for these to come back, or for their splits to be read. Raises
+    JobFileError as `resnapshot`."""
+    state = _give(job, "resume", tables)
     if tables:
-        _signal_tables(job, "resume", tables)
-    else:
-        state = _signal_job(job, "resume")
-        paused = ", ".join(str(left.table) for left in state.left if left.paused)
-        if paused:
-            print(f"These tables stay paused: {paused}. Name them with --table to read them again.")
+        return
+    paused = ", ".join(str(left.table) for left in state.left if left.paused)
+    if paused:
+        print(f"These tables stay paused: {paused}. Name them with --table to read them again.")
+    stopped = ", ".join(map(str, steering_at(Checkpoint.at(job.checkpoint)).stopped_tables))
+    if stopped:
+        print(f"No splits are read of these tables: {stopped}. Name them with --table to read on.")
 
 
-def stop_snapshot(job: JobFile) -> None:
-    """Asks for no more splits to be read. Raises JobFileError if the job reads none."""
-    if not job.has_snapshot:
-        raise JobFileError(f"Mode {job.mode} reads no splits.", "There is nothing to stop.")
-    _signal_job(job, "stop-snapshot")
+def stop_snapshot(job: JobFile, tables: Sequence[TableName] = ()) -> None:
+    """Asks for no more splits to be read, or, if `tables` are given, for none of these. Raises JobFileError as `resnapshot`,
+    and if the job reads none."""
+    _give(job, "stop-snapshot", tables)
 
 
 def set_settings(job: JobFile, assignments: Sequence[str]) -> None:
     """Asks for settings to have other values. Raises JobFileError, and gives no signal, if one is not allowed."""
-    checkpoint = Checkpoint.at(job.checkpoint)
-    required_state(checkpoint, job)
-    pairs = [assignment.partition("=")[::2] for assignment in assignments]
-    if not pairs:
-        raise JobFileError("signal set needs a setting.", "Write tidemark signal JOB.yaml set snapshot.parallelism=2.")
-    for key, value in pairs:
-        with_setting(job, key, value)
-    for key, value in pairs:
-        number = checkpoint.create_signal(Signal(None, _now_us(), "set", key, value))
-        print(f"signal {number}: {key}={value} holds for the running driver's next epoch, and at later starts.")
+    checkpoint, _ = _started(job)
+    pairs = [assignment.partition("=") for assignment in assignments]
+    for signal in signals_that_set(job, [(key, value) for key, _, value in pairs]):
+        number = checkpoint.create_signal(signal)
+        text = f"{signal.setting}={signal.value} holds for the running driver's next epoch, and at later starts."
+        print(f"signal {number}: {text}")
 
 
-def _signal_job(job: JobFile, kind: SignalKind) -> JobState:
+def _started(job: JobFile) -> tuple[Checkpoint, JobState]:
     checkpoint = Checkpoint.at(job.checkpoint)
-    state = required_state(checkpoint, job)
-    number = checkpoint.create_signal(Signal(None, _now_us(), kind))
-    print(f"signal {number}: {_OF_JOB[kind]} {_BY}")
+    return checkpoint, required_state(checkpoint, job)
+
+
+def _give(job: JobFile, kind: SignalKind, tables: Sequence[TableName]) -> JobState:
+    checkpoint, state = _started(job)
+    for signal in signals_about(job, state, kind, tables):
+        what = _OF_JOB[kind] if signal.table is None else _OF_TABLES[kind].format(signal.table)
+        print(f"signal {checkpoint.create_signal(signal)}: {what} {_BY}")
     return state
-
-
-def _signal_tables(job: JobFile, kind: SignalKind, tables: Sequence[TableName]) -> None:
-    checkpoint = Checkpoint.at(job.checkpoint)
-    state = required_state(checkpoint, job)
-    if job.mode != "full+incremental":
-        raise JobFileError(f"Mode {job.mode} can't read rows again.", "Start another job for these tables.")
-    wanted = [TableId(table.database, table.name) for table in tables]
-    known = {schema.table for schema in state.schemas} | state.left_tables
-    for table in wanted:
-        if table not in known:
-            raise JobFileError(
-                f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
-            )
-        if kind != "pause" and not job.source.selects(table.database, table.name):
-            raise JobFileError(
-                f"The job file does not select {table}.", "Change source.tables or source.exclude_tables first."
-            )
-    for table in wanted:
-        number = checkpoint.create_signal(Signal(table, _now_us(), kind))
-        print(f"signal {number}: {_OF_TABLES[kind].format(table)} {_BY}")
 
 
 def list_signals(job: JobFile) -> None:
@@ -171,7 +119,8 @@ def list_signals(job: JobFile) -> None:
         told = _state_of(signal, answer, state, progress, is_newest=newest.get(signal.table) == number)
         if signal.is_partial and answer is not None and answer.accepted:
             told = repairs.get(number, f"failed, accepted {time_text(answer.at_us)}: {_TABLE_LEFT}")
-        drawn.add_row(str(number), time_text(signal.at_us), redact(str(signal)), redact(told))
+        row = "" if signal.row is None else f" (row {signal.row.id})"
+        drawn.add_row(str(number), time_text(signal.at_us), redact(f"{signal}{row}"), redact(told))
     console().print(drawn)
 
 

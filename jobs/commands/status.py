@@ -36,6 +36,8 @@ def status(job: JobFile, *, as_json: bool) -> None:
     committed = checkpoint.committed_epoch()
     progress = read_progress(checkpoint, job, state, committed)
     steering = steering_at(checkpoint)
+    if progress is not None:
+        progress = progress.steered(steering)
     if progress is not None and max(epochs) > committed:
         progress = progress.with_published(RunningSplits(checkpoint).count(max(epochs)))
     if as_json:
@@ -66,6 +68,7 @@ def _facts(
         for left in state.left
     ]
     facts |= {"paused": steering.paused_us is not None, "snapshot_stopped": steering.stopped_us is not None}
+    facts["stopped_tables"] = [str(table) for table in steering.stopped_tables]
     facts["settings"] = dict(steering.settings)
     if progress is not None:
         facts |= {name: value for name, value in asdict(progress).items() if name not in _OF_A_RUN}
@@ -109,6 +112,8 @@ def _signalled(steering: Steering) -> Iterator[str]:
         yield f"PAUSED since {time_text(steering.paused_us)}. {RESUME} ends it."
     if steering.stopped_us is not None:
         yield f"no splits are read since {time_text(steering.stopped_us)}. {RESUME} ends it."
+    for table in steering.stopped_tables:
+        yield f"no splits of {table} are read. {RESUME} --table {table} ends it."
     if steering.settings:
         yield ", ".join(f"{key}={value}" for key, value in steering.settings)
 
@@ -123,7 +128,7 @@ def _tables(progress: JobProgress) -> Table:
         total = "?" if table.splits_total is None else f"{table.splits_total:,}"
         splits = table.splits_done + table.splits_published
         counts = (table.rows, table.inserts, table.updates, table.deletes)
-        done = "done" if table.complete else ""
+        done = "done" if table.complete else "stopped" if table.stopped else ""
         drawn.add_row(table.table, f"{splits:,}/{total}", *(f"{count:,}" for count in counts), done)
     return drawn
 

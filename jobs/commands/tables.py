@@ -10,6 +10,7 @@ from tidemark.jobs.commands.drawing import console
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.jobs.tables.parking import way_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState, Left
@@ -20,7 +21,10 @@ def tables(job: JobFile) -> None:
     """Prints what the checkpoint says. Raises CheckpointError if the job was never started."""
     checkpoint = Checkpoint.at(job.checkpoint)
     state = required_state(checkpoint, job)
+    steering = steering_at(checkpoint)
     progress = read_progress(checkpoint, job, state, checkpoint.committed_epoch())
+    if progress is not None:
+        progress = progress.steered(steering)
     drawn = Table(box=None, pad_edge=False)
     for heading in ("table", "state", ""):
         drawn.add_column(heading, overflow="fold")
@@ -31,7 +35,7 @@ def tables(job: JobFile) -> None:
 
 def _rows(job: JobFile, state: JobState, progress: JobProgress | None) -> Iterator[tuple[str, str, str]]:
     for table in () if progress is None else progress.tables:
-        yield table.table, state_of(table, progress), ""
+        yield table.table, state_of(table, progress), f"{RESUME} --table {table.table}" if table.stopped else ""
     if progress is None:
         for schema in state.schemas:
             yield str(schema.table), "waiting", ""
@@ -42,6 +46,9 @@ def _rows(job: JobFile, state: JobState, progress: JobProgress | None) -> Iterat
 
 def state_of(table: TableProgress, progress: JobProgress | None) -> str:
     """`waiting`, `snapshot` with its splits, or `live`: changes of all its rows are followed."""
+    if table.stopped:
+        total = "?" if table.splits_total is None else table.splits_total
+        return f"snapshot stopped by a signal, {table.splits_done} of {total} splits"
     if progress is None or (not table.complete and not table.splits_done):
         return "waiting"
     if not table.complete:

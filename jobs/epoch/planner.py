@@ -10,6 +10,7 @@ the next plan is durable: until then everything can be read again.
 """
 
 import time
+from collections.abc import Collection
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import (
@@ -17,6 +18,7 @@ from tidemark.enumerator.enumerator import (
     Outcome,
     SplitsRead,
     absorb,
+    are_all_stopped,
     first_state,
     in_mode,
     join,
@@ -38,6 +40,7 @@ from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWo
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.signals import Answer
+from tidemark.state.table import TableId
 
 
 class Planner:
@@ -103,9 +106,15 @@ class Planner:
         state = self.state_after(committed)
         return state.phase is Phase.SNAPSHOT or bool(state.rereads)
 
-    def next_epoch(self, committed: int, *, splits_wait: bool = False) -> int:
+    def is_stopped(self, committed: int, stopped: Collection[TableId]) -> bool:
+        """True if splits are left, but only of these tables."""
+        return are_all_stopped(self.state_after(committed), stopped)
+
+    def next_epoch(
+        self, committed: int, *, splits_wait: bool = False, stopped: frozenset[TableId] = frozenset()
+    ) -> int:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
-        `splits_wait`: no splits are planned now.
+        `splits_wait`: no splits are planned now. `stopped`: none of these tables.
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
@@ -121,7 +130,8 @@ class Planner:
         state = self.state_after(committed)
         self.lag_seconds = self._too_long_lag(state)
         splits_wait = splits_wait or self.lag_seconds is not None
-        observation = Observation(self._access.log_extent(), self._goal, None, self._job_state.joined, splits_wait)
+        extent = self._access.log_extent()
+        observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, stopped)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
             self._partitions.look(committed)

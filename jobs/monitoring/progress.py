@@ -21,7 +21,7 @@ from tidemark.state.table import TableId
 class TableProgress:
     """`splits_total` is an estimate until the table's last split is planned, None before its first; 0 if only the log is
     read. `splits_published`: splits of the running epoch that are read, but not yet committed. `inserts`, `updates`,
-    `deletes`: from the log, since the job's first start."""
+    `deletes`: from the log, since the job's first start. `stopped`: by a signal, no more splits of it are read now."""
 
     table: str
     splits_done: int
@@ -33,6 +33,7 @@ class TableProgress:
     updates: int = 0
     deletes: int = 0
     splits_published: int = 0
+    stopped: bool = False
 
     @property
     def share(self) -> float:
@@ -81,13 +82,17 @@ class JobProgress:
     snapshot_stopped: bool = False
 
     def steered(self, steering: Steering) -> "JobProgress":
-        """With `paused` and `snapshot_stopped`. A paused job does not know whether it has read all."""
+        """With `paused`, and what is stopped. A paused job does not know whether it has read all."""
         paused, is_done = steering.paused_us is not None, self.phase == Phase.DONE.value
+        stopped = {str(table) for table in steering.stopped_tables}
         return replace(
             self,
             paused=paused,
             snapshot_stopped=steering.stopped_us is not None,
             caught_up=self.caught_up and (is_done or not paused),
+            tables=tuple(
+                replace(table, stopped=not table.complete and table.table in stopped) for table in self.tables
+            ),
         )
 
     def with_published(self, counts: Mapping[str, int]) -> "JobProgress":

@@ -1,4 +1,5 @@
-"""Signals about the whole job: pause and resume, stop-snapshot, and settings. `jobs/tables/parking.py` has those about tables.
+"""Signals about the whole job: pause and resume, stop-snapshot (also of single tables), and settings. The others about tables:
+`jobs/tables/parking.py`.
 
 The driver answers them before it looks at anything else, and what they have set follows from the answered signals: a driver
 that dies in between leaves nothing half done.
@@ -16,9 +17,12 @@ from tidemark.conf.section import form_of
 from tidemark.conf.yaml_tree import Place, YamlRefusedError, read_tree, to_plain
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.times import time_text
+from tidemark.jobs.recovered_state import recover_state
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
 from tidemark.state.failpoints import failpoint
+from tidemark.state.job_state import JobState
+from tidemark.state.plan import Exhausted
 from tidemark.state.signals import OF_THE_FILE, Answer, Signal, Steering, steering_of
 
 SETTINGS = (
@@ -71,27 +75,40 @@ def steered(job: JobFile, steering: Steering) -> JobFile:
             job = with_setting(job, key, value)
         except JobFileError:
             continue
-    if steering.stopped_us is not None:
+    if steering.stopped_us is not None or steering.stopped_tables:
         job = job.model_copy(update={"snapshot": job.snapshot.model_copy(update={"interleave": True})})
     return job
 
 
-def answer_steering(job: JobFile) -> Steering:
-    """Answers the open signals about the whole job, durable. Returns what all of them have set. Only the lease's holder may."""
+def answer_steering(job: JobFile, state: JobState) -> Steering:
+    """Answers the open signals about the whole job, and those that stop the reading of a table's splits, durable. Returns what
+    all of them have set. Only the lease's holder may."""
     checkpoint = Checkpoint.at(job.checkpoint)
+    checkpoint.answer_repeated()
     signals = checkpoint.signals()
     for number, (signal, answer) in signals.items():
-        if answer is None and signal.table is None:
-            new = _answer(job, signal, steering_of(signals.values()))
+        if answer is None and (signal.table is None or signal.kind == "stop-snapshot"):
+            new = _answer(job, state, signal, steering_of(signals.values()))
             checkpoint.create_answer(number, new)
             signals[number] = signal, new
             failpoint("signals.answered")
     return steering_of(signals.values())
 
 
-def _answer(job: JobFile, signal: Signal, now: Steering) -> Answer:
+def _answer(job: JobFile, state: JobState, signal: Signal, now: Steering) -> Answer:
     accepted, text = True, ""
     match signal.kind:
+        case "stop-snapshot" if signal.table is not None and job.has_snapshot:
+            reads = recover_state(Checkpoint.at(job.checkpoint), job, state).tables
+            read = {table.table for table in reads if isinstance(table.cursor, Exhausted)}
+            known = {schema.table for schema in state.schemas} | state.left_tables
+            accepted = signal.table in known - read
+            text = "No more splits of it are read."
+            if not accepted:
+                why = (
+                    "All its splits are read or planned" if signal.table in read else "The job does not copy this table"
+                )
+                text = f"{why}."
         case "pause":
             text = "The job is paused."
         case "resume":
@@ -105,6 +122,8 @@ def _answer(job: JobFile, signal: Signal, now: Steering) -> Answer:
                 text = "It holds from the next epoch on."
             except JobFileError as error:
                 accepted, text = False, error.message
+        case "refused":
+            accepted, text = False, signal.value
         case _:
             accepted, text = False, "This signal needs a table."
     return Answer(accepted, text, time.time_ns() // 1000)
@@ -140,5 +159,8 @@ def tell_steering(job: JobFile, steering: Steering, events: Events) -> None:
     if steering.stopped_us is not None:
         text = f"No splits are read since {time_text(steering.stopped_us)} UTC; the log is followed. {RESUME} ends it."
         events.note("snapshot_stopped", text=text)
+    for table in steering.stopped_tables:
+        text = f"No splits of it are read; the log is followed. {RESUME} --table {table} ends it."
+        events.note("snapshot_stopped", table=str(table), text=text)
     if steering.settings:
         events.note("settings", text="Signals have set: " + ", ".join(f"{k}={v}" for k, v in steering.settings))

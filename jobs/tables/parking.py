@@ -29,7 +29,7 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
 from tidemark.state.remedies import START_OVER, read_again
-from tidemark.state.signals import Answer, Signal, SignalKind
+from tidemark.state.signals import UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
 MAX_HEALS = 5
@@ -334,13 +334,14 @@ def answer_signals(
     checkpoint = Checkpoint.at(job.checkpoint)
     known = {schema.table for schema in before.schemas} | before.left_tables
     newest = {signal.table: number for number, signal in _open_signals(checkpoint).items() if number in seen}
+    steering = steering_of(checkpoint.signals().values()) if newest else UNSTEERED
     for number, signal in _open_signals(checkpoint).items():
         table = signal.table
         if table is None or number not in seen:
             continue
-        text = None
+        text, stopped = None, table in steering.stopped_tables
         left = next((left for left in state.left if left.table == table), None)
-        if job.mode != "full+incremental":
+        if job.mode != "full+incremental" and not (signal.kind == "resume" and stopped):
             text = f"Mode {job.mode} can't read rows again."
         elif table not in known:
             text = "The job does not copy this table."
@@ -356,6 +357,8 @@ def answer_signals(
             if left.paused:
                 state = still_parked(job, checkpoint, state, [table], text)
         accepted = "Its copy is emptied, and its rows are read again."
+        if signal.kind == "resume" and table not in before.left_tables:
+            accepted = "The reading of its rows goes on." if stopped else "It was not paused."
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."
         checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
@@ -389,11 +392,16 @@ def open_signals(checkpoint: Checkpoint) -> frozenset[int]:
 
 
 def _open_signals(checkpoint: Checkpoint) -> dict[int, Signal]:
-    """Those that are not answered yet, without those about parts of tables: for them none leaves (`signals/repairs.py`)."""
+    """Those that are not answered yet, without those for which no table leaves: about parts of tables (`signals/repairs.py`),
+    and about the reading of splits (`signals/steering.py`)."""
     if not checkpoint.has_open_signals():
         return {}
     found = checkpoint.signals().items()
-    return {number: signal for number, (signal, answer) in found if answer is None and not signal.is_partial}
+    return {
+        number: signal
+        for number, (signal, answer) in found
+        if answer is None and not signal.is_partial and signal.kind != "stop-snapshot"
+    }
 
 
 def _newest_signals(checkpoint: Checkpoint) -> dict[TableId, SignalKind]:

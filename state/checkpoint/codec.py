@@ -30,7 +30,7 @@ from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import WatchedTable
 from tidemark.state.plan import PlanRecord
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.split import Report
 
@@ -144,6 +144,7 @@ LEFT: Codec[tuple[Left, ...]] = Codec("left", tuple[Left, ...], version=1)
 ALTERED: Codec[Altered] = Codec("altered", Altered, version=1)
 SIGNAL: Codec[Signal] = Codec("signal", Signal, version=1)
 ANSWER: Codec[Answer] = Codec("answer", Answer, version=1)
+FIRST_ROWS: Codec[FirstRows] = Codec("first_rows", FirstRows, version=1)
 SINK: Codec[SinkIdentity] = Codec("sink", SinkIdentity, version=1)
 PARTITIONS: Codec[tuple[WatchedTable, ...]] = Codec("partitions", tuple[WatchedTable, ...], version=1)
 PUBLISHED_SPLIT: Codec[Report] = Codec("published_split", Report, version=1)
@@ -162,6 +163,7 @@ CODECS: tuple[Codec[Any], ...] = (
     ALTERED,
     SIGNAL,
     ANSWER,
+    FIRST_ROWS,
     SINK,
     PARTITIONS,
     PUBLISHED_SPLIT,

@@ -15,6 +15,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by `tidemark signal`. Never removed.
     answers/0000000001      what the job did with the signal of that number (Answer).
                             Written by the driver. Never removed.
+    first_rows/0000000001   the rows that a signal table had when the job first looked at it (FirstRows): they are no signals.
+                            Written by the driver. Never removed.
     outcomes/0000000001     the rows that a signal had read again are written, or why not (Answer).
                             Written by the driver. Never removed.
     repairs/n1-1700…        rows that were read again for signal 1.
@@ -68,6 +70,7 @@ from dataclasses import dataclass
 from tidemark.state.checkpoint.codec import (
     ALTERED,
     ANSWER,
+    FIRST_ROWS,
     JOB,
     JOINED,
     KEY_REREADS,
@@ -92,7 +95,7 @@ from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
 from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.table import TableId
 
@@ -109,6 +112,7 @@ SIGNALS_FOLDER = "signals"
 ANSWERS_FOLDER = "answers"
 OUTCOMES_FOLDER = "outcomes"
 REPAIRS_FOLDER = "repairs"
+FIRST_ROWS_FOLDER = "first_rows"
 OWNERS_FOLDER = "owners"
 PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
@@ -154,6 +158,10 @@ def signal_file(number: int) -> str:
 
 def answer_file(number: int) -> str:
     return f"{ANSWERS_FOLDER}/{number:010d}"
+
+
+def first_rows_file(number: int) -> str:
+    return f"{FIRST_ROWS_FOLDER}/{number:010d}"
 
 
 def outcome_file(number: int) -> str:
@@ -325,11 +333,38 @@ class Checkpoint:
         """All signals by number, with their answers."""
         answered = {number_of(name): name for name in self.store.list(ANSWERS_FOLDER)}
         found = dict[int, tuple[Signal, Answer | None]]()
+        rows = dict[tuple[str, str], int]()
         for name in self.store.list(SIGNALS_FOLDER):
-            answer = answered.get(number_of(name))
+            number, file = number_of(name), answered.get(number_of(name))
             signal = SIGNAL.decode(self._read(name), name)
-            found[number_of(name)] = signal, None if answer is None else ANSWER.decode(self._read(answer), answer)
+            answer = None if file is None else ANSWER.decode(self._read(file), file)
+            if signal.row is not None:
+                first = rows.setdefault((signal.row.table, signal.row.id), number)
+                if first != number:  # a driver that was replaced while it was frozen took the row, too
+                    answer = Answer(accepted=False, text=f"Signal {first} is of the same row.", at_us=signal.at_us)
+            found[number] = signal, answer
         return found
+
+    def answer_repeated(self) -> None:
+        """Makes the answers durable of signals whose row is an earlier signal. Only the lease's holder may."""
+        if not self.has_open_signals():
+            return
+        answered = {number_of(name) for name in self.store.list(ANSWERS_FOLDER)}
+        for number, (_, answer) in self.signals().items():
+            if answer is not None and number not in answered:
+                self.create_answer(number, answer)
+
+    def first_rows(self, table: str) -> FirstRows | None:
+        """The rows that a signal table had when the job first looked at it, None if it has not looked yet."""
+        names = self.store.list(FIRST_ROWS_FOLDER)
+        return next(
+            (rows for rows in (FIRST_ROWS.decode(self._read(n), n) for n in names) if rows.table == table), None
+        )
+
+    def create_first_rows(self, rows: FirstRows) -> None:
+        name = first_rows_file(len(self.store.list(FIRST_ROWS_FOLDER)) + 1)
+        if not self.store.create(name, FIRST_ROWS.encode(rows)):
+            raise self._another_driver(name)
 
     def has_open_signals(self) -> bool:
         """True if a signal has no answer. Reads no file."""

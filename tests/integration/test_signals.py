@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
-from tests.support.history import assert_copied, assert_history, read_history
-from tests.support.jobs import source_of, write_job
+from tests.support.epochs import die_at
+from tests.support.history import read_history
 from tests.support.servers import Database
-from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
+from tests.support.steered import Case
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers
 from tidemark.conf.load import load_job_file
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
@@ -22,59 +22,12 @@ from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.readers.source import FoundSource
 from tidemark.state import failpoints
-from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
 from tidemark.state.failpoints import FailpointError
-from tidemark.state.job_state import JobState
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.signals import Signal
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
-
-
-class Case:
-    """A job of three tables into files."""
-
-    def __init__(
-        self, database: Database, folder: Path, *, rows: int = 60, uids: Uids | None = None, **changes: Any
-    ) -> None:
-        self.database, self.folder = database, folder
-        create_tables(database, rows=rows, uids=Uids() if uids is None else uids)
-        job = {
-            "source": source_of(database, on_table_error="park"),
-            "checkpoint": str(folder / "checkpoint"),
-            "snapshot": {"split_rows": 20, "parallelism": 2},
-            "sink": {"type": "files", "path": str(folder / "out")},
-        }
-        self.path = write_job(folder, **(job | changes))
-        self.job = load_job_file(self.path)
-        self.customers = TableName(database.schema, "customers")
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint.at(str(self.folder / "checkpoint"))
-
-    @property
-    def state(self) -> JobState:
-        state = self.checkpoint.job_state()
-        assert state is not None
-        return state
-
-    def run(self, *overrides: str, at_most: int | None = None) -> Notes:
-        run_epochs(self.path, *overrides, at_most=at_most, notes=(notes := Notes()))
-        return notes
-
-    def change(self) -> None:
-        self.database.execute(*UPDATE_ALL, "DELETE FROM order_lines WHERE line_no = 2 AND order_id % 5 = 0")
-
-    def assert_copied(self) -> None:
-        assert_copied(self.folder / "out", self.database)
-
-    def assert_table_copied(self, table: str) -> None:
-        key = KEYS[table]
-        rows = self.database.query(f"SELECT uid, version, {', '.join(key)} FROM {table}")
-        history = read_history(self.folder / "out", self.database.schema, table)
-        assert_history(history, {row[2:]: row[:2] for row in rows}, name=table, key=key)
 
 
 @pytest.fixture
@@ -215,6 +168,51 @@ def test_no_splits_are_read_while_the_log_is_followed(
     case.assert_copied()
 
 
+@pytest.mark.parametrize("mode", ["full+incremental", "full"])
+def test_splits_of_one_table_wait_while_all_others_are_read(
+    any_source_database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    snapshot = {"split_rows": 5, "parallelism": 1, "interleave": False}
+    case = Case(any_source_database, tmp_path, mode=mode, snapshot=snapshot)
+    case.run(at_most=1)
+    stop_snapshot(case.job, [case.customers])
+    die_at(case.path, "signals.answered")
+    for _ in range(2):  # also the next driver
+        case.change()
+        with pytest.raises(PausedError, match=r"rows: \S+customers is not copied completely") as caught:
+            case.run()
+        assert f"resume --table {case.customers}" in caught.value.remedy
+    if mode == "full+incremental":
+        for table in ("orders", "order_lines"):
+            case.assert_table_copied(table)  # with all changes
+    read = [
+        {split.table.name for task in work.tasks for split in task}
+        for work in (case.checkpoint.plan(epoch).plan.work for epoch in case.checkpoint.plan_epochs())
+        if isinstance(work, SnapshotWork)
+    ]
+    assert read[0] == {"customers"}
+    assert set().union(*read[1:]) == {"orders", "order_lines"}
+    tables(case.job)
+    status(case.job, as_json=False)
+    out = capsys.readouterr().out
+    assert "snapshot stopped by a signal, 1 of" in out
+    assert f"no splits of {case.customers} are read." in out
+    resume(case.job, [])  # is about the job
+    with pytest.raises(PausedError):
+        case.run()
+    resume(case.job, [case.customers])
+    stop_snapshot(case.job, [TableName(case.database.schema, "orders")])
+    case.run()
+    case.assert_copied()
+    told = [answer.text for _, answer in case.checkpoint.signals().values() if answer is not None]
+    assert told == [
+        "No more splits of it are read.",
+        "It was not paused.",
+        "The reading of its rows goes on.",
+        "All its splits are read or planned.",
+    ]
+
+
 def test_settings_hold_until_they_are_set_back(mysql_case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     case = mysql_case
     case.run(at_most=1)
@@ -313,7 +311,7 @@ def test_random_signals_under_writers(
     case = Case(source, tmp_path, rows=150, uids=uids, **changes)
     with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         case.run(at_most=2)
-        for _ in range(12):
+        for number in range(12):
             table = TableName(source.schema, generator.choice(list(KEYS)))
             match generator.randrange(7):
                 case 0:
@@ -323,7 +321,7 @@ def test_random_signals_under_writers(
                 case 2:
                     resnapshot(case.job, [table])
                 case 3:
-                    stop_snapshot(case.job)
+                    stop_snapshot(case.job, [table] if number % 2 else [])
                 case 4:
                     set_settings(case.job, [f"snapshot.parallelism={generator.choice(['1', '3', 'default'])}"])
                 case 5:

@@ -17,6 +17,7 @@ from tidemark.enumerator.enumerator import (
     Settings,
     SplitsRead,
     absorb,
+    are_all_stopped,
     first_state,
     join,
     of_job,
@@ -488,6 +489,38 @@ def test_splits_wait_while_the_log_is_read_where_they_take_turns() -> None:
         assert (found, waiting.phase) == (kinds, Phase.SNAPSHOT)
     plan, _ = planned(state, settings=replace(settings, interleave=False))
     assert isinstance(plan.work, SnapshotWork)
+
+
+@pytest.mark.parametrize("interleave", [True, False])
+def test_stopped_tables_are_left_out_until_only_they_are_left(*, interleave: bool) -> None:
+    settings = replace(INTERLEAVED, interleave=interleave)
+    state, extent, stopped = (
+        first_state(job("n90", "n40", "n50"), settings),
+        BinlogExtent(FILES),
+        frozenset({table("n40")}),
+    )
+    read, kinds = set[str](), list[str]()
+
+    def run(observation: Observation, state: EnumeratorState) -> EnumeratorState:
+        while True:
+            plan, state = plan_epoch(state, observation, EvenTables(), settings)
+            if plan is None or plan.phase is not Phase.SNAPSHOT:
+                return state
+            kinds.append(plan.work.kind)
+            if isinstance(plan.work, SnapshotWork):
+                read.update(split.table.name for task in plan.work.tasks for split in task)
+                state = absorb(state, splits_read(plan), settings)
+            else:
+                state = absorb(state, log_read(plan), settings)
+
+    state = run(Observation(extent, stopped=stopped), state)
+    assert (read, state.phase) == ({"n90", "n50"}, Phase.SNAPSHOT)
+    assert ("log" in kinds) == interleave
+    assert are_all_stopped(state, stopped)
+    assert not are_all_stopped(state, frozenset())
+    state = run(Observation(extent), state)
+    assert read == {"n90", "n40", "n50"}
+    assert state.phase is not Phase.SNAPSHOT
 
 
 class OnePagedTable(EvenTables):

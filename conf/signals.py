@@ -1,0 +1,23 @@
+"""The job file's section `signals`: a table in which a job is asked for something by SQL."""
+
+from pydantic import Field
+
+from tidemark.conf.section import Flag, Section
+from tidemark.conf.source import NameOfTable
+
+
+class Signals(Section):
+    """Takes signals from a table of the source, too, for those who may write SQL and can't run `tidemark signal`. It is read,
+    never written. See [Signals by SQL](operating.md#signals-by-sql).
+    """
+
+    table: NameOfTable = Field(
+        description="The table, with columns `id`, `type` and `data`. Each row that is inserted is a signal. Whoever may "
+        "insert rows steers the job.",
+        examples=["shop.tidemark_signals"],
+    )
+    conditions: Flag = Field(
+        False,
+        description="Whether rows may have conditions (`where`). The source runs them with the rights of the job's account: "
+        "allow them only if whoever may insert rows may know all that this account can read.",
+    )
