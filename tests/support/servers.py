@@ -1,4 +1,4 @@
-"""Fixtures: real servers, shared by the whole run, and databases that a test has to itself.
+"""Fixtures: real servers, shared by the tests of a process, and databases that a test has to itself.
 
 Servers: `mysql_server` (GTIDs on), `mysql_nogtid_server`, `mariadb_server`, `postgres_server`. Databases on them:
 `mysql_database`, `mysql_nogtid_database`, `mariadb_database`, `postgres_database`, and `source_database`, which runs a
