@@ -162,6 +162,10 @@ def _size_or_zero(written: str | int) -> int:
     return 0 if written in (0, "0", "0B") and not isinstance(written, bool) else parse_size_bytes(written)
 
 
+def _size_or_zero_or_none(written: str | int | None) -> int | None:
+    return None if written is None else _size_or_zero(written)
+
+
 _Condition = Annotated[Text, AfterValidator(check_condition), Written("an SQL condition as text")]
 
 
@@ -243,15 +247,17 @@ class Log(Section):
         examples=["64MiB"],
     )
     driver_bytes: Annotated[
-        int,
-        PlainValidator(_size_or_zero),
-        PlainSerializer(format_size_bytes, return_type=str),
-        WithJsonSchema({"type": ["string", "integer"]}),
+        int | None,
+        PlainValidator(_size_or_zero_or_none),
+        PlainSerializer(lambda size: None if size is None else format_size_bytes(size)),
+        WithJsonSchema({"type": ["string", "integer", "null"]}),
         Written(f"{SIZE_FORM}; 0 for none"),
     ] = Field(
-        16 << 20,
-        description="Largest amount of log that the driver reads and writes itself. More is read by a Spark task. A run that "
-        "reads no splits and little log never starts Spark. 0: Spark does everything. The delta sink always uses Spark.",
+        None,
+        description="Largest amount of log that the driver reads and writes itself in an epoch. More is read by a Spark task. "
+        "By default 16MiB on a cluster, and all in local mode, where a Spark task would be a process of the same machine. A "
+        "run that reads no splits and little log never starts Spark. 0: Spark does everything. The delta sink always uses "
+        "Spark.",
         examples=["16MiB", 0],
     )
     max_batch_seconds: Seconds = Field(

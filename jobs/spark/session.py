@@ -24,7 +24,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.ending import debugging
 from tidemark.jobs.spark.class_data_sharing import archive_options
 from tidemark.jobs.spark.jvm import JAVA_OPTIONS, environment, protection, start_jvm
-from tidemark.jobs.spark.submitted import was_submitted
+from tidemark.jobs.spark.submitted import is_local, was_submitted
 from tidemark.sinks.sink import SparkNeeds
 from tidemark.state.errors import SinkError
 
@@ -54,7 +54,7 @@ def open_session(job: JobFile, needs: SparkNeeds | None) -> SparkSession:
     submitted = was_submitted()
     builder = SparkSession.builder.appName(f"tidemark {job.job}")
     defaults = {} if submitted else DEFAULTS
-    forking = not submitted and job.spark.master.startswith("local")
+    forking = is_local(job)
     if forking:  # only then does the daemon find our code: by the environment of the JVM that we start
         defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
     settings = defaults | job.spark.conf_with_secrets()
@@ -160,10 +160,13 @@ def _leave_sigterm_to_us(context: SparkContext, *, submitted: bool) -> None:
     jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal("TERM"), handler)
 
 
-def start_workers(session: SparkSession) -> None:
-    """Starts the workers' daemon and runs a first task while the job starts. Only if the daemon is ours."""
-    if session.sparkContext.getConf().get("spark.python.daemon.module") == WORKER_DAEMON:
-        threading.Thread(target=_start_workers, args=(session,), daemon=True).start()
+def start_workers(session: SparkSession) -> threading.Thread | None:
+    """Starts the workers' daemon and runs a first task while the job starts. Only if the daemon is ours. Returns the thread."""
+    if session.sparkContext.getConf().get("spark.python.daemon.module") != WORKER_DAEMON:
+        return None
+    thread = threading.Thread(target=_start_workers, args=(session,), daemon=True)
+    thread.start()
+    return thread
 
 
 def _start_workers(session: SparkSession) -> None:

@@ -33,13 +33,22 @@ class SparkSessions:
         self._job = job
         self._notes = notes
         self._lock = threading.Lock()
+        self._starter: threading.Thread | None = None
         self._session: SparkSession | None = None
+        self._workers: threading.Thread | None = None
         self._is_shared = False
         self._task_outages: TaskOutages | None = None
 
     def start_early(self) -> None:
-        """Starts Spark in the background. An error is raised again where the session is needed."""
-        threading.Thread(target=self._try_to_start, name="tidemark Spark start", daemon=True).start()
+        """Starts Spark in the background, if nobody has done so. An error is raised again where the session is needed."""
+        if self._starter is None and self._session is None:
+            self._starter = threading.Thread(target=self._try_to_start, name="tidemark Spark start", daemon=True)
+            self._starter.start()
+
+    @property
+    def is_starting(self) -> bool:
+        """True while Spark starts in the background, up to its first Python task."""
+        return self._starter is not None and self._starter.is_alive()
 
     def open(self, job_uuid: str) -> "SparkSession":
         """Starts Spark if it does not run, and checks once that executors share the job's checkpoint. Raises what
@@ -59,7 +68,7 @@ class SparkSessions:
             if self._session is None:
                 self._notes.add("spark", text="starting Spark")
                 self._session = open_session(self._job, sink_needs(self._job.sink).spark)
-                start_workers(self._session)
+                self._workers = start_workers(self._session)
             return self._session
 
     def stop(self) -> None:
@@ -111,6 +120,8 @@ class SparkSessions:
             self._started()
         except Exception:  # noqa: BLE001 -- whoever needs the session tries again, and meets the error
             return
+        if self._workers is not None:
+            self._workers.join()
 
 
 def _description(task: PartTask) -> str:
