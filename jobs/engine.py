@@ -1,13 +1,16 @@
 """Runs an epoch's tasks: few rows and little log in the driver's own process, everything else as a Spark job.
 
 Both run the same function (`epoch/write_parts.py`, `TaskWriting`). A run that finds little to do never starts a JVM.
-In local mode the driver's process is as good as a Spark task. So it reads all of the log, which is one task, and splits while
-Spark starts.
+
+In local mode a Spark task is one more process of this machine, which has to be started first. So there the driver reads all
+of the log, which is one task, and splits by threads, as many as Spark would run tasks: kernels and Arrow release the GIL. It
+starts Spark in the background if that pays, and leaves the splits to it once it runs.
 """
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -16,7 +19,7 @@ from tidemark.jobs.epoch.read_parts import PartTask, SplitsTask, tasks_of_plan
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.epoch.write_parts import TaskWriting, Writing, Written
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.spark.submitted import is_local
+from tidemark.jobs.spark.submitted import local_slots
 from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, split_part
 from tidemark.state.errors import SinkError, TidemarkError
@@ -34,22 +37,32 @@ from tidemark.state.plan import (
 MAX_SPLITS_HERE = 16
 """Splits that the driver reads itself. A split has at most about `snapshot.split_rows` rows, whatever the server estimates."""
 SPLITS_AT_ONCE = 4
-"""Splits that the driver reads on one connection before it looks whether Spark has started."""
+"""Splits that a thread of the driver reads on one connection before it looks whether Spark has started."""
+DRIVER_ROWS = 50_000
+"""The default of `snapshot.driver_rows` on a cluster."""
 DRIVER_BYTES = 16 << 20
 """The default of `log.driver_bytes` on a cluster."""
+WORTH_SECONDS = 20.0
+"""In local mode Spark is started if the driver would need longer for the rows that are left. Measured with two cores, 5,000,000
+rows: Spark's start takes 4 s and 8 s of processor time, as much as 3,000,000 rows."""
+ASSUMED_ROWS_PER_SECOND = 500_000.0
+"""Until the driver has read for a second."""
 MAX_ATTEMPTS = 4
 """Attempts at a task in the driver's process: as many as Spark makes by default."""
 
 
 class Engine:
-    """One per run. `run` and `close` are called by one thread; `give_up` by any."""
+    """One per run. `run` and `close` are called by one thread; `give_up` by any. `threads`: how many tasks of an epoch run in
+    this process at the same time."""
 
     def __init__(self, context: RunContext, writing: Writing, sessions: SparkSessions) -> None:
         self._context = context
         self._writing = writing
         self._sessions = sessions
         self._given_up = threading.Event()
-        self._kept: KeepsConnection | None = None
+        self._kept: dict[int, KeepsConnection] = {}
+        self._rows, self._seconds = 0, 0.0
+        self.threads = local_slots(context.job) or 1
 
     def run(self, record: PlanRecord) -> list[Written]:
         """Runs a planned epoch. Returns its parts once the sink has all of them. Raises TidemarkError, and GivenUpError after
@@ -60,44 +73,78 @@ class Engine:
 
     def _run(self, record: PlanRecord) -> list[Written]:
         tasks = tasks_of_plan(self._context, record)
-        sink = self._writing.sink
+        sink, job = self._writing.sink, self._context.job
         if isinstance(sink, EpochSink):
             return self._sessions.write_epoch(tasks, sink, self._writing)
         writing = TaskWriting(sink, self._writing.job, self._writing.schemas)
         if self.is_small(record):
-            here = replace(writing, writer=self._writer_here(sink))
-            return [written for task in tasks for written in self._written_here(here, task)]
-        if not is_local(self._context.job) or not self._context.job.snapshot.driver_rows:
+            return self._written_here(writing, deque(tasks), lambda _: True)
+        if local_slots(job) is None or job.snapshot.driver_rows is not None:
             return self._sessions.write_tasks(tasks, writing)
-        written, left = self._until_spark_runs(sink, writing, tasks)
+        left = deque(_in_few_splits(tasks))
+        written = self._written_here(writing, left, lambda rows: self._stays_here(record, rows))
         return [*written, *self._sessions.write_tasks(left, writing)] if left else written
 
-    def _until_spark_runs(
-        self, sink: PartSink, writing: TaskWriting, tasks: Sequence[PartTask]
-    ) -> tuple[list[Written], list[PartTask]]:
-        """Runs tasks while Spark starts. Returns what was written, and the tasks that are left. Tables without a key are left:
-        nobody knows how large their splits are."""
-        self._sessions.start_early()
-        few, others = _in_few_splits(tasks)
-        here = replace(writing, writer=self._writer_here(sink))
-        written: list[Written] = []
-        while few and self._sessions.is_starting:
-            written += self._written_here(here, few.popleft())
-        return written, [*others, *few]
+    def _stays_here(self, record: PlanRecord, rows_of_epoch: int) -> bool:
+        """False once Spark runs. Starts it if the driver would need long for all rows that are left."""
+        left = _rows_left(record.state.tables, self._context.job.snapshot.split_rows) - rows_of_epoch
+        rows_per_second = self._rows / self._seconds if self._seconds >= 1 else ASSUMED_ROWS_PER_SECOND
+        if left > WORTH_SECONDS * rows_per_second:
+            self._sessions.start_early()
+        return not self._sessions.is_started
 
-    def _writer_here(self, sink: PartSink) -> PartWriter:
-        """Returns the writer of this process. It keeps its connection to the target from one epoch to the next."""
-        if self._kept is None:
+    def _written_here(
+        self, writing: TaskWriting, tasks: deque[PartTask], goes_on: Callable[[int], bool]
+    ) -> list[Written]:
+        """Takes tasks and runs them by threads of this process while `goes_on`. It is asked before each task and told how many
+        rows were written. Raises what a task raises, when no thread is at work any more."""
+        began = time.monotonic()
+        written: list[Written] = []
+        errors: list[BaseException] = []
+        asking = threading.Lock()
+
+        def taken() -> PartTask | None:
+            with asking:
+                rows = sum(part.row_count for part in written)
+                return tasks.popleft() if tasks and not errors and goes_on(rows) else None
+
+        def work(number: int) -> None:
+            try:
+                here = replace(writing, writer=self._writer_of(number, writing.sink))
+                while (task := taken()) is not None:
+                    written.extend(self._written(here, task))
+            except BaseException as error:  # noqa: BLE001 -- raised again below
+                errors.append(error)
+
+        count = min(self.threads, self._context.job.snapshot.parallelism, len(tasks))
+        threads = [
+            threading.Thread(target=work, args=(number,), name=f"tidemark task {number}", daemon=True)
+            for number in range(1, count)
+        ]
+        for thread in threads:
+            thread.start()
+        work(0)
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        self._rows += sum(part.row_count for part in written)
+        self._seconds += time.monotonic() - began
+        return written
+
+    def _writer_of(self, number: int, sink: PartSink) -> PartWriter:
+        """Returns the writer of a thread. It keeps its connection to the target from one epoch to the next."""
+        if number not in self._kept:
             writer = sink.writer(self._writing.job)
             if not isinstance(writer, KeepsConnection):
                 return writer
-            self._kept = writer.keeping()
-        return self._kept
+            self._kept[number] = writer.keeping()
+        return self._kept[number]
 
     def close(self) -> None:
         """Closes what is open between epochs. Called by the thread that calls `run`."""
-        if self._kept is not None:
-            self._kept.close()
+        for writer in self._kept.values():
+            writer.close()
 
     def give_up(self) -> None:
         """Lets no further part take effect. Does not wait for `run` to end."""
@@ -107,7 +154,7 @@ class Engine:
         """True for an epoch that this process runs."""
         return is_small(record.state, self._context.job)
 
-    def _written_here(self, writing: TaskWriting, task: PartTask) -> Iterator[Written]:
+    def _written(self, writing: TaskWriting, task: PartTask) -> Iterator[Written]:
         """Tries again after an error that may pass: what is durable is skipped by the next attempt."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -120,19 +167,15 @@ class Engine:
                 return
 
 
-def _in_few_splits(tasks: Sequence[PartTask]) -> tuple[deque[PartTask], list[PartTask]]:
-    """Divides tasks into those of a few splits of tables with a key, and all others."""
-    few, others = deque[PartTask](), list[PartTask]()
+def _in_few_splits(tasks: Sequence[PartTask]) -> Iterator[PartTask]:
+    """Divides tasks, so that Spark or another thread may soon take the next one."""
     for task in tasks:
         if not isinstance(task.work, SplitsTask):
-            others.append(task)
+            yield task
             continue
         splits = task.work.splits
         for first in range(0, len(splits), SPLITS_AT_ONCE):
-            part = splits[first : first + SPLITS_AT_ONCE]
-            divided = replace(task, work=replace(task.work, splits=part))
-            (few if all(split.columns for split in part) else others).append(divided)
-    return few, others
+            yield replace(task, work=replace(task.work, splits=splits[first : first + SPLITS_AT_ONCE]))
 
 
 def _require_all(record: PlanRecord, written: list[Written]) -> None:
@@ -155,11 +198,13 @@ def is_small(state: EnumeratorState, job: JobFile) -> bool:
     """True if the planned epoch is read sooner than Spark would start."""
     match state.awaited:
         case AwaitedLog(size_bytes=size_bytes):
-            limit = job.log.driver_bytes
-            return (limit is None and is_local(job)) or size_bytes <= (DRIVER_BYTES if limit is None else limit)
+            if job.log.driver_bytes is not None:
+                return size_bytes <= job.log.driver_bytes
+            return size_bytes <= DRIVER_BYTES or local_slots(job) is not None
         case AwaitedSplits(first_id, end_id):
             few = end_id - first_id <= MAX_SPLITS_HERE
-            return few and _rows_to_read(state.tables, job.snapshot.split_rows) <= job.snapshot.driver_rows
+            limit = DRIVER_ROWS if job.snapshot.driver_rows is None else job.snapshot.driver_rows
+            return few and _rows_to_read(state.tables, job.snapshot.split_rows) <= limit
         case None:
             return False
 
@@ -176,3 +221,13 @@ def _rows_of(table: TableState, split_rows: int) -> float:
     if not table.columns:
         return inf  # its one split may be of any size
     return table.planned_splits * split_rows if table.estimated_rows is None else table.estimated_rows
+
+
+def _rows_left(tables: Sequence[TableState], split_rows: int) -> float:
+    """Estimates the rows that the snapshot has not read before this epoch. Infinite if nothing is known about a table."""
+    left = 0.0
+    for table in tables:
+        if table.done_splits < table.planned_splits or not isinstance(table.cursor, Exhausted):
+            estimated = _rows_of(table, split_rows) if table.estimated_rows is None else table.estimated_rows
+            left += max(estimated - table.done_rows, 0)
+    return left

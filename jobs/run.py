@@ -29,7 +29,7 @@ from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.steering import steering_at
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.jobs.spark.submitted import was_submitted
+from tidemark.jobs.spark.submitted import local_slots, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_startup
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import known_tables, require_none_parked
@@ -108,10 +108,12 @@ def _ran_to_end(
 
 def _needs_spark(job: JobFile) -> bool:
     """True if this run surely needs Spark, which then starts while the source is being checked. A first start does not know
-    yet how many rows there are. Under spark-submit always: a cluster manager takes a driver without a session for one that
-    failed."""
+    yet how many rows there are, and in local mode the driver begins without Spark. Under spark-submit always: a cluster manager
+    takes a driver without a session for one that failed."""
     if was_submitted() or sink_needs(job.sink).spark is not None:
         return True
+    if local_slots(job) is not None and job.snapshot.driver_rows is None:
+        return False
     checkpoint = Checkpoint.at(job.checkpoint)
     try:
         state = checkpoint.job_state()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
 
-import pyarrow as pa
 from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import ensure_callback_server_started
@@ -24,7 +23,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.ending import debugging
 from tidemark.jobs.spark.class_data_sharing import archive_options
 from tidemark.jobs.spark.jvm import JAVA_OPTIONS, environment, protection, start_jvm
-from tidemark.jobs.spark.submitted import is_local, was_submitted
+from tidemark.jobs.spark.submitted import was_submitted
 from tidemark.sinks.sink import SparkNeeds
 from tidemark.state.errors import SinkError
 
@@ -54,7 +53,7 @@ def open_session(job: JobFile, needs: SparkNeeds | None) -> SparkSession:
     submitted = was_submitted()
     builder = SparkSession.builder.appName(f"tidemark {job.job}")
     defaults = {} if submitted else DEFAULTS
-    forking = is_local(job)
+    forking = not submitted and job.spark.master.startswith("local")
     if forking:  # only then does the daemon find our code: by the environment of the JVM that we start
         defaults = defaults | {"spark.python.daemon.module": WORKER_DAEMON}
     settings = defaults | job.spark.conf_with_secrets()
@@ -177,12 +176,12 @@ def _start_workers(session: SparkSession) -> None:
 
 
 def run_a_task(session: SparkSession) -> int:
-    """Runs a task of one row in a Python worker. Returns the number of rows."""
-    return len(session.range(1, numPartitions=1).mapInArrow(_unchanged, "id long").collect())
+    """Runs a task in a Python worker, without Spark SQL, whose first query takes two seconds. Returns the number of rows."""
+    return len(session.sparkContext.parallelize([0], 1).mapPartitions(_unchanged).collect())
 
 
-def _unchanged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return iter(batches)
+def _unchanged(rows: Iterable[int]) -> Iterator[int]:
+    return iter(rows)
 
 
 def local_path(url: str) -> str:

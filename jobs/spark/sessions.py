@@ -46,9 +46,9 @@ class SparkSessions:
             self._starter.start()
 
     @property
-    def is_starting(self) -> bool:
-        """True while Spark starts in the background, up to its first Python task."""
-        return self._starter is not None and self._starter.is_alive()
+    def is_started(self) -> bool:
+        """True if Spark has run its first Python task, and also if a start in the background has failed: `open` tells why."""
+        return self._session is not None if self._starter is None else not self._starter.is_alive()
 
     def open(self, job_uuid: str) -> "SparkSession":
         """Starts Spark if it does not run, and checks once that executors share the job's checkpoint. Raises what

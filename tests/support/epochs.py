@@ -54,6 +54,7 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
             context = RunContext(opened.job, opened.held.server, opened.held.state)
             engine = LocalEngine(context, opened.writing, SparkSessions(job, told))
             engine.phases = phases
+            engine.threads = 1  # so that a failpoint finds the same parts written each time
             steering = opened.held.steering
             loop = EpochLoop(
                 context, opened.writing, engine, RunSummary(), told, interval_seconds=None, steering=steering
