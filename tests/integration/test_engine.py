@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.epochs import LocalEngine, Notes, run_epochs
 from tests.support.history import read_history
-from tests.support.jobs import BY_SPARK, run_to_end, source_of, start_process, write_job
+from tests.support.jobs import source_of, start_process, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.enumerator import enumerator
@@ -192,9 +192,3 @@ def test_spark_takes_over_an_epoch_that_threads_have_begun(
     assert counts["driver"] >= 1
     assert counts["spark"] > 0
     assert sorted(read_history(tmp_path / "out", mysql_database.name, "t").column("id").to_pylist()) == list(range(300))
-    mysql_database.execute("INSERT INTO t VALUES (1000)")
-    run_to_end(wide_job, *BY_SPARK)
-    assert sorted(read_history(tmp_path / "out", mysql_database.name, "t").column("id").to_pylist()) == [
-        *range(300),
-        1000,
-    ]
