@@ -4,12 +4,13 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, latency, log, memory, planning, postgres_log, snapshot
+from benchmarks import catch_up, latency, log, memory, planning, postgres_log, readers, snapshot
 from benchmarks.bench import Bench
 
 SUBJECTS = {
     "snapshot": snapshot.run,
     "postgres_snapshot": snapshot.run_postgres,
+    "readers": readers.run,
     "log": log.run,
     "postgres_log": postgres_log.run,
     "catch_up": catch_up.run,

@@ -12,7 +12,7 @@ from types import TracebackType
 from devtools.server_supervisor import descendants
 
 JVM, DRIVER, PLANNER, WORKERS = "JVM", "Python driver", "planner", "Python workers"
-POSTGRES, OTHER = "PostgreSQL", "other"
+POSTGRES, READER, OTHER = "PostgreSQL", "reader", "other"
 JOB = (JVM, DRIVER, PLANNER, WORKERS)
 INTERVAL_SECONDS = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -83,6 +83,8 @@ class Sampler:
         for word, name in self._servers.items():
             if word in words:
                 return name
+        if any(word.endswith("peer_readers.py") for word in words):
+            return READER
         line = " ".join(words)
         if "postgres" in line.split(":")[0]:
             return "PostgreSQL"
