@@ -208,6 +208,23 @@ def test_a_table_that_is_gone_heals_once_it_is_there_again(
     assert_equal(tmp_path, source, "customers", *others)
 
 
+def test_a_table_that_is_gone_before_the_first_plan_is_parked(any_source_database: Database, tmp_path: Path) -> None:
+    """The run that started the job ended before it had planned an epoch."""
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    assert run_epochs(job, at_most=0) == []
+    drop, *create = recreated(source)
+    source.execute(drop)
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes)[-1] == ("parked", "customers")
+    assert_equal(tmp_path, source, "orders", "order_lines")
+    source.execute(*create)
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_equal(tmp_path, source, *KEYS)
+
+
 def test_a_table_that_can_t_come_back_is_parked_and_tries_it_again_at_each_start(
     any_source_database: Database, tmp_path: Path
 ) -> None:
