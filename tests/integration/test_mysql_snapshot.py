@@ -288,6 +288,22 @@ def test_a_table_that_is_gone_after_its_rows_were_read_concerns_no_other(
     assert caught.value.table == table.table
 
 
+@pytest.mark.pitfall(1)
+def test_a_server_whose_sessions_chain_transactions_shows_each_split_the_present(source_database: Database) -> None:
+    """A split that is read again ends its transaction. With `completion_type = CHAIN` the next one would begin at once, and the
+    later splits would see the past, before their lows."""
+    table = numbers(source_database)
+    source_database.execute("SET GLOBAL completion_type = 'CHAIN'")
+    try:
+        with table.reader(ReadHooks(after_select=once(table.do("ALTER TABLE t MODIFY v INT NOT NULL")))) as reader:
+            reader.read(table.split(ids(None, 5)), table.schema, table.anchor)
+            source_database.execute("UPDATE t SET v = 7")
+            read = reader.read(table.split(ids(5, None), split_id=2), table.schema, table.anchor)
+    finally:
+        source_database.execute("SET GLOBAL completion_type = 'NO_CHAIN'")
+    assert rows_of(read.rows) == [(i, f"n{i}", 7) for i in range(5, 10)]
+
+
 def test_where_limits_the_select_and_never_a_change(source_database: Database) -> None:
     table = numbers(source_database)
     where = {table.table: "id >= 5 OR name = 'n1' -- a comment"}
