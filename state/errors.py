@@ -88,6 +88,12 @@ class UnknownLogEventError(SourceNotUsableError):
     """The log contains an event that Tidemark does not understand, so it must stop."""
 
 
+class IncompleteRowsError(UnknownLogEventError):
+    """The log has a change of a table without whole rows: a session has logged it so. The source has the rows."""
+
+    is_cured_by_reading = True
+
+
 class BadValueError(SourceNotUsableError):
     """The source has a value that no copy can hold, and `sink.on_bad_value` does not say what to write instead."""
 

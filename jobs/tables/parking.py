@@ -112,7 +112,7 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     raised it."""
     checkpoint = Checkpoint.at(job.checkpoint)
     schema = next((schema for schema in state.schemas if schema.table == error.table), None)
-    if schema is None or job.mode == "full" or not checkpoint.plan_epochs():
+    if schema is None or job.mode == "full":
         return False
     # What a check at the start has refused is checked again before the table joins.
     may_heal = error.is_cured_by_reading or (at_start and isinstance(error, SourceNotUsableError))

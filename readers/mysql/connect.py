@@ -76,11 +76,14 @@ _SESSION = {
     "sql_select_limit": "18446744073709551615",
     "sql_big_selects": "1",
     "sql_safe_updates": "0",
+    "completion_type": "'NO_CHAIN'",  # else COMMIT and ROLLBACK begin a transaction, whose snapshot becomes old
     "group_concat_max_len": "4194304",
 }
 _SESSION_MYSQL = {"max_execution_time": "0", "session_track_gtids": "'OFF'", "information_schema_stats_expiry": "0"}
 _SESSION_MARIADB = {"max_statement_time": "0"}
 _GIPK_SINCE = (8, 0, 30)
+_SECONDARY_ENGINE_SINCE = (8, 0, 13)
+"""HeatWave has copies of tables that lag behind."""
 
 
 def connect(
@@ -228,6 +231,8 @@ def prepare_session(connection: Connection) -> None:
         settings |= _SESSION_MARIADB
     else:
         settings |= _SESSION_MYSQL
+        if version_of(connection) >= _SECONDARY_ENGINE_SINCE:
+            settings["use_secondary_engine"] = "OFF"
         if version_of(connection) >= _GIPK_SINCE:
             settings["show_gipk_in_create_table_and_information_schema"] = "ON"
     assignments = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())

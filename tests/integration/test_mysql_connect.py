@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pymysql
@@ -18,8 +19,10 @@ from cryptography.x509.oid import NameOID
 from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.connecting import counted_connects
+from tests.support.epochs import run_epochs
+from tests.support.jobs import source_of, write_job
 from tests.support.mysql_accounts import account, root_endpoint
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
@@ -44,7 +47,10 @@ def test_a_session_does_not_depend_on_the_servers_defaults(source_database: Data
         "sql_mode": "'ANSI_QUOTES,PIPES_AS_CONCAT,PAD_CHAR_TO_FULL_LENGTH'",
         "sql_select_limit": "1",
         "net_write_timeout": "1",
+        "completion_type": "'CHAIN'",
     }
+    if source_database.kind == "mysql":
+        hostile["use_secondary_engine"] = "FORCED"
     connection = connect(root_endpoint(source_database.server), None)
     with contextlib.closing(connection), connection.cursor() as cursor:
         for name, value in hostile.items():
@@ -52,9 +58,31 @@ def test_a_session_does_not_depend_on_the_servers_defaults(source_database: Data
         connecting.prepare_session(connection)
         cursor.execute(
             "SELECT @@time_zone, @@sql_mode, @@sql_select_limit > 1000000000000000000, @@net_write_timeout >= 3600, "
-            "@@autocommit, @@character_set_results, @@character_set_client"
+            "@@autocommit, @@character_set_results, @@character_set_client, @@completion_type"
         )
-        assert cursor.fetchone() == ("+00:00", "", 1, 1, 1, "utf8mb4", "utf8mb4")
+        assert cursor.fetchone() == ("+00:00", "", 1, 1, 1, "utf8mb4", "utf8mb4", "NO_CHAIN")
+        if source_database.kind == "mysql":
+            cursor.execute("SELECT @@use_secondary_engine")
+            assert cursor.fetchone() == ("OFF",)
+
+
+@pytest.mark.parametrize("completion", ["CHAIN", "RELEASE"])
+def test_a_job_does_not_depend_on_its_servers_defaults(
+    source_database: Database, tmp_path: Path, completion: str
+) -> None:
+    source, server = source_database, source_database.server
+    source.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2), (3, 3), (4, 4)")
+    with fresh_database(server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+        job = write_job(tmp_path, source=source_of(source), sink=sink, snapshot={"split_rows": 2, "parallelism": 1})
+        source.execute(f"SET GLOBAL completion_type = '{completion}', GLOBAL sql_select_limit = 1")
+        try:
+            run_epochs(job)
+            source.execute("UPDATE t SET v = v + 1")
+            run_epochs(job)
+        finally:
+            source.execute("SET GLOBAL completion_type = 'NO_CHAIN', GLOBAL sql_select_limit = DEFAULT")
+        assert sorted(target.query("SELECT id, v FROM copy_t")) == [(1, 2), (2, 3), (3, 4), (4, 5)]
 
 
 def test_a_session_can_not_write(source_database: Database) -> None:

@@ -133,6 +133,30 @@ def test_a_changed_table_is_read_again_in_the_same_run(
         assert told(notes) == []
 
 
+@pytest.mark.pitfall(32)
+@pytest.mark.pitfall(34)
+@pytest.mark.parametrize(
+    "setting", ["binlog_row_image = MINIMAL", "binlog_row_image = NOBLOB", "binlog_format = STATEMENT"]
+)
+def test_a_session_that_logs_no_whole_rows_has_only_that_table_read_again(
+    source_database: Database, tmp_path: Path, setting: str
+) -> None:
+    source = source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(f"SET SESSION {setting}", "UPDATE customers SET version = version + 1")
+    source.execute(*UPDATE_ALL)
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes) == [("left", "customers"), ("joined", "customers")]
+    for _ in range(2):
+        assert_equal(tmp_path, source, *KEYS)
+        require_none_parked(load_job_file(job), state_of(tmp_path))
+        source.execute(*UPDATE_ALL)
+        run_epochs(job, notes=(notes := Notes()))
+        assert told(notes) == []
+
+
 @pytest.mark.parametrize("policy", ["park", "stop"])
 @pytest.mark.parametrize("change", [altered, recreated])
 def test_the_only_table_of_a_job_heals(any_source_database: Database, tmp_path: Path, change: Any, policy: str) -> None:
@@ -182,6 +206,23 @@ def test_a_table_that_is_gone_heals_once_it_is_there_again(
     run_epochs(job)
     require_none_parked(load_job_file(job), state_of(tmp_path))
     assert_equal(tmp_path, source, "customers", *others)
+
+
+def test_a_table_that_is_gone_before_the_first_plan_is_parked(any_source_database: Database, tmp_path: Path) -> None:
+    """The run that started the job ended before it had planned an epoch."""
+    source = any_source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    assert run_epochs(job, at_most=0) == []
+    drop, *create = recreated(source)
+    source.execute(drop)
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes)[-1] == ("parked", "customers")
+    assert_equal(tmp_path, source, "orders", "order_lines")
+    source.execute(*create)
+    run_epochs(job)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    assert_equal(tmp_path, source, *KEYS)
 
 
 def test_a_table_that_can_t_come_back_is_parked_and_tries_it_again_at_each_start(

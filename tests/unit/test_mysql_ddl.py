@@ -79,6 +79,9 @@ HARMLESS = [
     "ALTER TABLE t WAIT 10 ADD INDEX (a)",
     "INSTALL PLUGIN x SONAME 'y'",
     "SET STATEMENT max_statement_time=1 FOR ANALYZE TABLE t",
+    "CREATE DEFINER=`a`@`%` FUNCTION f() RETURNS INT LANGUAGE JAVASCRIPT AS $$ // it's\nreturn 1 $$",
+    "CREATE LIBRARY l LANGUAGE JAVASCRIPT AS $js$ /* never closed $js$",
+    "ALTER VIEW v AS SELECT 'never closed",
 ]
 
 CHANGES = [
@@ -157,6 +160,11 @@ UNKNOWN = [
     "TRUNCATE 'x",
     "/* never closed",
     "`x",
+    "CREATE TABLE t (a int) COMMENT 'never closed",
+    "CREATE OR REPLACE TABLE t (a int) COMMENT 'never closed",
+    "CREATE SPATIAL INDEX i ON t (a) COMMENT 'never closed",
+    "ALTER TABLE t COMMENT 'never closed",
+    "DROP DATABASE `never closed",
 ]
 
 

@@ -20,6 +20,7 @@ from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import (
     DamagedLogError,
+    IncompleteRowsError,
     LogPositionLostError,
     SchemaChangedError,
     SourceNotUsableError,
@@ -305,7 +306,8 @@ def test_incident_stops() -> None:
 
 @pytest.mark.pitfall(31)
 def test_log_without_column_names_is_refused() -> None:
-    error = refused(UnknownLogEventError, "does not name", lb.gtid(1), BEGIN, lb.table_map(9, names=None))
+    error = refused(IncompleteRowsError, "does not name", lb.gtid(1), BEGIN, lb.table_map(9, names=None))
+    assert error.table == lb.TABLE
     assert "binlog_row_metadata=FULL" in error.remedy
 
 
@@ -339,14 +341,16 @@ def test_other_types_than_the_schema_are_refused(old: bytes, new: bytes, match: 
 def test_row_image_without_all_columns_is_refused() -> None:
     for kind in (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS_V1):
         partial = lb.rows(kind, 9, [b"\0" + struct.pack("<i", 1)], present=1)
-        error = refused(UnknownLogEventError, "all columns", lb.gtid(1), BEGIN, lb.table_map(9), partial, XID)
+        error = refused(IncompleteRowsError, "all columns", lb.gtid(1), BEGIN, lb.table_map(9), partial, XID)
+        assert error.table == lb.TABLE
         assert "binlog_row_image=FULL" in error.remedy
 
 
 @pytest.mark.pitfall(33)
 def test_partial_json_is_refused_for_wanted_tables() -> None:
     partial = (EventType.PARTIAL_UPDATE_ROWS, (9).to_bytes(6, "little") + bytes(20))
-    error = refused(UnknownLogEventError, "JSON", lb.gtid(1), BEGIN, lb.table_map(9), partial, XID)
+    error = refused(IncompleteRowsError, "JSON", lb.gtid(1), BEGIN, lb.table_map(9), partial, XID)
+    assert error.table == lb.TABLE
     assert "binlog_row_value_options=''" in error.remedy
     assert read([log_of(lb.gtid(1), BEGIN, lb.table_map(9, OTHER), partial, XID)])[0] == []
 
@@ -390,8 +394,12 @@ def test_statement_that_writes_an_unrelated_table_passes_if_that_changes_no_othe
     error = refused(UnknownLogEventError, "REPLACE as a statement", *parts)
     assert "GRANT TRIGGER ON shop.other" in error.remedy
     captured = [lb.gtid(1), BEGIN, lb.query("DELETE FROM t"), XID]
-    with pytest.raises(UnknownLogEventError, match="DELETE as a statement"):
+    with pytest.raises(IncompleteRowsError, match="DELETE as a statement") as caught:
         read(lb.LogServer([log_of(*captured)], isolated=frozenset({OTHER, lb.TABLE})))
+    assert caught.value.table == lb.TABLE
+    assert (
+        refused(UnknownLogEventError, "DELETE as a statement", *captured).table is None
+    )  # a trigger may write another
 
 
 @pytest.mark.pitfall(105)

@@ -37,6 +37,7 @@ from tidemark.readers.mysql.statements.sql_tokens import tokens
 from tidemark.readers.mysql.statements.statement import Statement
 from tidemark.state.errors import (
     DamagedLogError,
+    IncompleteRowsError,
     LogPositionLostError,
     UnknownLogEventError,
 )
@@ -304,10 +305,13 @@ class EventHandler:
 
     def _partial_update(self, event: Event) -> None:
         log = self.log
-        if not log.state[w.TX_SKIP] and log.tables.is_wanted(event.body):
-            raise UnknownLogEventError(
-                f"{log.position}: an update has only parts of JSON values.",
+        table = None if log.state[w.TX_SKIP] else log.tables.wanted_of(event.body)
+        if table is not None:
+            raise IncompleteRowsError(
+                f"{log.position}: an update of {table} has only parts of JSON values: its session had set "
+                "binlog_row_value_options=PARTIAL_JSON.",
                 f"SET GLOBAL binlog_row_value_options='' on the source, let applications reconnect, then {START_OVER}.",
+                table,
             )
 
     def _load(self, event: Event) -> None:

@@ -185,7 +185,7 @@ class Unpacker:
         if state[w.GROUP] != Group.OPEN:
             raise damaged(f"rows outside of a transaction at {log.position}")
         body = log.arena.buf[at + HEADER_BYTES : stop].tobytes()
-        if state[w.TX_SKIP] or log.is_rolled_back() or not log.tables.is_wanted(body):
+        if state[w.TX_SKIP] or log.is_rolled_back() or log.tables.wanted_of(body) is None:
             return True
         if state[w.SCAN]:
             state[w.TOUCHED] = 1

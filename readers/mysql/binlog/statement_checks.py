@@ -8,7 +8,7 @@ from tidemark.readers.mysql.schema.types import parse_source_type
 from tidemark.readers.mysql.schema.widening import same_values
 from tidemark.readers.mysql.statements.classify import classify
 from tidemark.readers.mysql.statements.statement import AddedColumn, DroppedColumn, ModifiedColumn, Statement
-from tidemark.state.errors import SchemaChangedError, UnknownLogEventError
+from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError
 from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId
 
@@ -143,15 +143,25 @@ class StatementChecks:
             return False
         if target is None or self._named(target) or updated - {self._fold(target.database)}:
             return True
-        if self._fold(target.database) == _WITHOUT_TRIGGERS:
-            return False
+        return self._fold(target.database) != _WITHOUT_TRIGGERS and not self._is_isolated(target)
+
+    def _is_isolated(self, target: TableId) -> bool:
         if target not in self._isolated:
             self._isolated[target] = self.log.source.is_isolated(target)
-        return not self._isolated[target]
+        return self._isolated[target]
 
     def not_rows(self, meaning: Statement) -> UnknownLogEventError:
+        """The error for a write that was logged as a statement. It concerns only one table if it certainly changes no other."""
         remedy = f"SET GLOBAL binlog_format=ROW on the source, let applications reconnect, then {START_OVER}."
         target, written = meaning.target, meaning.written
+        named = [] if target is None else self._named(target)
+        if target is not None and len(named) == 1 and self._is_isolated(target):
+            return IncompleteRowsError(
+                f"{self.log.position}: the log has {meaning.what} as a statement, not as rows. It writes {named[0]}, and no "
+                "other table.",
+                remedy,
+                named[0],
+            )
         if written is not None and not self._named(written):
             remedy = (
                 "If no trigger, foreign key or function lets it change captured tables: log.ignore_statements_on: "

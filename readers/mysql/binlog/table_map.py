@@ -11,7 +11,7 @@ from tidemark.readers.mysql.binlog.events import Reader, damaged
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_type, split_metadata
 from tidemark.readers.mysql.schema.types import parse_source_type
-from tidemark.state.errors import SchemaChangedError, UnknownLogEventError, concerning
+from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError, concerning
 from tidemark.state.remedies import LEAVE_OUT, START_OVER
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -98,6 +98,7 @@ def table_map(body: bytes, *, mariadb: bool) -> TableMap:
         raise UnknownLogEventError(
             f"{table} has a column of an unknown type in the log: {exc}.",
             "Use a newer version of Tidemark, or leave the table out: source.exclude_tables.",
+            table,
         ) from exc
     values: dict[int, bytes] = {}
     while reader.left:
@@ -192,13 +193,14 @@ def plan_for(found: TableMap, whole: TableSchema, charsets: Mapping[int, str]) -
     """The plan for decoding the rows that follow `found`, and the part of the schema that they have: all of it but columns
     that were added later. `charsets`: collation id → name of the character set.
 
-    Raises SchemaChangedError if the table in the log is not the one of `whole`, UnknownLogEventError if the log does not
-    tell.
+    Raises SchemaChangedError if the table in the log is not the one of `whole`, IncompleteRowsError or UnknownLogEventError if
+    the log does not tell.
     """
     if found.names is None:
-        raise UnknownLogEventError(
+        raise IncompleteRowsError(
             f"The log does not name the columns of {whole.table}: binlog_row_metadata was not FULL.",
             f"SET GLOBAL binlog_row_metadata=FULL on the source, let applications reconnect, then {START_OVER}.",
+            whole.table,
         )
     schema = whole.logged_with(found.names)
     known = [column.name for column in schema.columns]

@@ -59,10 +59,11 @@ class KnownTables:
         self._used_bytes = 0
         self._count = 0
 
-    def is_wanted(self, body: bytes) -> bool:
-        """True if the table of a row event, of any type, is wanted."""
+    def wanted_of(self, body: bytes) -> TableId | None:
+        """The table of a row event, of any type. None if it is not wanted."""
         bucket = find_table(self.arrays, int.from_bytes(body[:6], "little"))
-        return bucket >= 0 and bool(self.arrays.slot[bucket] >= 0)
+        slot = int(self.arrays.slot[bucket]) if bucket >= 0 else -1
+        return self.slots[slot].schema.table if slot >= 0 else None
 
     def add(self, body: bytes, mark: int, charsets: Mapping[int, str]) -> None:
         """Adds a TABLE_MAP event. Raises SchemaChangedError, UnknownLogEventError."""

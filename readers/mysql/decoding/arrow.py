@@ -12,7 +12,7 @@ from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.decoding.decode import ColumnBuffers
 from tidemark.readers.mysql.decoding.type_layouts import Conversion
 from tidemark.readers.mysql.decoding.values import Values, damaged_column
-from tidemark.state.errors import TidemarkError, UnknownLogEventError
+from tidemark.state.errors import IncompleteRowsError, TidemarkError
 from tidemark.state.kernel import Bytes, Int64s
 from tidemark.state.remedies import START_OVER
 
@@ -70,9 +70,11 @@ def decode_error(plan: ColumnPlan, answer: int, where: str) -> TidemarkError:
     error_code, index = error_code_of(answer)
     match error_code:
         case ErrorCode.PARTIAL_IMAGE:
-            return UnknownLogEventError(
-                f"{where}: a row of {plan.table} does not have all columns.",
+            return IncompleteRowsError(
+                f"{where}: a row of {plan.table} does not have all columns: binlog_row_image was not FULL in the session that "
+                "wrote it.",
                 f"SET GLOBAL binlog_row_image=FULL on the source and let no session set another value, then {START_OVER}.",
+                plan.table,
             )
         case ErrorCode.DAMAGED:
             return damaged_column(f"{where}: {plan.table}.{plan.column_name(index)}")

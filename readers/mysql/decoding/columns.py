@@ -11,7 +11,7 @@ from tidemark.readers.mysql.decoding.column_codes import ColumnCode
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_code, image_type
 from tidemark.readers.mysql.decoding.type_layouts import Conversion, TypeLayout, column_layout
 from tidemark.readers.mysql.schema.types import canonical_type
-from tidemark.state.errors import SchemaChangedError, UnknownLogEventError
+from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError
 from tidemark.state.kernel import Int32s
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
@@ -162,9 +162,11 @@ def _labelled(
     """Returns the layout with the labels that the log has, and these. Raises SchemaChangedError unless they fit one of the
     catalog's, which has `?` for characters beyond the BMP."""
     if logged is None:
-        raise UnknownLogEventError(
-            f"{table}.{column.name}: the log does not have the labels of {column.source_type}.",
+        raise IncompleteRowsError(
+            f"{table}.{column.name}: the log does not have the labels of {column.source_type}: binlog_row_metadata was not "
+            "FULL.",
             f"SET GLOBAL binlog_row_metadata=FULL on the source, let applications reconnect, then {START_OVER}.",
+            table,
         )
     try:
         texts = tuple(decode_text(column.charset or "binary", label) for label in logged)

@@ -16,7 +16,7 @@ from tidemark.readers.schema_checks import (
     without_excluded,
 )
 from tidemark.readers.statistics import TableStatistics
-from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
+from tidemark.state.errors import JobFileError, SchemaChangedError, SourceNotUsableError, UnsupportedTypeError
 from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
@@ -176,9 +176,10 @@ def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
         )
         row = cursor.fetchone()
     if row is None:
-        raise SourceNotUsableError(
+        raise SchemaChangedError(
             f"{table} does not exist any more, or the account may no longer read it.",
             "If it was dropped, remove it from source.tables; else GRANT SELECT on it to the account.",
+            table,
         )
     rows, average, data = (None if value is None else int(value) for value in row)
     return TableStatistics(rows, average, data)

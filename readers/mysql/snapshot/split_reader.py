@@ -45,7 +45,13 @@ from tidemark.readers.snapshot.gathered_rows import GatheredRows
 from tidemark.readers.snapshot.normalise import Replay
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
-from tidemark.state.errors import DamagedLogError, LogPositionLostError, SourceNotUsableError, SplitChangedError
+from tidemark.state.errors import (
+    DamagedLogError,
+    LogPositionLostError,
+    SourceNotUsableError,
+    SplitChangedError,
+    TableGoneError,
+)
 from tidemark.state.failpoints import failpoint
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition, Position, binlog_position
@@ -314,7 +320,10 @@ def _normalised(schema: TableSchema, replay: Replay, rows: pa.Table) -> tuple[pa
 
 def require_columns(connection: Connection, schema: TableSchema) -> None:
     """Raises SchemaChangedError unless the table still has the columns of `schema`."""
-    found = read_tables(connection, [schema.table])[schema.table]
+    try:
+        found = read_tables(connection, [schema.table])[schema.table]
+    except TableGoneError as error:
+        raise columns_are_gone(schema.table, error.message) from error
     now = [(c.name, c.source_type, c.charset, c.collation) for c in found.columns]
     known = [(c.name, c.source_type, c.charset, c.collation) for c in schema.present]
     if now != known[: len(now)] or len(known) != len(now) + found.hidden_hashes:

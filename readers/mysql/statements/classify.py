@@ -60,15 +60,28 @@ _OTHER_OBJECTS = frozenset(
 
 def _tokens_of(source: Iterator[Token]) -> tuple[list[Token], bool]:
     """Returns a statement's tokens, and whether they are all. A statement that writes rows can have any size; its first word
-    is enough to refuse it. Raises NotSqlError for other statements."""
+    is enough to refuse it. Raises NotSqlError for other statements, unless their first words tell that they define an object
+    without rows: the body of such an object may be in another language (JavaScript between `$$`)."""
     found = list(islice(source, 1))
-    if not (found and found[0].is_word(*_WRITES)):
-        return found + list(source), True
     try:
-        found += islice(source, _MAX_WRITE_TOKENS)
+        if not (found and found[0].is_word(*_WRITES)):
+            found.extend(source)
+            return found, True
+        found.extend(islice(source, _MAX_WRITE_TOKENS))
         return found, next(source, None) is None
     except NotSqlError:
-        return found, False
+        if found and (found[0].is_word(*_WRITES) or _defines_no_rows(found)):
+            return found, False
+        raise
+
+
+def _defines_no_rows(found: list[Token]) -> bool:
+    """True if a statement that begins so creates or alters an object without rows."""
+    start = Cursor(found, "")
+    if not start.word("CREATE", "ALTER"):
+        return False
+    start.words("OR", "REPLACE")
+    return start.peek().is_word(*_OTHER_OBJECTS - {"SPATIAL"})
 
 
 @dataclass(slots=True)
