@@ -61,7 +61,7 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
         return False
     _write(
         connection,
-        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(quote_table, tables))} "
+        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
         "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
     )
     return True
@@ -77,7 +77,7 @@ def add_tables(
     """
     missing = sorted(set(tables) - set(memberships(connection, name, tables)))
     if missing:
-        named = ", ".join(map(quote_table, missing))
+        named = ", ".join(map(only_itself, missing))
         _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}")
         wait_for_open_transactions(connection, seconds=seconds)
     return missing
@@ -126,7 +126,7 @@ def check_publication(
             continue
         if table not in members:
             message = f"The publication {name} does not have {table}."
-            found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {quote_table(table)}.", table=table))
+            found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {only_itself(table)}.", table=table))
             continue
         member = members[table]
         if member.above is not None:
@@ -144,8 +144,8 @@ def check_publication(
                 refusal(
                     f"The publication {name} has {table} with a {'row filter' if member.filtered else 'column list'}: the log "
                     "lacks a part of the table.",
-                    f"ALTER PUBLICATION {quoted} DROP TABLE {quote_table(table)}; ALTER PUBLICATION {quoted} ADD TABLE "
-                    f"{quote_table(table)}. Rows and columns are left out by snapshot.where and source.columns.",
+                    f"ALTER PUBLICATION {quoted} DROP TABLE {only_itself(table)}; ALTER PUBLICATION {quoted} ADD TABLE "
+                    f"{only_itself(table)}. Rows and columns are left out by snapshot.where and source.columns.",
                     table=table,
                 )
             )
@@ -268,6 +268,12 @@ def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> 
         rows = cursor.fetchall()
     tables = {oid: table for table, oid in oids.items()}
     return [_Member(tables[row[0]], str(row[1]), *row[2:]) for row in rows if row[1] is not None]
+
+
+def only_itself(table: TableId) -> str:
+    """Names a table without those that inherit from it, which would be published, too: the server refuses changes of published
+    tables without a replica identity. Partitions of a table are not left out."""
+    return f"ONLY {quote_table(table)}"
 
 
 def _write(connection: Connection, statement: str) -> None:
