@@ -75,8 +75,15 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
         i.indisvalid, i.indimmediate, i.indpred IS NULL), 0))) FROM pg_index AS i
      WHERE i.indrelid = ANY (%(roots)s::oid[]) AND i.indisunique),
     (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(e.oid::bigint, e.xmin::text::bigint))) FROM pg_enum AS e),
-    (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
-     FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid WHERE c.relkind = 'c'),
+    (WITH RECURSIVE types(type) AS (
+        SELECT DISTINCT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = ANY (%(roots)s::oid[]) AND a.attnum > 0
+        UNION
+        SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL ({_INNER_TYPES}
+        ) AS inner_type(oid) WHERE inner_type.oid <> 0
+     )
+     SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
+     FROM types AS t JOIN pg_type AS p ON p.oid = t.type AND p.typrelid <> 0
+     JOIN pg_attribute AS a ON a.attrelid = p.typrelid),
     (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(t::text, 0))) FROM ({_TREE}) AS t))"""
 
 
