@@ -50,9 +50,11 @@ SELECT t.root::bigint, concat_ws(' ', t.attnum, 'attributes', p.oid), (
 FROM types AS t JOIN pg_type AS p ON p.oid = t.type AND p.typrelid <> 0
 ORDER BY 1, 2"""
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+# Tables that inherit from a table which is not partitioned are not its partitions: its rows are read without theirs.
 _TREE = """
 WITH RECURSIVE tree(root, oid, parent, attached) AS (
     SELECT i.inhparent, i.inhrelid, i.inhparent, i.xmin FROM pg_inherits AS i
+    JOIN pg_class AS r ON r.oid = i.inhparent AND r.relkind = 'p'
     WHERE i.inhparent = ANY (%(roots)s::oid[]) AND NOT i.inhdetachpending
     UNION ALL
     SELECT t.root, i.inhrelid, i.inhparent, i.xmin
@@ -169,7 +171,8 @@ def were_types_altered(connection: Connection, oid: int, numbers: Sequence[int],
 # One query: it sees a rewrite and what the rewrite does to the columns, or neither.
 _VALUES = """
 WITH RECURSIVE tree(oid) AS (
-    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid)
+    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid
+    JOIN pg_class AS r ON r.oid = t.oid AND r.relkind = 'p')
 SELECT c.oid::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END, r.attnum, a.atthasmissing,
        CASE WHEN y.typtype = 'e' THEN 'enum' WHEN y.typnamespace = 'pg_catalog'::regnamespace AND y.typtype = 'b'
             THEN y.typname::text END,
@@ -216,7 +219,7 @@ class Differences:
 
 
 def differences(before: WatchedTable, now: WatchedTable) -> Differences:
-    if before == now:
+    if before == now or now.filenode is not None:  # a table that has rows of its own has no partitions
         return Differences()
     old, new = _paths(before), _paths(now)
     kept = {oid for oid, path in new.items() if oid in old and _edges(old[oid]) == _edges(path)}
