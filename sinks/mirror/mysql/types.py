@@ -126,11 +126,11 @@ class MySqlDialect:
 
     def drop_default(self, column: Column) -> str:
         if self._has_expressions_only(column):  # the server refuses SET DEFAULT for such columns, also NULL
-            return self.widen_column(column)
+            return self.widen_column(column, key=False)
         return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
 
-    def widen_column(self, column: Column) -> str:
-        return f"MODIFY COLUMN {self.column_definition(column, key=False)}"
+    def widen_column(self, column: Column, *, key: bool) -> str:
+        return f"MODIFY COLUMN {self.column_definition(column, key=key)}"
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
