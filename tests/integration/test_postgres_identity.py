@@ -459,6 +459,7 @@ BLUE, SAD = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "ALTER TYPE mood REN
     ("column", "change", "undone"),
     [
         ("mood[]", BLUE, SAD),
+        ("moodmultirange", BLUE, SAD),
         ("pair", BLUE, SAD),
         ("pair", "ALTER TYPE pair ADD ATTRIBUTE c int", None),
         ("pair", "ALTER TYPE pair DROP ATTRIBUTE b", None),
@@ -467,7 +468,11 @@ BLUE, SAD = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "ALTER TYPE mood REN
 def test_an_altered_type_stops_the_job(
     column: str, change: str, undone: str | None, make_job: MakeJob, postgres_source_database: Database
 ) -> None:
-    postgres_source_database.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')", "CREATE TYPE pair AS (a mood, b int)")
+    postgres_source_database.execute(
+        "CREATE TYPE mood AS ENUM ('ok', 'sad')",
+        "CREATE TYPE pair AS (a mood, b int)",
+        "CREATE TYPE moodrange AS RANGE (subtype = mood)",
+    )
     job = make_job(table=f"id int PRIMARY KEY, v text, m {column}")
     job.do("ALTER TYPE mood ADD VALUE 'happy'", "INSERT INTO shop.t VALUES (60, 'b')")
     job.follows()

@@ -29,7 +29,7 @@ WHERE c.oid = ANY (%s::oid[])"""
 # All types that the text of a type's values depends on: of domains, arrays, ranges, and attributes of composite types.
 _INNER_TYPES = """
         SELECT p.typbasetype UNION ALL SELECT p.typelem
-        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid
+        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE p.oid IN (r.rngtypid, r.rngmultitypid)
         UNION ALL SELECT a.atttypid FROM pg_attribute AS a
         WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped"""
 _TYPE_PARTS = f"""
