@@ -21,11 +21,19 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
         case "mysql" | "mariadb":
             from tidemark.readers.mysql.source import find_mysql
 
-            return find_mysql(job, needs_key=needs_key, appends_keyless=needs.appends_keyless)
+            return find_mysql(
+                job, needs_key=needs_key, appends_keyless=needs.appends_keyless, has_started=state is not None
+            )
         case "postgresql":
             from tidemark.readers.postgres.source import find_postgres
 
-            return find_postgres(job, needs_key=needs_key, appends_keyless=needs.appends_keyless, lists=lists)
+            return find_postgres(
+                job,
+                needs_key=needs_key,
+                appends_keyless=needs.appends_keyless,
+                lists=lists,
+                has_started=state is not None,
+            )
         case _:
             assert_never(kind)
 

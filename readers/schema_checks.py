@@ -61,6 +61,18 @@ def without_excluded(selected: Iterable[TableId], exclude: Sequence[TableGlob]) 
     return kept
 
 
+def warnings_of_wildcards(unmatched: Iterable[TableGlob]) -> list[Finding]:
+    """Returns a warning for each wildcard of `source.tables` that matches no table now, for a job that has started."""
+    return [
+        warning(
+            f"source.tables: {glob.text} matches no table now.",
+            "If its tables were dropped, none is needed. Otherwise correct it, or GRANT the account its rights.",
+        )
+        for glob in unmatched
+        if glob.only_table is None
+    ]
+
+
 def warnings_of_views(
     views: Iterable[TableId], include: Sequence[TableGlob], exclude: Sequence[TableGlob]
 ) -> list[Finding]:

@@ -3,7 +3,7 @@
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -38,7 +38,11 @@ class TablesAlteredError(SourceNotUsableError):
 
 
 def first_job_state(job: JobFile, found: FoundSource) -> JobState:
-    """Creates the state of a new job. The log is read from its start position, so that nothing committed later is missed."""
+    """Creates the state of a new job. The log is read from its start position, so that nothing committed later is missed.
+
+    Raises JobFileError, before anything is created, if the server refuses a condition of `snapshot.where`."""
+    for schema in found.schemas:
+        _require_condition(job, found, schema.table)
     partitions, start = _partitions_and_start(job, found, found.schemas, found.first_start)
     return JobState(
         job_uuid=str(uuid.uuid4()),
@@ -83,6 +87,7 @@ def with_later_tables(
         for schema in later:
             _warn(events, schema.table, f"did not exist when the job started. It is not copied. {_remedy(admit)}")
         return state
+    later = _with_good_conditions(job, found, later, left, events)
     checkpoint = Checkpoint.at(job.checkpoint)
     back = [replace(s, version=left[s.table].version + 1) for s in later if s.table in left]
     unfit = set[TableId]()
@@ -102,9 +107,26 @@ def with_later_tables(
     return _joined(job, found, state, later, events, admit) if later else state
 
 
+def _with_good_conditions(
+    job: JobFile, found: FoundSource, later: tuple[TableSchema, ...], left: Collection[TableId], events: Events
+) -> tuple[TableSchema, ...]:
+    """Returns the tables without new ones whose condition the server refuses. Those that come back are checked with their
+    copies."""
+    fitting = []
+    for schema in later:
+        try:
+            if schema.table not in left:
+                _require_condition(job, found, schema.table)
+        except JobFileError as error:
+            _warn(events, schema.table, f"does not join the job. {error}")
+        else:
+            fitting.append(schema)
+    return tuple(fitting)
+
+
 def _require_condition(job: JobFile, found: FoundSource, table: TableId) -> None:
     """Raises JobFileError if the server refuses the table's `snapshot.where`: its rows could not be read."""
-    where = job.snapshot.condition(table.database, table.name)
+    where = job.snapshot.condition(table.database, table.name) if job.has_snapshot else None
     if where is not None and isinstance(found, ChecksConditions):
         problem = found.condition_problem(table, where)
         if problem is not None:

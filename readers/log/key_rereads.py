@@ -22,7 +22,7 @@ from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import KeyReading
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import CheckpointError, SchemaChangedError, SourceUnavailableError
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.position import WalPosition, wal_position
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, log_whole_rows
@@ -34,7 +34,7 @@ MAX_WAIT_SECONDS = 60.0
 """How long a re-read waits until snapshots contain the transactions of its moves."""
 _POLL_SECONDS = 0.05
 MAX_REREAD_KEYS = 100_000
-"""Per job, until the log has passed them all."""
+"""Per table, until the log has passed them all."""
 
 
 class KeyRereads:
@@ -127,7 +127,7 @@ class KeyRereads:
         return reading
 
     def _publish(self, schema: TableSchema, rows: pa.RecordBatch, changes: KeyChanges, moves: Int64s) -> Published:
-        self._check_count(schema.table, len(moves))
+        self._check_count(schema.table, int(changes.versions[0]), len(moves))
         wanted = rows.take(pa.array(moves))
         read = self._read_with(schema, wanted, changes.xids[moves])
         self._own_high = wal_position(read.report.high)
@@ -154,12 +154,15 @@ class KeyRereads:
             self._reading.restart()
             time.sleep(_POLL_SECONDS)  # the server tells nobody when a commit becomes visible
 
-    def _check_count(self, table: TableId, more: int) -> None:
-        if sum(len(reading.keys) for reading in self._readings) + more > MAX_REREAD_KEYS:
-            raise SourceNotUsableError(
-                f"The keys of more than {MAX_REREAD_KEYS} rows (the last ones of {table}) changed during snapshot and "
-                "catch-up, and the log leaves values out of these changes.",
+    def _check_count(self, table: TableId, version: int, more: int) -> None:
+        """Raises SchemaChangedError, so that the table is read again. The re-reads that the log has passed do not count."""
+        readings = [reading for reading in self._readings if reading.table == table and reading.high.version >= version]
+        if sum(len(reading.keys) for reading in readings) + more > MAX_REREAD_KEYS:
+            raise SchemaChangedError(
+                f"The keys of more than {MAX_REREAD_KEYS} rows of {table} changed during snapshot and catch-up, and the log "
+                "leaves values out of these changes.",
                 log_whole_rows(table),
+                table,
             )
 
     def _with_rereads(

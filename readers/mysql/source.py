@@ -29,6 +29,7 @@ from tidemark.readers.mysql.schema.catalog import (
     table_statistics,
     views_left_out,
     visible_kinds,
+    wildcards_without_tables,
 )
 from tidemark.readers.mysql.schema.constants import read_constants
 from tidemark.readers.mysql.schema.preflight import Demands, preflight
@@ -273,15 +274,20 @@ class FoundMySql(FoundTables):
 
 
 @contextmanager
-def find_mysql(job: JobFile, *, needs_key: bool, appends_keyless: bool = False) -> Iterator[FoundMySql]:
-    """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`."""
+def find_mysql(
+    job: JobFile, *, needs_key: bool, appends_keyless: bool = False, has_started: bool = False
+) -> Iterator[FoundMySql]:
+    """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`.
+    `has_started`: all tables that a wildcard matched may be gone."""
     source = job.source
     assert source.url.kind != "postgresql"
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection, source.url.kind)
         kinds = visible_kinds(connection, source.tables)
-        facts = read_tables(connection, select_tables(kinds, source.tables, source.exclude_tables))
+        tables = select_tables(kinds, source.tables, source.exclude_tables, each_matches=not has_started)
+        facts = read_tables(connection, tables)
         views = views_left_out(kinds, source.tables, source.exclude_tables)
+        views += wildcards_without_tables(kinds, source.tables)
         demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless)
         result = preflight(connection, server, facts, demands)
         yield FoundMySql(
@@ -298,7 +304,7 @@ def find_mysql(job: JobFile, *, needs_key: bool, appends_keyless: bool = False) 
 def mysql_tables(job: JobFile) -> list[TableId]:
     """See `tidemark.jobs.sources.selected_tables`."""
     with closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
-        return find_tables(connection, job.source.tables, job.source.exclude_tables)
+        return find_tables(connection, job.source.tables, job.source.exclude_tables, each_matches=False)
 
 
 def acquire_mysql_lease(job: JobFile, *, wait: bool) -> Lease:

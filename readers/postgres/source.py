@@ -32,6 +32,7 @@ from tidemark.readers.postgres.schema.catalog import (
     select_tables,
     split_key,
     views_left_out,
+    wildcards_without_tables,
 )
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
@@ -435,10 +436,15 @@ JOINING_WAIT_SECONDS = 60.0
 
 @contextmanager
 def find_postgres(
-    job: JobFile, *, needs_key: bool, appends_keyless: bool = False, lists: bool = False
+    job: JobFile,
+    *,
+    needs_key: bool,
+    appends_keyless: bool = False,
+    lists: bool = False,
+    has_started: bool = False,
 ) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`:
-    the sink takes arrays as lists."""
+    the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
@@ -448,9 +454,11 @@ def find_postgres(
             result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
         else:
             candidates = read_candidates(connection)
-            facts = read_tables(connection, select_tables(candidates, source.tables, source.exclude_tables))
+            tables = select_tables(candidates, source.tables, source.exclude_tables, each_matches=not has_started)
+            facts = read_tables(connection, tables)
             result = preflight(connection, server, facts, demands)
             views = views_left_out(candidates, source.tables, source.exclude_tables)
+            views += wildcards_without_tables(candidates, source.tables)
         yield FoundPostgres(
             job=job,
             schemas=tuple(result.schemas.values()),
@@ -465,7 +473,7 @@ def find_postgres(
 def postgres_tables(job: JobFile) -> list[TableId]:
     """See `tidemark.jobs.sources.selected_tables`."""
     with closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
-        return find_tables(connection, job.source.tables, job.source.exclude_tables)
+        return find_tables(connection, job.source.tables, job.source.exclude_tables, each_matches=False)
 
 
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:

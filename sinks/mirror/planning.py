@@ -178,15 +178,17 @@ def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
 
 def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
     """Returns clauses of ALTER TABLE that let a table take the source's rows: missing columns are added, and those that can't
-    hold every value are replaced. For a table that is emptied before it is written again. Columns of the key stay as they are,
-    and those without a type in the target."""
+    hold every value are replaced. For a table that is emptied before it is written again. A column of the key is not replaced,
+    but gets a type that is wider than its own. Columns without a type in the target stay as they are."""
     clauses = []
     if not _has_key(schema, existing, dialect):
         return []  # the copy stays whole
     for column in schema.captured:
         found = find_column(existing, column, dialect)
-        fits = found is not None and _column_problem(schema, column, found, dialect) is None
-        if fits or column.name in schema.key:
+        if found is not None and _column_problem(schema, column, found, dialect) is None:
+            continue
+        if column.name in schema.key:
+            clauses += _widened_key(column, found, dialect)
             continue
         try:
             definition = dialect.column_definition(column, key=False)
@@ -195,6 +197,16 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
         clauses += [] if found is None else [dialect.drop_column(found.name)]
         clauses.append(f"ADD COLUMN {definition}")
     return clauses
+
+
+def _widened_key(column: Column, found: TargetColumn | None, dialect: Dialect) -> list[str]:
+    if found is None or found.generated or found.value_range is None:
+        return []
+    try:
+        is_wider = holds(dialect.value_range(column), found.value_range)
+        return [dialect.widen_column(column, key=True)] if is_wider else []
+    except ValueError:
+        return []
 
 
 def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
@@ -228,7 +240,7 @@ def widened_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect
         ):
             continue
         with contextlib.suppress(ValueError):
-            clauses.append(dialect.widen_column(column))
+            clauses.append(dialect.widen_column(column, key=False))
     return clauses
 
 

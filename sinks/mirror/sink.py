@@ -203,6 +203,7 @@ class MirrorSink:
                     clauses = adapting_clauses(schema, found, session.dialect)
                     if clauses:
                         session.create_table(session.dialect.alter_table(target, clauses))
+                        _keep_known(session, target, owner, found)
                 elif (schema.key or self.appends_keyless) and not any(
                     f.is_problem for f in type_findings(schema, session.dialect)
                 ):
@@ -249,11 +250,7 @@ class MirrorSink:
         self, session: Session, schema: TableSchema, target: TargetName, owner: Owner, before: TargetTable
     ) -> None:
         """Lets a copy that was altered stay known as the one that the job wrote. Raises SinkError if it does not fit."""
-        existing = session.inspect(target)
-        assert existing is not None, "it was altered just now"
-        if before.incarnation is not None and before.incarnation == owner.incarnation:
-            session.note_incarnations({target: existing})  # a copy that is rightly empty stays known
-            session.mark_created([target])
+        existing = _keep_known(session, target, owner, before)
         extended = self.audit.extended(schema)
         raise_problems([f for f in table_findings(extended, target, existing, session.dialect) if f.is_problem])
 
@@ -306,6 +303,16 @@ class MirrorSink:
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""
+
+
+def _keep_known(session: Session, target: TargetName, owner: Owner, before: TargetTable) -> TargetTable:
+    """Lets a copy that was altered stay known, also if it is rightly empty. Returns it as it is now."""
+    existing = session.inspect(target)
+    assert existing is not None, "it was altered just now"
+    if before.incarnation is not None and before.incarnation == owner.incarnation:
+        session.note_incarnations({target: existing})
+        session.mark_created([target])
+    return existing
 
 
 def _require_constant(session: Session, target: TargetName, column: Column, existing: TargetColumn) -> None:

@@ -115,7 +115,7 @@ class Dialect(Protocol):
     def drop_default(self, column: Column) -> str:
         """Returns the clause of ALTER TABLE that lets the column be NULL in rows that are written without it."""
 
-    def widen_column(self, column: Column) -> str:
+    def widen_column(self, column: Column, *, key: bool) -> str:
         """Returns the clause of ALTER TABLE that gives a column the type of `column_type`. Raises ValueError as that."""
 
     def drop_column(self, name: str) -> str:

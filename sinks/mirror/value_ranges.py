@@ -206,6 +206,8 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return byte_count is None or (dimensions is not None and 4 * dimensions <= byte_count)
         case Timestamps(digits, zoned), Timestamps(source_digits, source_zoned):
             return zoned == source_zoned and source_digits <= digits
+        case Vectors(None), PostgresType(name):
+            return name == "real[]"
         case Vectors(dimensions), Vectors(source_dimensions):
             return dimensions is None or dimensions == source_dimensions
         case Shapes(kind), Shapes(source_kind):

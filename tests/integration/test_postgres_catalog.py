@@ -142,6 +142,21 @@ def test_a_key_is_primary_or_named(postgres_source_database: Database, connectio
     assert schema_of(facts_of(connection, "late")).key == ()
 
 
+def test_a_key_may_have_no_older_rows_with_null(postgres18_database: Database) -> None:
+    """No split would have them."""
+    postgres18_database.execute(
+        "CREATE TABLE public.t (a int UNIQUE, b int)",
+        "INSERT INTO public.t VALUES (NULL, 1)",
+        "ALTER TABLE public.t ADD CONSTRAINT later NOT NULL a NOT VALID, ALTER b SET NOT NULL",
+    )
+    with contextlib.closing(connect(superuser(postgres18_database), None)) as connection:
+        assert [column.nullable for column in facts_of(connection, "t").columns] == [True, False]
+        with pytest.raises(JobFileError, match="no unique index"):
+            schema_of(facts_of(connection, "t"), key_override=["a"])
+        postgres18_database.execute("DELETE FROM public.t", "ALTER TABLE public.t VALIDATE CONSTRAINT later")
+        assert schema_of(facts_of(connection, "t"), key_override=["a"]).key == ("a",)
+
+
 def test_excluded_columns_must_be_there_and_not_in_the_key(
     postgres_source_database: Database, connection: Connection
 ) -> None:

@@ -193,6 +193,20 @@ def test_columns_that_swap_names_stop_a_running_job(make_job: MakeJob) -> None:
 
 
 @pytest.mark.pitfall(99)
+def test_rows_of_a_time_when_a_column_had_the_name_of_an_excluded_one_stop_the_job(make_job: MakeJob) -> None:
+    """The catalog has the first names again, and the log has values of the excluded column under the other's name."""
+    without_w = "source.columns={shop.t: {exclude: [w]}}"
+    job = make_job(table=TWO_COLUMNS, run=False)
+    job.run(without_w)
+    before = job.copied()
+    job.do(*SWAP, "UPDATE shop.t SET w = 'b' WHERE id < 3", *SWAP)
+    for _ in range(2):
+        with pytest.raises(SchemaChangedError, match=r"shop\.t has its columns in another order"):
+            job.run(without_w)
+    assert job.copied() == before
+
+
+@pytest.mark.pitfall(99)
 @pytest.mark.parametrize("publication", [BY_NAME, ALL])
 def test_values_that_a_change_of_type_made_stop_the_job(publication: str, make_job: MakeJob) -> None:
     job = make_job(publication)
@@ -445,6 +459,7 @@ BLUE, SAD = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "ALTER TYPE mood REN
     ("column", "change", "undone"),
     [
         ("mood[]", BLUE, SAD),
+        ("moodmultirange", BLUE, SAD),
         ("pair", BLUE, SAD),
         ("pair", "ALTER TYPE pair ADD ATTRIBUTE c int", None),
         ("pair", "ALTER TYPE pair DROP ATTRIBUTE b", None),
@@ -453,7 +468,11 @@ BLUE, SAD = "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "ALTER TYPE mood REN
 def test_an_altered_type_stops_the_job(
     column: str, change: str, undone: str | None, make_job: MakeJob, postgres_source_database: Database
 ) -> None:
-    postgres_source_database.execute("CREATE TYPE mood AS ENUM ('ok', 'sad')", "CREATE TYPE pair AS (a mood, b int)")
+    postgres_source_database.execute(
+        "CREATE TYPE mood AS ENUM ('ok', 'sad')",
+        "CREATE TYPE pair AS (a mood, b int)",
+        "CREATE TYPE moodrange AS RANGE (subtype = mood)",
+    )
     job = make_job(table=f"id int PRIMARY KEY, v text, m {column}")
     job.do("ALTER TYPE mood ADD VALUE 'happy'", "INSERT INTO shop.t VALUES (60, 'b')")
     job.follows()
@@ -462,3 +481,17 @@ def test_an_altered_type_stops_the_job(
     if undone is not None:
         job.do(undone)
         job.follows()
+
+
+@pytest.mark.pitfall(97)
+def test_an_altered_row_type_of_a_table_stops_a_running_job(make_job: MakeJob) -> None:
+    job = make_job(run=False)
+    job.do("CREATE TABLE shop.line (a int, b text)", "CREATE DOMAIN shop.lines AS shop.line[]")
+    job.do("ALTER TABLE shop.t ADD m shop.lines", "UPDATE shop.t SET m = ARRAY[(1, 'b')::shop.line]")
+    job.run()
+    with job.running() as (context, committed):
+        planner = context.planner()
+        assert planner.next_epoch(committed) == committed
+        job.do("ALTER TABLE shop.line ADD c int")
+        with pytest.raises(SchemaChangedError, match=r"The type of m of shop\.t was altered"):
+            planner.next_epoch(committed)

@@ -199,6 +199,26 @@ def test_more_of_them_than_can_be_kept_stop_the_job(
     assert "REPLICA IDENTITY FULL" in caught.value.remedy
 
 
+def test_a_table_with_more_of_them_is_read_again(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log keeps these changes: no later run would get past them."""
+    monkeypatch.setattr(split_key_moves, "MAX_REREAD_KEYS", 2)
+    make_table(postgres_database)
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    (job, copy), notes = into_files(tmp_path, postgres_database, sink=sink), Notes()
+    run_epochs(job, at_most=1)
+    postgres_database.execute(*MOVES)
+    run_epochs(job, notes=notes)
+    assert ["The keys of more than 2 rows" in facts["text"] for event, facts in notes.found if event == "left"] == [
+        True
+    ]
+    postgres_database.execute("UPDATE t SET id = id + 1000")
+    run_epochs(job)
+    schema = schema_of(job)
+    assert copy.rows(schema) == sorted_rows(schema, postgres_database.query("SELECT * FROM t"))
+
+
 def test_a_table_is_read_again_if_rows_read_again_contain_its_truncation(
     postgres_database: Database, tmp_path: Path
 ) -> None:

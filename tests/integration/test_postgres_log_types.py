@@ -86,6 +86,7 @@ CASES = (
     Case("timestamp with time zone[]", "string", ("'{2024-01-01 00:00+00}'",)),
     Case("bytea[]", "string", ("ARRAY['\\x00'::bytea]",)),
     Case("double precision[]", "string", ("'{0.1,NaN}'",)),
+    Case("real[]", "string", ("'{0.1,NaN,-0}'", "'[0:1]={1,NULL}'")),
     Case("int4range", "string", ("'[1,5)'", "'empty'", "'(,)'")),
     Case("tstzrange", "string", ("'[2024-01-01 00:00+00,infinity)'",)),
     Case("int4multirange", "string", ("'{[1,2),[5,6)}'",)),

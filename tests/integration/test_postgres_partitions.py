@@ -276,3 +276,34 @@ def test_keep_takes_other_values_for_a_truncated_partition(job: Job, statements:
     history = read_history(job.path.parent / "out", "public", "r").to_pylist()
     assert "X" not in {row["v"] for row in history if row["id"] < 10}
     assert job.database.query("SELECT v FROM r WHERE id = 2") == [("X",)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE child",
+        "TRUNCATE child",
+        "ALTER TABLE child NO INHERIT parent",
+        "ALTER TABLE other INHERIT parent",
+        "ALTER TABLE child SET UNLOGGED",
+        "VACUUM FULL child",
+        "ALTER TABLE parent ADD more int",
+    ],
+)
+def test_tables_that_inherit_from_a_table_are_no_partitions_of_it(
+    change: str, postgres_source_database: Database, tmp_path: Path
+) -> None:
+    """The table is copied without their rows."""
+    postgres_source_database.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY, v text)",
+        "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)",
+        "CREATE TABLE other (LIKE parent)",
+        "INSERT INTO parent VALUES (1)",
+        "INSERT INTO child VALUES (2)",
+        "INSERT INTO other VALUES (3)",
+    )
+    path = job_file(tmp_path, postgres_source_database, tables=["public.parent"])
+    run_epochs(path)
+    postgres_source_database.execute("VACUUM FULL child", change, "INSERT INTO parent VALUES (4)")
+    assert run_epochs(path, "sink.on_schema_change=evolve") == ["stream"]
+    assert read_history(tmp_path / "out", "public", "parent")["id"].to_pylist() == [1, 4]

@@ -253,7 +253,7 @@ def test_a_publication_with_less_than_everything_is_refused(postgres_source_data
     assert "does not have public.lines. The job's start adds it" in str(found.findings)
     with role(postgres_source_database, *DOCUMENTED, attributes=READER) as endpoint:
         (finding,) = refusals(look(endpoint))
-        assert finding.remedy == 'ALTER PUBLICATION "tidemark_shop" ADD TABLE "public"."lines".'
+        assert finding.remedy == 'ALTER PUBLICATION "tidemark_shop" ADD TABLE ONLY "public"."lines".'
 
 
 def test_misspelt_names_are_found(postgres_database: Database) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from devtools.servers import start_server
+from tests.support.history import read_history
 from tests.support.postgres_jobs import BY_NAME, IN_SCHEMA, MakeJob, make_job, make_job_in
 from tests.support.postgres_log import VERSIONS
 from tests.support.servers import fresh_database
@@ -141,3 +142,26 @@ def test_another_slot_or_publication_in_the_job_file_is_refused_until_it_is_undo
             job.run(f"source.{setting}={name}_other")
         assert f"If source.{setting} was changed, undo that" in caught.value.remedy
     job.follows()
+
+
+def test_tables_that_inherit_from_a_table_are_not_published_with_it(make_job: MakeJob) -> None:
+    """Children have no primary key unless they declare one. If they were published, the server would refuse each UPDATE of
+    them, and a child that the publication has already would keep its parent out."""
+    job = make_job(run=False)
+    job.do(
+        f"DROP PUBLICATION {job.database.name}",
+        "CREATE TABLE shop.child () INHERITS (shop.t)",
+        "INSERT INTO shop.child VALUES (6, 'c')",
+    )
+    job.run()
+    job.do("UPDATE shop.t SET v = 'b'", "DELETE FROM shop.child")
+    job.run()
+    assert job.copied() == dict(job.database.query("SELECT id, v FROM ONLY shop.t"))
+    job.do(
+        f"ALTER PUBLICATION {job.database.name} ADD TABLE ONLY shop.child",
+        "CREATE TABLE shop.above (id int PRIMARY KEY, v text)",
+        "ALTER TABLE shop.child INHERIT shop.above",
+        "INSERT INTO shop.above VALUES (1, 'a')",
+    )
+    job.run("source.tables=[shop.t, shop.above]", "source.on_table_error=park")
+    assert read_history(job.path.parent / "out", "shop", "above").num_rows == 1

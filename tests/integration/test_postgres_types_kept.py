@@ -27,6 +27,7 @@ KEPT = [
     "timestamp with time zone[]",
     "bytea[]",
     "double precision[]",
+    "real[]",
     "int4range",
     "tstzrange",
     "int4multirange",

@@ -280,6 +280,17 @@ def test_tables_that_would_meet_and_names_that_are_too_long_are_refused(mirror: 
     assert limits[mirror.kind] in found_long.text
 
 
+def test_a_name_with_a_character_that_the_target_has_not_is_its_tables_trouble(mirror: SinkCase) -> None:  # noqa: F811
+    """Names of MySQL and MariaDB have no characters of four bytes. Asked about such a table, MySQL names none."""
+    odd = dataclasses.replace(ORDERS, table=TableId("shop", "cheap_😀"))
+    found = problems(mirror, odd)
+    if mirror.kind == "postgres":
+        assert not found
+    else:
+        assert [finding.table for finding in found] == [odd.table]
+        assert "no emoji" in found[0].text
+
+
 def test_template_may_name_a_schema_which_is_created(mirror: SinkCase) -> None:  # noqa: F811
     target = f"copy_of_{mirror.place.name}"
     case = routed(mirror, f"{target}.{{table}}")

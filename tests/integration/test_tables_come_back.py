@@ -434,6 +434,28 @@ def test_a_postgres_table_that_waits_for_an_open_transaction_joins_later(
     assert read_history(tmp_path / "out", database.schema, "fresh").num_rows == 1
 
 
+def test_a_postgres_table_that_somebody_vacuums_joins_later(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To publish a table needs the lock that VACUUM and CREATE INDEX CONCURRENTLY have, perhaps for hours."""
+    database = postgres_database
+    create_tables(database, rows=10, uids=Uids())
+    job = job_of(database, tmp_path)
+    run_epochs(job)
+    monkeypatch.setattr(postgres_source, "JOINING_WAIT_SECONDS", 0.5)
+    database.execute("CREATE TABLE fresh (id INT PRIMARY KEY)", "INSERT INTO fresh VALUES (1)", *UPDATE_ALL)
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET idle_in_transaction_session_timeout = '20s'; BEGIN")
+        cursor.execute("LOCK TABLE fresh IN SHARE UPDATE EXCLUSIVE MODE")
+        run_epochs(job, notes=(notes := Notes()))
+        assert_equal(tmp_path, database, "orders", "customers", "order_lines")
+        texts = [facts["text"] for event, facts in notes.found if event == "warning"]
+        assert [text for text in texts if "does not join the job now" in text and "Let VACUUM" in text]
+        cursor.execute("ROLLBACK")
+    run_epochs(job)
+    assert read_history(tmp_path / "out", database.schema, "fresh").num_rows == 1
+
+
 def test_an_epoch_is_planned_by_a_driver_that_does_not_know_that_a_table_has_left(
     any_source_database: Database, tmp_path: Path
 ) -> None:

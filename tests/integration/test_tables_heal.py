@@ -450,3 +450,34 @@ def test_discovery_sees_a_named_table_that_is_there_again(any_source_database: D
         assert not sees_it(), "it is told once"
         source.execute(drop)
         assert not sees_it()
+
+
+def test_all_tables_of_a_wildcard_are_dropped_and_others_go_on(any_source_database: Database, tmp_path: Path) -> None:
+    """One that names nothing is an error only before a job has started."""
+    database = any_source_database
+    wildcards = [f"{database.schema}.{name}_*" for name in ("new", "old")]
+    for table in ("new_1", "old_1"):
+        database.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY)", f"INSERT INTO {table} VALUES (1)")
+    job = job_of(database, tmp_path, tables=wildcards)
+    run_epochs(job)
+    database.execute("DROP TABLE old_1", "INSERT INTO new_1 VALUES (2)")
+    run_epochs(job, notes=(notes := Notes()))
+    assert told(notes) == [("left", "old_1"), ("parked", "old_1")] or told(notes) == [("parked", "old_1")]
+    assert [
+        facts["text"]
+        for event, facts in notes.found
+        if event == "warning" and ".old_* matches no table now" in facts["text"]
+    ]
+    with pytest.raises(TablesParkedError, match=r"old_1"):
+        require_none_parked(load_job_file(job), state_of(tmp_path))
+    discovery = Discovery(load_job_file(job))
+    discovery._ask()
+    assert discovery._found == (TableId(database.schema, "new_1"),)
+    database.execute("CREATE TABLE old_1 (id INT PRIMARY KEY)", "INSERT INTO old_1 VALUES (3)")
+    run_epochs(job)
+    assert read_history(tmp_path / "out", database.schema, "new_1")["id"].to_pylist() == [1, 2]
+    assert 3 in read_history(tmp_path / "out", database.schema, "old_1")["id"].to_pylist()
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+    typo = job_of(database, tmp_path, tables=[*wildcards, f"{database.schema}.odl_*"])
+    run_epochs(typo, notes=(notes := Notes()))
+    assert [facts["text"] for event, facts in notes.found if ".odl_* matches no table now" in str(facts.get("text"))]

@@ -13,6 +13,7 @@ from tidemark.readers.schema_checks import (
     require_fitting_override,
     spelling_hint,
     warnings_of_views,
+    warnings_of_wildcards,
     without_excluded,
 )
 from tidemark.readers.statistics import TableStatistics
@@ -29,36 +30,54 @@ _UNKEYED_TYPES = _INEXACT_TYPES | SPATIAL_TYPES | {"json", "vector"}
 
 
 def find_tables(
-    connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+    connection: Connection,
+    include: Sequence[TableGlob],
+    exclude: Sequence[TableGlob] = (),
+    *,
+    each_matches: bool = True,
 ) -> list[TableId]:
     """See `select_tables`."""
-    return select_tables(visible_kinds(connection, include), include, exclude)
+    return select_tables(visible_kinds(connection, include), include, exclude, each_matches=each_matches)
 
 
 def select_tables(
-    kinds: Mapping[TableId, str], include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+    kinds: Mapping[TableId, str],
+    include: Sequence[TableGlob],
+    exclude: Sequence[TableGlob] = (),
+    *,
+    each_matches: bool = True,
 ) -> list[TableId]:
     """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted. `kinds`: see `visible_kinds`.
 
     Globs match base tables outside of the system databases. Raises SourceNotUsableError for all entries of `include` that name
-    anything else (a view, a system table) or match nothing that the account may see, or if no table is left.
+    anything else (a view, a system table) or match nothing that the account may see, or if no table is left. `each_matches`
+    False: wildcards may match nothing, if others match something.
     """
-    selected: set[TableId] = set()
-    useless: list[SourceNotUsableError] = []
-    for glob in include:
-        found = {
-            table
-            for table, kind in kinds.items()
-            if kind in TABLE_KINDS
-            and table.database.lower() not in SYSTEM_DATABASES
-            and not is_own_table(table.name)
-            and glob.matches(table.database, table.name)
-        }
-        if not found:
-            useless.append(_nothing_found(glob, kinds))
-        selected |= found
+    found = {glob: _matched(kinds, glob) for glob in include}
+    selected = set[TableId]().union(*found.values())
+    useless = [
+        _nothing_found(glob, kinds)
+        for glob, tables in found.items()
+        if not tables and (each_matches or not selected or glob.only_table is not None)
+    ]
     raise_refusals(of_error(error, table=error.table) for error in useless)
     return without_excluded(selected, exclude)
+
+
+def _matched(kinds: Mapping[TableId, str], glob: TableGlob) -> set[TableId]:
+    return {
+        table
+        for table, kind in kinds.items()
+        if kind in TABLE_KINDS
+        and table.database.lower() not in SYSTEM_DATABASES
+        and not is_own_table(table.name)
+        and glob.matches(table.database, table.name)
+    }
+
+
+def wildcards_without_tables(kinds: Mapping[TableId, str], include: Sequence[TableGlob]) -> list[Finding]:
+    """Warns of those that match no table now."""
+    return warnings_of_wildcards(glob for glob in include if not _matched(kinds, glob))
 
 
 def views_left_out(

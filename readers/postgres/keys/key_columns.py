@@ -7,7 +7,7 @@ collation takes precedence over a literal's.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_literal, quote_table
@@ -54,18 +54,19 @@ ORDER BY b.attnum
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
     """`type`: the base type as a cast takes it. `operators`: the schema of its comparison operators, as SQL. `collation`: the
-    column's, as SQL; None if the type has none."""
+    column's, as SQL; None if the type has none. `alias`: the table's in the statement."""
 
     name: str
     type: str
     operators: str
     collation: str | None
+    alias: str = "t"
 
     @property
     def sql(self) -> str:
         """The column in a statement whose FROM is TableKey.relation. It is qualified: ORDER BY would take the bare name as
         an output column, which is text."""
-        return f"t.{quote_identifier(self.name)}"
+        return f"{self.alias}.{quote_identifier(self.name)}"
 
     @property
     def is_integer(self) -> bool:
@@ -107,6 +108,13 @@ def read_key(connection: Connection, table: TableId, columns: Sequence[str]) -> 
     only = "" if rows[0][1] == "p" else "ONLY "
     shape = tuple((number, name, source_type, collation) for _, _, number, name, source_type, collation, _, _ in rows)
     return TableKey(int(rows[0][0]), f"{only}{quote_table(table)} AS t", tuple(known[name] for name in columns), shape)
+
+
+def under_own_name(key: TableKey, table: TableId) -> TableKey:
+    """Returns the key for a statement that has the table under its own name, which conditions of the job file may write before
+    columns."""
+    columns = tuple(replace(column, alias=quote_identifier(table.name)) for column in key.columns)
+    return replace(key, relation=key.relation.removesuffix(" AS t"), columns=columns)
 
 
 def range_condition(keys: Sequence[KeyColumn], key_range: KeyRange) -> str:

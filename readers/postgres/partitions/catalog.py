@@ -29,7 +29,7 @@ WHERE c.oid = ANY (%s::oid[])"""
 # All types that the text of a type's values depends on: of domains, arrays, ranges, and attributes of composite types.
 _INNER_TYPES = """
         SELECT p.typbasetype UNION ALL SELECT p.typelem
-        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE r.rngtypid = p.oid
+        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE p.oid IN (r.rngtypid, r.rngmultitypid)
         UNION ALL SELECT a.atttypid FROM pg_attribute AS a
         WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped"""
 _TYPE_PARTS = f"""
@@ -50,9 +50,11 @@ SELECT t.root::bigint, concat_ws(' ', t.attnum, 'attributes', p.oid), (
 FROM types AS t JOIN pg_type AS p ON p.oid = t.type AND p.typrelid <> 0
 ORDER BY 1, 2"""
 _ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+# Tables that inherit from a table which is not partitioned are not its partitions: its rows are read without theirs.
 _TREE = """
 WITH RECURSIVE tree(root, oid, parent, attached) AS (
     SELECT i.inhparent, i.inhrelid, i.inhparent, i.xmin FROM pg_inherits AS i
+    JOIN pg_class AS r ON r.oid = i.inhparent AND r.relkind = 'p'
     WHERE i.inhparent = ANY (%(roots)s::oid[]) AND NOT i.inhdetachpending
     UNION ALL
     SELECT t.root, i.inhrelid, i.inhparent, i.xmin
@@ -75,8 +77,15 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
         i.indisvalid, i.indimmediate, i.indpred IS NULL), 0))) FROM pg_index AS i
      WHERE i.indrelid = ANY (%(roots)s::oid[]) AND i.indisunique),
     (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(e.oid::bigint, e.xmin::text::bigint))) FROM pg_enum AS e),
-    (SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
-     FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid WHERE c.relkind = 'c'),
+    (WITH RECURSIVE types(type) AS (
+        SELECT DISTINCT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = ANY (%(roots)s::oid[]) AND a.attnum > 0
+        UNION
+        SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL ({_INNER_TYPES}
+        ) AS inner_type(oid) WHERE inner_type.oid <> 0
+     )
+     SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
+     FROM types AS t JOIN pg_type AS p ON p.oid = t.type AND p.typrelid <> 0
+     JOIN pg_attribute AS a ON a.attrelid = p.typrelid),
     (SELECT concat_ws(' ', count(*), bit_xor(hashtextextended(t::text, 0))) FROM ({_TREE}) AS t))"""
 
 
@@ -162,7 +171,8 @@ def were_types_altered(connection: Connection, oid: int, numbers: Sequence[int],
 # One query: it sees a rewrite and what the rewrite does to the columns, or neither.
 _VALUES = """
 WITH RECURSIVE tree(oid) AS (
-    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid)
+    SELECT %(oid)s::oid UNION SELECT i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid
+    JOIN pg_class AS r ON r.oid = t.oid AND r.relkind = 'p')
 SELECT c.oid::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END, r.attnum, a.atthasmissing,
        CASE WHEN y.typtype = 'e' THEN 'enum' WHEN y.typnamespace = 'pg_catalog'::regnamespace AND y.typtype = 'b'
             THEN y.typname::text END,
@@ -209,7 +219,7 @@ class Differences:
 
 
 def differences(before: WatchedTable, now: WatchedTable) -> Differences:
-    if before == now:
+    if before == now or now.filenode is not None:  # a table that has rows of its own has no partitions
         return Differences()
     old, new = _paths(before), _paths(now)
     kept = {oid for oid, path in new.items() if oid in old and _edges(old[oid]) == _edges(path)}

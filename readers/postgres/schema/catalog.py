@@ -14,6 +14,7 @@ from tidemark.readers.schema_checks import (
     require_fitting_override,
     spelling_hint,
     warnings_of_views,
+    warnings_of_wildcards,
     without_excluded,
 )
 from tidemark.state.errors import JobFileError, SourceNotUsableError, UnsupportedTypeError
@@ -37,10 +38,14 @@ class Candidates:
 
 
 def find_tables(
-    connection: Connection, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+    connection: Connection,
+    include: Sequence[TableGlob],
+    exclude: Sequence[TableGlob] = (),
+    *,
+    each_matches: bool = True,
 ) -> list[TableId]:
     """See `select_tables`."""
-    return select_tables(read_candidates(connection), include, exclude)
+    return select_tables(read_candidates(connection), include, exclude, each_matches=each_matches)
 
 
 def read_candidates(connection: Connection) -> Candidates:
@@ -56,33 +61,47 @@ def read_candidates(connection: Connection) -> Candidates:
 
 
 def select_tables(
-    candidates: Candidates, include: Sequence[TableGlob], exclude: Sequence[TableGlob] = ()
+    candidates: Candidates,
+    include: Sequence[TableGlob],
+    exclude: Sequence[TableGlob] = (),
+    *,
+    each_matches: bool = True,
 ) -> list[TableId]:
     """The tables that `include` matches and `exclude` does not, without Tidemark's own, sorted; entries are `schema.table`.
 
     A partitioned table includes its partitions. Wildcards match no partition; one that is named is a table of its own,
     unless a partitioned table above it is selected too. Raises SourceNotUsableError for all entries of `include` that name
-    anything else (a view, a foreign table) or match nothing, or where nothing is left.
+    anything else (a view, a foreign table) or match nothing, or where nothing is left. `each_matches` False: wildcards may
+    match nothing, if others match something.
     """
     kinds, above = candidates.kinds, candidates.above
-    selected: set[TableId] = set()
-    useless: list[SourceNotUsableError] = []
-    for glob in include:
-        found = {
-            table
-            for table, kind in kinds.items()
-            if kind not in _OTHER_KINDS
-            and not is_own_table(table.name)
-            and glob.matches(table.database, table.name)
-            and (table not in above or glob.only_table is not None)
-        }
-        if not found:
-            useless.append(_nothing_found(glob, kinds))
-        selected |= found
+    found = {glob: _matched(candidates, glob) for glob in include}
+    selected = set[TableId]().union(*found.values())
+    useless = [
+        _nothing_found(glob, kinds)
+        for glob, tables in found.items()
+        if not tables and (each_matches or not selected or glob.only_table is not None)
+    ]
     raise_refusals(of_error(error, table=error.table) for error in useless)
     kept = without_excluded(selected, exclude)
     chosen = frozenset(kept)
     return [table for table in kept if chosen.isdisjoint(above.get(table, ()))]
+
+
+def _matched(candidates: Candidates, glob: TableGlob) -> set[TableId]:
+    return {
+        table
+        for table, kind in candidates.kinds.items()
+        if kind not in _OTHER_KINDS
+        and not is_own_table(table.name)
+        and glob.matches(table.database, table.name)
+        and (table not in candidates.above or glob.only_table is not None)
+    }
+
+
+def wildcards_without_tables(candidates: Candidates, include: Sequence[TableGlob]) -> list[Finding]:
+    """Warns of those that match no table now."""
+    return warnings_of_wildcards(glob for glob in include if not _matched(candidates, glob))
 
 
 def views_left_out(

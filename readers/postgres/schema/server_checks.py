@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from tidemark.readers.findings import Finding, refusal, warning
-from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_table
+from tidemark.readers.postgres.connect import Connection, quote_identifier
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
+from tidemark.readers.postgres.slot.publication import only_itself
 from tidemark.readers.postgres.slot.slot import FAILOVER_MAJOR, slot_exists, survives_failover
 from tidemark.state.table import TableId, TableSchema
 
@@ -144,7 +145,7 @@ def check_creation(connection: Connection, name: str, tables: Mapping[TableId, T
         refusal(
             f"There is no publication {name}, and the role {role} {why}.",
             "Let the owner of the tables create it, and name it in source.publication: "
-            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(quote_table, tables))} "
+            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
             "WITH (publish_via_partition_root = true).",
         )
     ]

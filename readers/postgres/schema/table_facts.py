@@ -24,6 +24,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relre
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
+# NOT NULL may be NOT VALID since 18: older rows may have NULL.
 _COLUMNS = """
 WITH RECURSIVE bases AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type, a.atttypmod AS modifier
@@ -34,7 +35,9 @@ WITH RECURSIVE bases AS (
 )
 SELECT a.attrelid::bigint, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
        CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END, b.modifier,
-       a.attnotnull, a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
+       a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint v WHERE v.conrelid = a.attrelid AND v.contype = 'n'
+                                    AND NOT v.convalidated AND a.attnum = ANY (v.conkey)),
+       a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
        CASE WHEN a.attcollation <> 0 THEN (
            SELECT quote_ident(n.nspname) || '.' || quote_ident(l.collname)
            FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END

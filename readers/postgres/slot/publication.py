@@ -11,7 +11,7 @@ import psycopg2
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.postgres.schema.identity import is_gone
-from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import SETTLE_SECONDS, wait_for_open_transactions
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
@@ -61,7 +61,7 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
         return False
     _write(
         connection,
-        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(quote_table, tables))} "
+        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
         "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
     )
     return True
@@ -71,14 +71,15 @@ def add_tables(
     connection: Connection, name: str, tables: Sequence[TableId], *, seconds: float | None = None
 ) -> list[TableId]:
     """Adds the tables that are not yet published, and returns them. Their splits may be read from now on. Raises
-    SourceNotUsableError. `seconds`: as for `wait_for_open_transactions`.
+    SourceNotUsableError. `seconds`: as for `wait_for_open_transactions`, and how long VACUUM, CREATE INDEX and ALTER TABLE are
+    waited for.
 
     The log lacks what open transactions wrote to a table before, though they may commit later. So they are waited for.
     """
     missing = sorted(set(tables) - set(memberships(connection, name, tables)))
     if missing:
-        named = ", ".join(map(quote_table, missing))
-        _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}")
+        named = ", ".join(map(only_itself, missing))
+        _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}", seconds=seconds)
         wait_for_open_transactions(connection, seconds=seconds)
     return missing
 
@@ -126,7 +127,7 @@ def check_publication(
             continue
         if table not in members:
             message = f"The publication {name} does not have {table}."
-            found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {quote_table(table)}.", table=table))
+            found.append(refusal(message, f"ALTER PUBLICATION {quoted} ADD TABLE {only_itself(table)}.", table=table))
             continue
         member = members[table]
         if member.above is not None:
@@ -144,8 +145,8 @@ def check_publication(
                 refusal(
                     f"The publication {name} has {table} with a {'row filter' if member.filtered else 'column list'}: the log "
                     "lacks a part of the table.",
-                    f"ALTER PUBLICATION {quoted} DROP TABLE {quote_table(table)}; ALTER PUBLICATION {quoted} ADD TABLE "
-                    f"{quote_table(table)}. Rows and columns are left out by snapshot.where and source.columns.",
+                    f"ALTER PUBLICATION {quoted} DROP TABLE {only_itself(table)}; ALTER PUBLICATION {quoted} ADD TABLE "
+                    f"{only_itself(table)}. Rows and columns are left out by snapshot.where and source.columns.",
                     table=table,
                 )
             )
@@ -270,11 +271,19 @@ def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> 
     return [_Member(tables[row[0]], str(row[1]), *row[2:]) for row in rows if row[1] is not None]
 
 
-def _write(connection: Connection, statement: str) -> None:
-    """Runs a statement in a transaction that may write."""
+def only_itself(table: TableId) -> str:
+    """Names a table without those that inherit from it, which would be published, too: the server refuses changes of published
+    tables without a replica identity. Partitions of a table are not left out."""
+    return f"ONLY {quote_table(table)}"
+
+
+def _write(connection: Connection, statement: str, *, seconds: float | None = None) -> None:
+    """Runs a statement in a transaction that may write. Raises SourceNotUsableError, also if it waits for a lock of another
+    session for longer than `seconds` (SETTLE_SECONDS)."""
+    wait_ms = int(1000 * (SETTLE_SECONDS if seconds is None else seconds))
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"BEGIN READ WRITE; {statement}; COMMIT")
+            cursor.execute(f"BEGIN READ WRITE; SET LOCAL lock_timeout = {wait_ms}; {statement}; COMMIT")
     except psycopg2.Error as exc:
         with connection.cursor() as cursor:
             cursor.execute("ROLLBACK")
@@ -282,11 +291,13 @@ def _write(connection: Connection, statement: str) -> None:
         remedy = {
             _DENIED: "Let the tables' owner create the publication, and name it in source.publication. Or let the role own "
             "the tables, and GRANT CREATE ON DATABASE to it.",
+            _LOCKED: "Let VACUUM, CREATE INDEX CONCURRENTLY or ALTER TABLE of the tables end (pg_stat_activity), then run the "
+            "job again.",
         }.get(code or "", "Correct what the server's message says.")
         raise SourceNotUsableError(f"The source refuses the job's publication: {error_text(exc)}.", remedy) from exc
 
 
-_DENIED = "42501"
+_DENIED, _LOCKED = "42501", "55P03"
 
 
 def has_column_list(connection: Connection, publication: str, schema: TableSchema) -> bool:

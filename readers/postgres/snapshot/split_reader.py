@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from tidemark.conf.endpoint import Endpoint
@@ -19,7 +19,13 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.postgres.connect import Connection, connect, error_code, quote_table
-from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, range_condition, read_key
+from tidemark.readers.postgres.keys.key_columns import (
+    KeyColumn,
+    TableKey,
+    range_condition,
+    read_key,
+    under_own_name,
+)
 from tidemark.readers.postgres.schema.identity import is_another_table
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
@@ -148,11 +154,13 @@ class SplitReader(RetryingSplitReader[Connection]):
         )
 
     def _query(self, split: Split, schema: TableSchema, key: TableKey) -> str:
-        condition = range_condition(key.columns or (_CTID,), split.range)
+        if not key.columns:
+            key = replace(key, columns=(_CTID,))
         where = self._source.where.get(schema.table)
-        if where is not None:
-            condition = f"({condition}) AND (\n{where}\n)"
-        return select_where(schema, key, condition)
+        if where is None:
+            return select_where(schema, key, range_condition(key.columns, split.range))
+        key = under_own_name(key, schema.table)
+        return select_where(schema, key, f"({range_condition(key.columns, split.range)}) AND (\n{where}\n)")
 
 
 def select_where(schema: TableSchema, key: TableKey, condition: str) -> str:

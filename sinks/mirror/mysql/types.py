@@ -52,7 +52,7 @@ class MySqlDialect:
     charset_of_collation: Mapping[str, str]
     fold_names: bool
     source_kind: SourceKind
-    name_limit: str = f"{MAX_NAME_LENGTH} characters, and no space at its end"
+    name_limit: str = f"{MAX_NAME_LENGTH} characters of at most three bytes (no emoji), and no space at its end"
 
     @property
     def has_row_alias(self) -> bool:
@@ -67,7 +67,8 @@ class MySqlDialect:
         return 1, LAST_TIMESTAMP_64 if self.version >= (11, 5) else LAST_TIMESTAMP
 
     def name_fits(self, name: str) -> bool:
-        return 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name
+        is_allowed = 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name
+        return is_allowed and max(name) <= "\uffff"  # names are utf8mb3
 
     def same_name(self, name: str) -> str:
         return name.lower() if self.fold_names else name
@@ -126,11 +127,11 @@ class MySqlDialect:
 
     def drop_default(self, column: Column) -> str:
         if self._has_expressions_only(column):  # the server refuses SET DEFAULT for such columns, also NULL
-            return self.widen_column(column)
+            return self.widen_column(column, key=False)
         return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
 
-    def widen_column(self, column: Column) -> str:
-        return f"MODIFY COLUMN {self.column_definition(column, key=False)}"
+    def widen_column(self, column: Column, *, key: bool) -> str:
+        return f"MODIFY COLUMN {self.column_definition(column, key=key)}"
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"

@@ -83,8 +83,8 @@ class PostgresDialect:
     def drop_default(self, column: Column) -> str:
         return f"ALTER COLUMN {quoted(column.name)} SET DEFAULT NULL"
 
-    def widen_column(self, column: Column) -> str:
-        return f"ALTER COLUMN {quoted(column.name)} TYPE {self.column_type(column, key=False)}"
+    def widen_column(self, column: Column, *, key: bool) -> str:
+        return f"ALTER COLUMN {quoted(column.name)} TYPE {self.column_type(column, key=key)}"
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
