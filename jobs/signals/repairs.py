@@ -34,17 +34,18 @@ from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import SinkError, SourceNotUsableError
+from tidemark.state.errors import SchemaChangedError, SinkError, SourceNotUsableError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.position import Position
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer, Signal
 from tidemark.state.split import KeyRange, Split
-from tidemark.state.table import TableSchema, arrow_type_of
+from tidemark.state.table import TableId, TableSchema, arrow_type_of
 
 VISIBLE_SECONDS = 60.0
 """How long a start waits until a MariaDB snapshot has all that the log has."""
@@ -186,6 +187,7 @@ def _taken(
     start: Position,
 ) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
+    _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
     server = found.server(state)
     keys = server.planner_access(state).keys
     await_visible(keys, start)
@@ -223,6 +225,23 @@ def _taken(
     state = checkpoint.create_joined(state, joined)
     failpoint("repairs.joined")
     return state, [reread.signal for reread in rereads]
+
+
+def _require_same_columns(found: FoundSource, state: JobState, wanted: Collection[TableId | None]) -> None:
+    """Raises SchemaChangedError if a table was altered before the start position, which was taken just now. The job may not
+    have read so far: the rows would lack columns whose values the log has before them."""
+    schemas = [schema for schema in state.schemas if schema.table in wanted]
+    now = found.schemas_now([schema.table for schema in schemas])
+    for schema in schemas:
+        found_now = now.get(schema.table)  # None: reading it, or the log, says what is wrong
+        if found_now is not None and _columns(found_now) != _columns(schema):
+            raise SchemaChangedError(
+                f"{schema.table} no longer has the columns that the job knows.", START_OVER_NOW, schema.table
+            )
+
+
+def _columns(schema: TableSchema) -> list[tuple[str, str, str | None, str | None]]:
+    return [(c.name, c.source_type, c.charset, c.collation) for c in schema.captured]
 
 
 def await_visible(keys: KeySource, position: Position) -> None:

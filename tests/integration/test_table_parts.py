@@ -222,6 +222,23 @@ def test_changes_around_the_read_are_neither_lost_nor_overtaken(
     assert_equal(job, row_counts(source))
 
 
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3], PAIRS[4]], indirect=True)
+def test_rows_have_the_columns_that_the_log_has_up_to_there(source: Database, target: Database, tmp_path: Path) -> None:
+    """The table gets columns with values while the job is stopped. The rows are read again before the log is read."""
+    create_tables(source, rows=60, uids=Uids())
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": "evolve"}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    source.execute("ALTER TABLE orders ADD COLUMN more INT", "UPDATE orders SET more = id")
+    source.execute("ALTER TABLE order_lines ADD COLUMN more INT DEFAULT 7", "UPDATE order_lines SET more = order_id")
+    give(job, source, "orders", "5", "1..20")
+    give(job, source, "order_lines", where="order_id < 20")
+    run_epochs(job)
+    assert texts(target, "SELECT more FROM copy_orders WHERE id = 5") == [(5,)]
+    assert_equal(job, row_counts(source))
+    assert [outcome.accepted for outcome in outcomes(job).values()] == [True] * 3
+
+
 @pytest.mark.parametrize(("source", "target"), [PAIRS[1], PAIRS[3]], indirect=True)
 def test_parts_are_read_again_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
     uids = Uids()
