@@ -127,8 +127,8 @@ def _unproven(checkpoint: Checkpoint, state: JobState, look: Look) -> set[TableI
 
 
 def _reaches_beyond(checkpoint: Checkpoint, state: JobState, now: EnumeratorState, until: Position) -> bool:
-    """True if the planned epoch, or the high of a split, a staged chunk or rows that were read again and are not written, may be
-    after `until`."""
+    """True if the planned epoch, or the high of a split, a staged chunk or rows that were read again and not written yet, may
+    be after `until`."""
     cursors = [table.cursor for table in now.tables]
     highs: list[Position] = [] if now.last_high is None else [now.last_high]
     rereads = [*now.rereads, *(reread for joined in state.joined[now.joined :] for reread in joined.rereads)]
