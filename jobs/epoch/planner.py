@@ -42,6 +42,9 @@ from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.signals import Answer
 from tidemark.state.table import TableId
 
+LEFT_BEFORE = "The table has left the job. If it comes back, all its rows are read."
+"""The outcome of reading rows again of a table that has left the job since."""
+
 
 class Planner:
     """One per run. It keeps the newest plan and the state after it in memory; what is in the checkpoint is the same."""
@@ -186,12 +189,15 @@ class Planner:
             write_segment(self._checkpoint.store, epoch, splits, outcome.reports)
             failpoint("planner.after_finished_splits")
         if isinstance(record.plan.work, LogWork):
+            versions = {schema.table: schema.version for schema in self._job_state.schemas}
             for reread in record.plan.work.rereads:
                 if reread.rest is not None:
                     continue  # it goes on
+                done = versions.get(reread.table) == reread.version
                 rows = self._job_state.reread_rows(reread.signal)
                 text = f"{rows:,} {'row was' if rows == 1 else 'rows were'} read again and written."
-                self._checkpoint.create_outcome(reread.signal, Answer(True, text, time.time_ns() // 1000))
+                answer = Answer(done, text if done else LEFT_BEFORE, time.time_ns() // 1000)
+                self._checkpoint.create_outcome(reread.signal, answer)
         return record, outcome
 
     def _seconds(self, epoch: int) -> float | None:

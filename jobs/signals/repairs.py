@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
+from tidemark.jobs.epoch.planner import LEFT_BEFORE
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
@@ -142,7 +143,7 @@ def _next_batches(checkpoint: Checkpoint, job: JobFile, found: FoundSource, stat
         assert table is not None
         back = state.came_back.get(table)
         if table not in {schema.table for schema in state.schemas}:
-            _end(checkpoint, number, "The table has left the job. If it comes back, all its rows are read.", done=False)
+            _end(checkpoint, number, LEFT_BEFORE, done=False)
         elif back is not None and back.at_us > wish.signal.at_us:
             _end(checkpoint, number, "The whole table was read again.", done=True)
         else:
