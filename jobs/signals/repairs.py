@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
-from tidemark.jobs.epoch.planner import LEFT_BEFORE
+from tidemark.jobs.epoch.planner import LEFT_BEFORE, NOT_WRITTEN
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
@@ -391,8 +391,7 @@ def _tell_lost(checkpoint: Checkpoint, job: JobFile, state: JobState) -> None:
             else:
                 is_lost, again = reread.signal not in pending, "Compare again."
             if is_lost:
-                text = f"The log was read from another position on, so these rows were not written. {again}"
-                _end(checkpoint, reread.signal, text, done=False)
+                _end(checkpoint, reread.signal, f"{NOT_WRITTEN} {again}", done=False)
 
 
 def _planned(checkpoint: Checkpoint) -> set[int]:
