@@ -11,7 +11,7 @@ import time
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import offset_from, recover_state
-from tidemark.jobs.recovery.rollback import position_of_cut
+from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.parking import leave_to_come_back, to_be_found
 from tidemark.readers.findings import raise_passing
@@ -71,6 +71,7 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if position is None or again:
         leave_to_come_back(checkpoint, state, again)
         failpoint("set_back.left")
+    forget_unwritten(checkpoint)
     joined = Joined(
         start,
         (),

@@ -15,6 +15,7 @@ from tests.support.sink_state import SinkCase
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.state.checkpoint.layout import Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
 
@@ -120,6 +121,29 @@ def test_a_target_is_set_back_while_an_epoch_is_not_committed(
         assert set(run_epochs(job)) == {"stream"}
         assert_complete(target, source, job)
         source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2")
+
+
+@pytest.mark.parametrize("point", ["planner.after_plan", "sink.before_commit"])
+def test_an_epoch_that_was_passed_over_is_not_taken_for_one_that_was_written(
+    job: Path, source: Database, target: SinkCase, point: str
+) -> None:
+    """The backup is of the moment after an epoch that was planned and not written, because the job was rolled back before."""
+    run_epochs(job)
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}' WHERE id % 7 = 1")
+        run_epochs(job)
+    committed = Checkpoint.at(str(job.parent / "checkpoint")).committed_epoch()
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
+    die_at(job, point)
+    roll_back(load_job_file(job), committed, standby=True)
+    assert run_epochs(job, at_most=1) == ["stream"]
+    put_back = target.back_up()
+    run_epochs(job)
+    assert_complete(target, source, job)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fifth' WHERE id = 39")
+    run_epochs(job)
+    assert_complete(target, source, job)
 
 
 @pytest.mark.parametrize("target", ["mysql", "postgres"], indirect=True)
