@@ -27,7 +27,7 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.signals.steering import steering_at
+from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.jobs.signals.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
@@ -35,7 +35,7 @@ from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import SchemaChangedError, SinkError, SourceNotUsableError
+from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
@@ -44,7 +44,7 @@ from tidemark.state.plan import EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.reread import Reread
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, Signal, Steering
 from tidemark.state.split import KeyRange, Split
 from tidemark.state.table import TableId, TableSchema, arrow_type_of
 
@@ -162,6 +162,20 @@ def _next_batches(checkpoint: Checkpoint, job: JobFile, found: FoundSource, stat
 def goes_on(now: EnumeratorState, state: JobState) -> bool:
     """True if the next batch of a part of a table may be read: nothing else is being read, and the last one was written."""
     return now.phase is Phase.STREAM and not now.rereads and now.joined == len(state.joined)
+
+
+def require_parts_read(checkpoint: Checkpoint, state: JobState, steering: Steering) -> None:
+    """For the end of a run that ends by itself: raises PausedError if rows of accepted signals were not read because another
+    signal has stopped the reading of rows."""
+    if steering.stopped_us is None:
+        return
+    waiting = dict.fromkeys(str(wish.signal.table) for wish in unfinished(checkpoint, state).values())
+    if waiting:
+        raise PausedError(
+            f"A signal has stopped the reading of rows: rows of {', '.join(waiting)} that other signals ask for are not read "
+            "again. The log was followed.",
+            f"{RESUME}, then run the job again.",
+        )
 
 
 def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import BY_DRIVER, running
 from tests.support.reconciling import PAIRS, assert_equal, compared, following, job_of, row_counts
@@ -367,6 +368,24 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     assert "its copy lacks changes" in last.text
     resume(load_job_file(job), [orders])
     run_epochs(job)
+    assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_a_run_is_not_done_while_a_part_waits_because_no_rows_are_read(
+    source: Database, target: Database, tmp_path: Path, tidemark: CommandLine
+) -> None:
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET version = 0 WHERE id = 5")
+    stop_snapshot(load_job_file(job))
+    assert tidemark("run", job).code == 0, "the copies are complete"
+    give(job, source, "orders", "5")
+    ended = tidemark("run", job)
+    assert (ended.code, f"rows of {source.schema}.orders that other signals ask for" in ended.last_line) == (10, True)
+    resume(load_job_file(job), [])
+    assert tidemark("run", job).code == 0
     assert_equal(job, row_counts(source))
 
 
