@@ -67,15 +67,20 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
     wanted = _repairs(checkpoint, job, state, seen) | _next_batches(checkpoint, job, found, state)
     if not wanted:
         return state
+    server = found.server(state)
+    keys = server.planner_access(state).keys
     try:
         start = found.joining_start(())
-    except SourceNotUsableError as error:
+        await_visible(keys, start)
+    except SourceNotUsableError as error:  # the log can be followed: commits may wait for a replica
         for number, wish in wanted.items():
             _refuse(checkpoint, number, wish.signal, str(error))
         return state
+    _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
     for name in set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}:
         checkpoint.forget_repairs([name])  # of an earlier driver that died
-    state, taken = _taken(checkpoint, job, found, state, wanted, start)
+    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
+    state, taken = _taken(checkpoint, reading, wanted)
     for number in taken:
         signal = wanted[number].signal
         events.note("repair", table=str(signal.table), keys=len(signal.keys), start=str(start), text=ACCEPTED)
@@ -193,20 +198,8 @@ def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
     return found
 
 
-def _taken(
-    checkpoint: Checkpoint,
-    job: JobFile,
-    found: FoundSource,
-    state: JobState,
-    wanted: dict[int, Wish],
-    start: Position,
-) -> tuple[JobState, list[int]]:
+def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
-    _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
-    server = found.server(state)
-    keys = server.planner_access(state).keys
-    await_visible(keys, start)
-    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
     rereads = []
     for number, wish in wanted.items():
         schema, columns = reading.table(wish.signal)
@@ -227,9 +220,9 @@ def _taken(
         rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows, rest))
         failpoint("repairs.read")
     if not rereads:
-        return state, []
+        return reading.state, []
     joined = Joined(
-        start,
+        reading.start,
         (),
         (),
         left_files=checkpoint.left_count(),
@@ -237,7 +230,7 @@ def _taken(
         at_us=_now_us(),
         rereads=tuple(rereads),
     )
-    state = checkpoint.create_joined(state, joined)
+    state = checkpoint.create_joined(reading.state, joined)
     failpoint("repairs.joined")
     return state, [reread.signal for reread in rereads]
 

@@ -23,6 +23,7 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, stop_snapshot
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.jobs.signals import repairs
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
@@ -368,6 +369,25 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     assert "its copy lacks changes" in last.text
     resume(load_job_file(job), [orders])
     run_epochs(job)
+    assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_the_job_goes_on_if_commits_stay_invisible_for_too_long(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the signal fails."""
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    give(job, source, "orders", "5")
+    source.execute("UPDATE orders SET version = version + 1")
+    monkeypatch.setattr(repairs, "VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(MySqlKeys, "sees", lambda *_: False)
+    run_epochs(job)
+    assert "do not contain the log up to" in outcomes(job)[1].text
+    assert not outcomes(job)[1].accepted
+    monkeypatch.undo()
     assert_equal(job, row_counts(source))
 
 
