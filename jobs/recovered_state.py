@@ -20,6 +20,7 @@ from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
+from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.split import Split
 
 
@@ -31,6 +32,23 @@ def required_state(checkpoint: Checkpoint, job: JobFile) -> JobState:
             f"Job {job.job} has no checkpoint in {job.checkpoint}.", "Start it: tidemark run JOB.yaml."
         )
     return state
+
+
+def require_known_tables(checkpoint: Checkpoint, state: JobState) -> None:
+    """Raises CheckpointError if the newest plan lacks a table of the job. It had left, and the file that said so is lost: the
+    log was read without it. Only for the lease's holder: else a table may leave, and a plan be made, meanwhile."""
+    newest = max(checkpoint.plan_epochs(), default=0)
+    if newest == 0:
+        return
+    planned = checkpoint.plan(newest).state
+    known, read = {table.table for table in planned.tables}, {split_key.table for split_key in state.split_keys}
+    for schema in state.schemas_after(planned.joined):
+        if schema.table in read - known:
+            raise CheckpointError(
+                f"{schema.table} had left the job before epoch {newest}, but the checkpoint {checkpoint.url} has no file of "
+                "that any more.",
+                RESTORE_CHECKPOINT,
+            )
 
 
 def settings_of(job: JobFile) -> Settings:

@@ -26,6 +26,7 @@ from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.webhook import notifying
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.signals.repairs import require_parts_read
 from tidemark.jobs.signals.steering import steering_at
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.sessions import SparkSessions
@@ -76,6 +77,7 @@ def _run_job(
                 recorder.ending, summary.exit_code = INTERRUPTION, INTERRUPTED
             else:
                 require_none_parked(job, opened.held.state)
+                require_parts_read(Checkpoint.at(job.checkpoint), opened.held.state, opened.held.steering)
             summary.seconds = round(time.monotonic() - started, 3)
             events.note("finished", **summary.as_dict())
     finally:

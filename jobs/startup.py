@@ -10,7 +10,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.write_parts import Writing
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
-from tidemark.jobs.recovered_state import needed_log, recover_state
+from tidemark.jobs.recovered_state import needed_log, recover_state, require_known_tables
 from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.set_back import goes_back, is_going_back
@@ -340,6 +340,7 @@ def _require_same_settings(job: JobFile, state: JobState, events: Events) -> Non
     if healed is not None:
         text = f"A power cut has left an incomplete plan of epoch {healed}. Nothing of it had run, so it is made again."
         events.note("warning", text=text)
+    require_known_tables(checkpoint, state)
     _check_mode(job, recover_state(checkpoint, job, state), events)
 
 

@@ -39,8 +39,14 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer
 from tidemark.state.table import TableId
+
+LEFT_BEFORE = "The table has left the job. If it comes back, all its rows are read."
+"""The outcome of reading rows again of a table that has left the job since."""
+NOT_WRITTEN = "The log was read from another position on, so these rows were not written."
+"""The same if the job has passed over the epoch that had to write them."""
 
 
 class Planner:
@@ -187,12 +193,22 @@ class Planner:
             failpoint("planner.after_finished_splits")
         if isinstance(record.plan.work, LogWork):
             for reread in record.plan.work.rereads:
-                if reread.rest is not None:
-                    continue  # it goes on
-                rows = self._job_state.reread_rows(reread.signal)
-                text = f"{rows:,} {'row was' if rows == 1 else 'rows were'} read again and written."
-                self._checkpoint.create_outcome(reread.signal, Answer(True, text, time.time_ns() // 1000))
+                if reread.rest is None:  # else it goes on
+                    self._checkpoint.create_outcome(reread.signal, self._answer(reread, record))
         return record, outcome
+
+    def _answer(self, reread: Reread, record: PlanRecord) -> Answer:
+        """Returns the outcome for a signal whose last rows the epoch had to write."""
+        versions = {schema.table: schema.version for schema in self._job_state.schemas}
+        rows = self._job_state.reread_rows(reread.signal)
+        accepted, text = True, f"{rows:,} {'row was' if rows == 1 else 'rows were'} read again and written."
+        if versions.get(reread.table) != reread.version:
+            accepted, text = False, LEFT_BEFORE
+        elif self._job_state.restarts_after(
+            record.state.joined
+        ):  # the epoch was passed over, unless it was written before
+            accepted, text = False, f"{NOT_WRITTEN} Compare again."
+        return Answer(accepted, text, time.time_ns() // 1000)
 
     def _seconds(self, epoch: int) -> float | None:
         """The time from the plan until the epoch was written, in seconds; until now if nobody has told when it was. None if

@@ -75,7 +75,7 @@ def _go_on_there(
             until = places.shared_until(state)
             look = _proven_look(checkpoint, state, until)
             unproven = _unproven(checkpoint, state, look)
-            restarts = bool(unproven) or _reaches_beyond(checkpoint, now, until)
+            restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
             leaving = leaving | unproven if restarts else set()
         _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
         start = places.same_place(state, now.position)
@@ -126,10 +126,13 @@ def _unproven(checkpoint: Checkpoint, state: JobState, look: Look) -> set[TableI
     return (joined | altered) & {schema.table for schema in state.schemas}
 
 
-def _reaches_beyond(checkpoint: Checkpoint, now: EnumeratorState, until: Position) -> bool:
-    """True if the planned epoch, or the high of a split or a staged chunk, may be after `until`."""
+def _reaches_beyond(checkpoint: Checkpoint, state: JobState, now: EnumeratorState, until: Position) -> bool:
+    """True if the planned epoch, or the high of a split, a staged chunk or rows that were read again and not written yet, may
+    be after `until`."""
     cursors = [table.cursor for table in now.tables]
     highs: list[Position] = [] if now.last_high is None else [now.last_high]
+    rereads = [*now.rereads, *(reread for joined in state.joined[now.joined :] for reread in joined.rereads)]
+    highs += [reread.high for reread in rereads]
     highs += [cursor.snapshot.high for cursor in cursors if isinstance(cursor, Staging)]
     match now.awaited:
         case AwaitedLog(log_range):

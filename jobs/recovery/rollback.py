@@ -4,6 +4,7 @@ Epoch numbers, the fence and versions of changes only grow: what was read before
 """
 
 import time
+from dataclasses import replace
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import absorb, in_mode, of_job
@@ -15,8 +16,9 @@ from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import JobState, Joined
+from tidemark.state.log_range import LogReport
 from tidemark.state.phase import Phase
-from tidemark.state.plan import AwaitedLog, EnumeratorState
+from tidemark.state.plan import AwaitedLog, EnumeratorState, LogWork
 from tidemark.state.position import Position
 
 _LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those that are kept."
@@ -45,6 +47,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             found.require_same_log(state, [position])
+        forget_unwritten(checkpoint)
         joined = Joined(
             position,
             (),
@@ -74,9 +77,27 @@ def position_of_cut(
         raise CheckpointError(f"Tables have joined the job, or it moved to another server, after epoch {epoch}.", _LIST)
     if any(altered.at_us > record.planned_at_us for altered in checkpoint.altered()):
         raise CheckpointError(f"A table has got or lost columns after epoch {epoch}.", _LIST)
+    report = checkpoint.log_report(epoch)
     then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
+    if _may_be_passed_over(state, epoch, report):
+        then = replace(then, position=planned.position, prepared=planned.prepared)
     if then.phase is not Phase.STREAM or then.prepared:
         raise CheckpointError(
             f"After epoch {epoch} the first load was not complete, or XA transactions were prepared.", _LIST
         )
     return then.position
+
+
+def forget_unwritten(checkpoint: Checkpoint) -> None:
+    """To be called before the job goes on from another position: the planned epoch of the log is passed over. If somebody has
+    read it, its report goes, so that it is not taken for the report of an epoch that was written."""
+    newest = max(checkpoint.plan_epochs(), default=0)
+    if newest != checkpoint.committed_epoch() and isinstance(checkpoint.plan(newest).plan.work, LogWork):
+        checkpoint.forget_log_report(newest)
+
+
+def _may_be_passed_over(state: JobState, epoch: int, report: LogReport) -> bool:
+    """True if the job went on from another position when this epoch was the newest planned one, and its report has nothing: it
+    was passed over, or there was nothing to write."""
+    was_newest = any(joined.restarts and joined.after_epoch == epoch for joined in state.joined)
+    return was_newest and not (report.emitted_changes or report.filtered_changes or report.transactions)

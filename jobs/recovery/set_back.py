@@ -2,7 +2,8 @@
 
 The target's own record tells the last epoch of the log that it has. If only the log was followed since, the job goes on from
 the position that it had then: what the target lacks is read again from the source's log, with the same versions. Otherwise, or
-if the source no longer has that log, all tables are read again (`source.on_log_lost`).
+if the source no longer has that log, all tables are read again (`source.on_log_lost`). So are tables of which signals had some
+rows read again since: what these mended may be in no log.
 """
 
 import time
@@ -10,7 +11,7 @@ import time
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import offset_from, recover_state
-from tidemark.jobs.recovery.rollback import position_of_cut
+from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.parking import leave_to_come_back, to_be_found
 from tidemark.readers.findings import raise_passing
@@ -22,6 +23,7 @@ from tidemark.state.job_state import JobState, Joined
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.reached import Reached
+from tidemark.state.table import TableId
 
 
 def is_going_back(checkpoint: Checkpoint, state: JobState) -> bool:
@@ -46,21 +48,30 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         return False
     now = recover_state(checkpoint, job, state, committed=committed)
     position = _position_then(checkpoint, job, state, now, written)
-    if position is None:
+    again = {schema.table for schema in state.schemas}
+    if position is not None:
+        again = _read_again_since(checkpoint, state, written.log_epoch)  # such rows may be in no log
+    if position is None or again:
         if job.mode != "full+incremental":
             return False
         if not job.source.reads_again_after_lost_log:
             remedy = f"{error.remedy} Or set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
             raise TargetSetBackError(error.message, remedy) from error
+    if position is None:
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             start = found.joining_start(())
-        leave_to_come_back(checkpoint, state, {schema.table for schema in state.schemas})
-        failpoint("set_back.left")
         what = "So all copies are emptied, and their rows are read again (source.on_log_lost)."
     else:
         start = position
         what = f"So the log is read again from {start} on."
+    if position is not None and again:
+        names = ", ".join(map(str, sorted(again)))
+        what += f" Signals had rows of {names} read again since then, so all of their rows are read again."
+    if position is None or again:
+        leave_to_come_back(checkpoint, state, again)
+        failpoint("set_back.left")
+    forget_unwritten(checkpoint)
     joined = Joined(
         start,
         (),
@@ -87,6 +98,14 @@ def _position_then(
         return position_of_cut(checkpoint, job, state, now, written.log_epoch)
     except CheckpointError:
         return None
+
+
+def _read_again_since(checkpoint: Checkpoint, state: JobState, epoch: int) -> set[TableId]:
+    """Returns the tables of the job of which rows were read again, and perhaps written, after the epoch."""
+    then = checkpoint.plan(epoch).state
+    rereads = [*then.rereads, *(reread for joined in state.joined[then.joined :] for reread in joined.rereads)]
+    versions = {schema.table: schema.version for schema in state.schemas}
+    return {reread.table for reread in rereads if versions.get(reread.table) == reread.version}
 
 
 def _reached(now: EnumeratorState, found: Reached) -> Reached:

@@ -22,11 +22,12 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
+from tidemark.jobs.epoch.planner import LEFT_BEFORE, NOT_WRITTEN
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.signals.steering import steering_at
+from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.jobs.signals.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
@@ -34,17 +35,18 @@ from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import SinkError, SourceNotUsableError
+from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.position import Position
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.reread import Reread
-from tidemark.state.signals import Answer, Signal
+from tidemark.state.signals import Answer, Signal, Steering
 from tidemark.state.split import KeyRange, Split
-from tidemark.state.table import TableSchema, arrow_type_of
+from tidemark.state.table import TableId, TableSchema, arrow_type_of
 
 VISIBLE_SECONDS = 60.0
 """How long a start waits until a MariaDB snapshot has all that the log has."""
@@ -65,15 +67,20 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
     wanted = _repairs(checkpoint, job, state, seen) | _next_batches(checkpoint, job, found, state)
     if not wanted:
         return state
+    server = found.server(state)
+    keys = server.planner_access(state).keys
     try:
         start = found.joining_start(())
-    except SourceNotUsableError as error:
+        await_visible(keys, start)
+    except SourceNotUsableError as error:  # the log can be followed: commits may wait for a replica
         for number, wish in wanted.items():
             _refuse(checkpoint, number, wish.signal, str(error))
         return state
+    _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
     for name in set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}:
         checkpoint.forget_repairs([name])  # of an earlier driver that died
-    state, taken = _taken(checkpoint, job, found, state, wanted, start)
+    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
+    state, taken = _taken(checkpoint, reading, wanted)
     for number in taken:
         signal = wanted[number].signal
         events.note("repair", table=str(signal.table), keys=len(signal.keys), start=str(start), text=ACCEPTED)
@@ -141,7 +148,7 @@ def _next_batches(checkpoint: Checkpoint, job: JobFile, found: FoundSource, stat
         assert table is not None
         back = state.came_back.get(table)
         if table not in {schema.table for schema in state.schemas}:
-            _end(checkpoint, number, "The table has left the job. If it comes back, all its rows are read.", done=False)
+            _end(checkpoint, number, LEFT_BEFORE, done=False)
         elif back is not None and back.at_us > wish.signal.at_us:
             _end(checkpoint, number, "The whole table was read again.", done=True)
         else:
@@ -162,6 +169,20 @@ def goes_on(now: EnumeratorState, state: JobState) -> bool:
     return now.phase is Phase.STREAM and not now.rereads and now.joined == len(state.joined)
 
 
+def require_parts_read(checkpoint: Checkpoint, state: JobState, steering: Steering) -> None:
+    """For the end of a run that ends by itself: raises PausedError if rows of accepted signals were not read because another
+    signal has stopped the reading of rows."""
+    if steering.stopped_us is None:
+        return
+    waiting = dict.fromkeys(str(wish.signal.table) for wish in unfinished(checkpoint, state).values())
+    if waiting:
+        raise PausedError(
+            f"A signal has stopped the reading of rows: rows of {', '.join(waiting)} that other signals ask for are not read "
+            "again. The log was followed.",
+            f"{RESUME}, then run the job again.",
+        )
+
+
 def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
     """Returns what is still to be read for accepted signals about parts of tables, by signal. Only durable files decide it."""
     outcomes, found = checkpoint.outcomes(), dict[int, Wish]()
@@ -177,19 +198,8 @@ def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
     return found
 
 
-def _taken(
-    checkpoint: Checkpoint,
-    job: JobFile,
-    found: FoundSource,
-    state: JobState,
-    wanted: dict[int, Wish],
-    start: Position,
-) -> tuple[JobState, list[int]]:
+def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
-    server = found.server(state)
-    keys = server.planner_access(state).keys
-    await_visible(keys, start)
-    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
     rereads = []
     for number, wish in wanted.items():
         schema, columns = reading.table(wish.signal)
@@ -210,9 +220,9 @@ def _taken(
         rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows, rest))
         failpoint("repairs.read")
     if not rereads:
-        return state, []
+        return reading.state, []
     joined = Joined(
-        start,
+        reading.start,
         (),
         (),
         left_files=checkpoint.left_count(),
@@ -220,9 +230,26 @@ def _taken(
         at_us=_now_us(),
         rereads=tuple(rereads),
     )
-    state = checkpoint.create_joined(state, joined)
+    state = checkpoint.create_joined(reading.state, joined)
     failpoint("repairs.joined")
     return state, [reread.signal for reread in rereads]
+
+
+def _require_same_columns(found: FoundSource, state: JobState, wanted: Collection[TableId | None]) -> None:
+    """Raises SchemaChangedError if a table was altered before the start position, which was taken just now. The job may not
+    have read so far: the rows would lack columns whose values the log has before them."""
+    schemas = [schema for schema in state.schemas if schema.table in wanted]
+    now = found.schemas_now([schema.table for schema in schemas])
+    for schema in schemas:
+        found_now = now.get(schema.table)  # None: reading it, or the log, says what is wrong
+        if found_now is not None and _columns(found_now) != _columns(schema):
+            raise SchemaChangedError(
+                f"{schema.table} no longer has the columns that the job knows.", START_OVER_NOW, schema.table
+            )
+
+
+def _columns(schema: TableSchema) -> list[tuple[str, str, str | None, str | None]]:
+    return [(c.name, c.source_type, c.charset, c.collation) for c in schema.captured]
 
 
 def await_visible(keys: KeySource, position: Position) -> None:
@@ -371,8 +398,7 @@ def _tell_lost(checkpoint: Checkpoint, job: JobFile, state: JobState) -> None:
             else:
                 is_lost, again = reread.signal not in pending, "Compare again."
             if is_lost:
-                text = f"The log was read from another position on, so these rows were not written. {again}"
-                _end(checkpoint, reread.signal, text, done=False)
+                _end(checkpoint, reread.signal, f"{NOT_WRITTEN} {again}", done=False)
 
 
 def _planned(checkpoint: Checkpoint) -> set[int]:

@@ -282,10 +282,13 @@ class Checkpoint:
         state = JOB.decode(data, JOB_FILE)
         altered = self.store.list(ALTERED_FOLDER)
         joined_count = len(self.store.list(JOINED_FOLDER))  # listed first: each entry names `left` files that are there
-        left = iter([LEFT.decode(self._read(name), name) for name in self.store.list(LEFT_FOLDER)])
+        left_names = self.store.list(LEFT_FOLDER)
+        left = iter([LEFT.decode(self._read(name), name) for name in left_names])
         taken = 0
         for number in range(1, joined_count + 1):
             joined = JOINED.decode(self._read(joined_file(number)), joined_file(number))
+            if joined.left_files > len(left_names):
+                raise self._lost(left_file(joined.left_files))
             for leaving in itertools.islice(left, joined.left_files - taken):
                 state = state.without(leaving)
             taken = joined.left_files
@@ -368,12 +371,18 @@ class Checkpoint:
 
     def has_open_signals(self) -> bool:
         """True if a signal has no answer. Reads no file."""
-        return len(self.store.list(SIGNALS_FOLDER)) > len(self.store.list(ANSWERS_FOLDER))
+        answered = {number_of(name) for name in self.store.list(ANSWERS_FOLDER)}
+        return any(number_of(name) not in answered for name in self.store.list(SIGNALS_FOLDER))
 
     def create_signal(self, signal: Signal) -> int:
-        """Returns the signal's number."""
+        """Returns the signal's number. No signal has had it before, also if files were lost: the answer would be there."""
         while True:
-            number = len(self.store.list(SIGNALS_FOLDER)) + 1
+            names = (
+                *self.store.list(SIGNALS_FOLDER),
+                *self.store.list(ANSWERS_FOLDER),
+                *self.store.list(OUTCOMES_FOLDER),
+            )
+            number = max(map(number_of, names), default=0) + 1
             if self.store.create(signal_file(number), SIGNAL.encode(signal)):
                 return number
 

@@ -17,6 +17,8 @@ from tests.support.postgres_standby import PHYSICAL_SLOT, Pair, primary_and_stan
 from tests.support.servers import Database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
@@ -193,6 +195,37 @@ def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_
     pair.promoted.execute(*UPDATE_ALL)
     assert run_epochs(job) == ["stream"]
     assert_copied(tmp_path / "out", pair.promoted)
+
+
+@pytest.mark.parametrize("lacks", [True, False], ids=["lost", "kept"])
+def test_rows_that_were_read_again_are_written_only_if_the_promoted_standby_has_what_they_contain(
+    pair: Pair, postgres_database: Database, tmp_path: Path, lacks: bool
+) -> None:
+    job, orders = job_of(pair, tmp_path, postgres_database), TableName("public", "orders")
+    run_epochs(job)
+    pair.database.execute(*UPDATE_ALL)
+    run_epochs(job)
+    pair.await_standby()
+    if lacks:
+        pair.fall_behind()
+    pair.database.execute("UPDATE orders SET version = 999 WHERE id = 5")
+    postgres_database.execute("UPDATE copy_orders SET version = 0 WHERE id = 6")
+    resnapshot(load_job_file(job), [orders], keys=["5", "6"])
+    die_at(job, "repairs.joined")
+    if not lacks:
+        pair.await_standby()
+    pair.fail_over()
+    more_log = "CREATE TABLE elsewhere.t AS SELECT generate_series(1, 50000) AS i"
+    pair.promoted.execute("CREATE SCHEMA elsewhere", more_log, "UPDATE orders SET version = 3 WHERE id = 7")
+    notes = Notes()
+    run_epochs(job, notes=notes)
+    assert len(moved(notes)) == 1
+    outcome = Checkpoint.at(load_job_file(job).checkpoint).outcomes()[1]
+    assert (outcome.accepted, "Give the signal again." in outcome.text) == (not lacks, lacks)
+    if lacks:
+        resnapshot(load_job_file(job), [orders], keys=["5", "6"])
+        run_epochs(job)
+    assert_mirrored(pair.promoted, postgres_database)
 
 
 def test_a_promoted_standby_without_the_slot_has_no_log(pair: Pair, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import run_epochs
+from tests.support.epochs import die_at, run_epochs
+from tests.support.jobs import source_of
 from tests.support.reconciling import (
     PAIRS,
     assert_equal,
@@ -26,6 +27,7 @@ from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.commands.signal import list_signals
 from tidemark.jobs.reconcile import repair as repairing
 from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.jobs.signals import repairs
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
@@ -102,6 +104,45 @@ def test_keys_are_mended_and_other_rows_stay(
     run_epochs(job)
     assert not Checkpoint.at(load_job_file(job).checkpoint).store.list(REPAIRS_FOLDER)
     assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_a_repair_is_not_done_if_its_rows_park_the_table(
+    source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path, source=source_of(source, on_table_error="park"))
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET version = 0 WHERE id = 5")
+    repair(job)
+    source.execute("SET sql_log_bin = 0", "UPDATE orders SET note = CHAR(0) WHERE id = 5", "SET sql_log_bin = 1")
+    run_epochs(job)
+    capsys.readouterr()
+    list_signals(load_job_file(job))
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("failed" in told, "The table has left the job." in told, "done" in told) == (True, True, False)
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_a_repair_is_not_done_if_its_epoch_was_passed_over(
+    source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job is rolled back before it has written the rows that were read again."""
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE orders SET version = version + 1 WHERE id = 6")
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET version = 0 WHERE id = 5")
+    repair(job)
+    die_at(job, "planner.after_plan")
+    roll_back(load_job_file(job), Checkpoint.at(load_job_file(job).checkpoint).committed_epoch(), standby=True)
+    run_epochs(job)
+    assert compared(job)["orders"].differences == 1
+    capsys.readouterr()
+    list_signals(load_job_file(job))
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("failed" in told, "Compare again." in told, "done" in told) == (True, True, False)
 
 
 @on_all_pairs

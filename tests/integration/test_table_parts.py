@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import BY_DRIVER, running
 from tests.support.reconciling import PAIRS, assert_equal, compared, following, job_of, row_counts
@@ -22,6 +23,7 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, stop_snapshot
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.jobs.signals import repairs
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, PausedError
@@ -222,6 +224,23 @@ def test_changes_around_the_read_are_neither_lost_nor_overtaken(
     assert_equal(job, row_counts(source))
 
 
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3], PAIRS[4]], indirect=True)
+def test_rows_have_the_columns_that_the_log_has_up_to_there(source: Database, target: Database, tmp_path: Path) -> None:
+    """The table gets columns with values while the job is stopped. The rows are read again before the log is read."""
+    create_tables(source, rows=60, uids=Uids())
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": "evolve"}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    source.execute("ALTER TABLE orders ADD COLUMN more INT", "UPDATE orders SET more = id")
+    source.execute("ALTER TABLE order_lines ADD COLUMN more INT DEFAULT 7", "UPDATE order_lines SET more = order_id")
+    give(job, source, "orders", "5", "1..20")
+    give(job, source, "order_lines", where="order_id < 20")
+    run_epochs(job)
+    assert texts(target, "SELECT more FROM copy_orders WHERE id = 5") == [(5,)]
+    assert_equal(job, row_counts(source))
+    assert [outcome.accepted for outcome in outcomes(job).values()] == [True] * 3
+
+
 @pytest.mark.parametrize(("source", "target"), [PAIRS[1], PAIRS[3]], indirect=True)
 def test_parts_are_read_again_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
     uids = Uids()
@@ -350,6 +369,43 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     assert "its copy lacks changes" in last.text
     resume(load_job_file(job), [orders])
     run_epochs(job)
+    assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_the_job_goes_on_if_commits_stay_invisible_for_too_long(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the signal fails."""
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    give(job, source, "orders", "5")
+    source.execute("UPDATE orders SET version = version + 1")
+    monkeypatch.setattr(repairs, "VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(MySqlKeys, "sees", lambda *_: False)
+    run_epochs(job)
+    assert "do not contain the log up to" in outcomes(job)[1].text
+    assert not outcomes(job)[1].accepted
+    monkeypatch.undo()
+    assert_equal(job, row_counts(source))
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_a_run_is_not_done_while_a_part_waits_because_no_rows_are_read(
+    source: Database, target: Database, tmp_path: Path, tidemark: CommandLine
+) -> None:
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET version = 0 WHERE id = 5")
+    stop_snapshot(load_job_file(job))
+    assert tidemark("run", job).code == 0, "the copies are complete"
+    give(job, source, "orders", "5")
+    ended = tidemark("run", job)
+    assert (ended.code, f"rows of {source.schema}.orders that other signals ask for" in ended.last_line) == (10, True)
+    resume(load_job_file(job), [])
+    assert tidemark("run", job).code == 0
     assert_equal(job, row_counts(source))
 
 

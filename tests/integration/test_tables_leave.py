@@ -11,7 +11,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import TidemarkError
+from tidemark.state.errors import CheckpointError, TidemarkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
@@ -60,6 +60,28 @@ def test_a_table_that_stops_the_job_is_left_out_and_the_others_go_on(
     assert "left" not in [event for event, _ in again.found]
     assert_equal(tmp_path, database, "orders", "order_lines")
     assert read_history(tmp_path / "out", database.schema, "customers").num_rows == count, "its copy stays as it is"
+
+
+def test_a_table_is_not_taken_for_one_that_never_left_if_the_checkpoint_loses_the_file(
+    mysql_database: Database, tmp_path: Path
+) -> None:
+    database = mysql_database
+    create_tables(database, rows=20, uids=Uids())
+    run_epochs(job_of(database, tmp_path))
+    run_epochs(job_of(database, tmp_path, "customers"))
+    database.execute(*UPDATE_ALL)
+    run_epochs(job_of(database, tmp_path, "customers"))
+    (left,) = (tmp_path / "checkpoint" / "left").iterdir()
+    kept = left.read_bytes()
+    left.unlink()
+    with pytest.raises(CheckpointError, match=r"customers had left the job before epoch"):
+        run_epochs(job_of(database, tmp_path))
+    left.write_bytes(kept)
+    run_epochs(job_of(database, tmp_path))
+    assert_equal(tmp_path, database, "customers")
+    left.unlink()  # the table came back since
+    with pytest.raises(CheckpointError, match="has lost its file `left/0000000001`"):
+        run_epochs(job_of(database, tmp_path))
 
 
 def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp_path: Path) -> None:

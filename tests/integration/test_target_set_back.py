@@ -12,6 +12,10 @@ from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.state.checkpoint.layout import Checkpoint, plan_file
 from tidemark.state.errors import CheckpointError, JobHeldError, SinkError
 
@@ -117,6 +121,61 @@ def test_a_target_is_set_back_while_an_epoch_is_not_committed(
         assert set(run_epochs(job)) == {"stream"}
         assert_complete(target, source, job)
         source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2")
+
+
+@pytest.mark.parametrize("point", ["planner.after_plan", "sink.before_commit"])
+def test_an_epoch_that_was_passed_over_is_not_taken_for_one_that_was_written(
+    job: Path, source: Database, target: SinkCase, point: str
+) -> None:
+    """The backup is of the moment after an epoch that was planned and not written, because the job was rolled back before."""
+    run_epochs(job)
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}' WHERE id % 7 = 1")
+        run_epochs(job)
+    committed = Checkpoint.at(str(job.parent / "checkpoint")).committed_epoch()
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 40")
+    die_at(job, point)
+    roll_back(load_job_file(job), committed, standby=True)
+    assert run_epochs(job, at_most=1) == ["stream"]
+    put_back = target.back_up()
+    run_epochs(job)
+    assert_complete(target, source, job)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fifth' WHERE id = 39")
+    run_epochs(job)
+    assert_complete(target, source, job)
+
+
+@pytest.mark.parametrize("target", ["mysql", "postgres"], indirect=True)
+@pytest.mark.parametrize("point", ["", "set_back.left", "tables.after_joined"])
+def test_a_table_whose_rows_were_read_again_since_is_read_again(
+    job: Path, source: Database, target: SinkCase, point: str
+) -> None:
+    """The backup lacks rows that are in no log, and that a signal had read again after it."""
+    source.execute(
+        "CREATE TABLE customers (id INT PRIMARY KEY, note TEXT)", "INSERT INTO customers VALUES (1, 'first')"
+    )
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second' WHERE id = 1")
+    run_epochs(job)
+    put_back = target.back_up()
+    source.execute("SET sql_log_bin = 0", "UPDATE orders SET note = 'in no log' WHERE id < 5", "SET sql_log_bin = 1")
+    source.execute("UPDATE customers SET note = 'second'")
+    resnapshot(load_job_file(job), [TableName(source.schema, "orders")], keys=["1", "2", "3", "4"])
+    run_epochs(job)
+    assert_complete(target, source, job)
+    put_back()
+    with pytest.raises(SinkError, match="The target was set back") as caught:
+        run_epochs(job)
+    assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+    if point:
+        die_at(job, point, "source.on_log_lost=resnapshot")
+    notes = Notes()
+    run_epochs(job, "source.on_log_lost=resnapshot", notes=notes)
+    assert_complete(target, source, job)
+    assert target.place.query(f"SELECT note FROM {source.name}_customers") == [("second",)]
+    if not point:
+        assert [facts["table"] for event, facts in notes.found if event == "joined"] == [f"{source.schema}.orders"]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import pytest
 
 from devtools.checkpoint_files import LOG_PLAN, SNAPSHOT_PLAN
 from tidemark.state.checkpoint import codec, layout
-from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.layout import Checkpoint, signal_file
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.partitions import Partitions, WatchedTable
 from tidemark.state.position import BinlogPosition, WalPosition
+from tidemark.state.signals import Answer, Signal
 from tidemark.state.table import TableId
 
 
@@ -213,3 +214,15 @@ def test_each_driver_has_a_greater_number(tmp_path: Path) -> None:
     assert len(set(taken)) == 40
     assert checkpoint.take_owner() > max(taken)
     assert [path.name for path in (tmp_path / "owners").iterdir()] == [f"{max(taken) + 1:010d}"]
+
+
+def test_a_signal_never_gets_the_number_of_one_that_was_lost(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(tmp_path))
+    for number in (1, 2):
+        assert checkpoint.create_signal(Signal(None, 1, "pause")) == number
+        checkpoint.create_answer(number, Answer(True, "", 1))
+    assert not checkpoint.has_open_signals()
+    (tmp_path / signal_file(2)).unlink()
+    assert checkpoint.create_signal(Signal(None, 1, "resume")) == 3
+    assert checkpoint.has_open_signals()
+    assert checkpoint.signals()[3][1] is None
