@@ -208,6 +208,8 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return zoned == source_zoned and source_digits <= digits
         case Vectors(dimensions), Vectors(source_dimensions):
             return dimensions is None or dimensions == source_dimensions
+        case Vectors(None), PostgresType(name):
+            return name == "real[]"
         case Shapes(kind), Shapes(source_kind):
             return kind in {"geometry", source_kind}
         case _:
