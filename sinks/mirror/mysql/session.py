@@ -34,9 +34,9 @@ _SESSION = (
     "SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
     f"wait_timeout = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}, net_write_timeout = {IDLE_SECONDS}, "
-    "sql_safe_updates = 0, unique_checks = 1, "
+    "sql_safe_updates = 0, sql_select_limit = 18446744073709551615, sql_big_selects = 1, unique_checks = 1, "
 )
-_SESSION_MYSQL = "range_optimizer_max_mem_size = 0"
+_SESSION_MYSQL = "range_optimizer_max_mem_size = 0, max_execution_time = 0"
 _collations: dict[tuple[str, str], dict[str, str]] = {}
 _SESSION_MARIADB = "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0"
 
