@@ -33,6 +33,8 @@ _REMEDIES: dict[str, str] = {
     "3D000": "Create that database, or correct sink.url.",
     "42501": _NO_RIGHT,
     "42P01": _GONE,
+    "53200": "Raise max_locks_per_transaction on the target's server, because each table of an epoch takes some locks; or "
+    "give the server more memory. Then start the job again.",
     "53": "Give the target's server more space or memory, then start the job again.",
     "54": "A value is too long for PostgreSQL (an index entry holds 2704 bytes): exclude the column, or choose another key.",
 }
