@@ -3,18 +3,23 @@ columns do by themselves."""
 
 import contextlib
 import dataclasses
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from tests.support.change_parts import DELETE, ORDERS, column, log_part, snapshot_part
+from tests.support.change_parts import DELETE, ORDERS, SCHEMAS, column, log_part, snapshot_part
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
-from tests.support.sink_state import KEEPING, SinkCase, make_case, mirror, target_name  # noqa: F401  # fixtures
+from tests.support.sink_state import KEEPING, TEMPLATE, make_case, target_name
+from tidemark.conf.endpoint import parse_endpoint
 from tidemark.sinks.mirror.audit import AuditColumns
+from tidemark.sinks.mirror.bad_values import STOP
 from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.sink import JobIdentity
 from tidemark.state.errors import RefusedRowsError
 
 pytestmark = pytest.mark.integration
@@ -153,3 +158,26 @@ def test_a_later_table_that_the_target_can_not_have_stops_no_other(
         run_epochs(path, notes=(notes := Notes()))
         assert any("max key length" in facts.get("text", "") for event, facts in notes.found if event == "parked")
     assert mysql_database.query("SELECT id FROM good ORDER BY id") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
+def test_a_percent_sign_in_the_schema_of_the_ledger(kind: str, request: pytest.FixtureRequest) -> None:
+    place: Database = request.getfixturevalue(f"{kind}_database")
+    name = f"{place.name[-9:]} 50%s"
+    quoted = f'"{name}"' if kind == "postgres" else f"`{name}`"
+    place.execute(f"CREATE SCHEMA {quoted}")
+    if kind == "postgres":
+        place.execute(f'ALTER DATABASE "{place.name}" SET search_path = {quoted}')
+        url = place.url
+    else:
+        url = f"{place.server.url}{quote(name)}"
+    sink = MirrorSink(parse_endpoint(url), TEMPLATE, None, "mysql", STOP)
+    job = JobIdentity(str(uuid.uuid4()), "odd", 1)
+    try:
+        for _ in range(2):
+            sink.prepare(job, [ORDERS])
+        (result,) = sink.writer(job).write(snapshot_part(1, 1, ORDERS, [(1, "Ada", None, 1, None)]), SCHEMAS)
+        assert not result.skipped
+        assert place.query(f"SELECT id FROM {quoted}.shop_orders") == [(1,)]
+    finally:
+        place.execute(f"DROP SCHEMA {quoted}{' CASCADE' if kind == 'postgres' else ''}")
