@@ -183,7 +183,7 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
         case FormattedText("jsonb"), FormattedText("json"):
             return True
         case FormattedText(form), PostgresType(name):
-            return name == "jsonb" or form == name
+            return form == name or (form, name) == ("json", "jsonb")
         case Decimals(), PostgresType(name):
             return (declared := declared_numeric(name)) is not None and holds(target, declared)
         case Duration(digits), PostgresType(name):
