@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -362,6 +363,11 @@ def test_infinities_and_rows_that_are_too_long_are_refused(kind: str, request: p
     ((limit,),) = copy.place.query("SELECT @@max_allowed_packet")
     with pytest.raises(SinkError, match="more than the target accepts"):
         copy.write(snapshot_part(2, 2, schema, [(1, 1.0, "'" * (limit // 2 + 1000))]), schemas=schemas)
+    bytes_of_all = TableSchema(TableId("shop", "blobs"), 1, (columns[0], column("b", "longblob", "binary")), ("id",))
+    content = random.Random(7).randbytes(limit * 9 // 10)
+    copy.sink.prepare(copy.job, [schema, bytes_of_all])
+    copy.write(snapshot_part(9, 9, bytes_of_all, [(1, content)]), schemas={(bytes_of_all.table, 1): bytes_of_all})
+    assert copy.place.query(f"SELECT b FROM {target_name(copy, bytes_of_all)}") == [(content,)]
     long_but_allowed = "x" * (limit - 1000)
     copy.write(snapshot_part(2, 2, schema, [(1, 1.0, long_but_allowed), (2, None, "short")]), schemas=schemas)
     assert copy.place.query(f"SELECT id, length(t) FROM {target_name(copy, schema)}") == [(1, limit - 1000), (2, 5)]

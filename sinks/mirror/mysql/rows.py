@@ -1,6 +1,6 @@
 """Rows as MySQL's SQL literals, in statements of a bounded size.
 
-The server must store exactly the value: strings are escaped, binary is hexadecimal, doubles have an exponent (without one the
+The server must store exactly the value: strings and bytes are escaped, doubles have an exponent (without one the
 server would convert them through DECIMAL), timestamps are in the session's time zone, which is UTC.
 """
 
@@ -273,7 +273,8 @@ def sql_fields(array: pa.Array, value_range: ValueRange) -> tuple[Fields, str, s
     if pa.types.is_string(kind):
         return escaped(variable(array), SQL_ESCAPES), "'", "'"
     if pa.types.is_binary(kind):
-        return hexadecimal(variable(array)), "x'", "'"
+        # Hexadecimal digits would take twice the bytes, and a row must fit into max_allowed_packet.
+        return escaped(variable(array), SQL_ESCAPES), "_binary'", "'"
     if pa.types.is_date(kind):
         return cast_text(array), "DATE'", "'"
     if pa.types.is_timestamp(kind):
