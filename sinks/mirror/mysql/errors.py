@@ -113,7 +113,8 @@ _REMEDIES: dict[int, str] = {
     ER.ROW_IS_REFERENCED_2: _FOREIGN_KEY,
     ER.TOO_BIG_SCALE: "Exclude that column (source.columns): MySQL has at most 30 decimals.",
     ER.TOO_BIG_ROWSIZE: _TOO_WIDE,
-    ER.TOO_LONG_KEY: _TOO_WIDE,
+    ER.TOO_LONG_KEY: "Choose another key (source.keys), exclude the table, or create its copy yourself with a shorter key that "
+    "holds the same values.",
     ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,
     ER.RECORD_FILE_FULL: _FULL,
     ER.DISK_FULL: _FULL,
