@@ -17,7 +17,7 @@ from tidemark.conf.sink import DeltaSink as DeltaSettings
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
-from tidemark.sinks.files.sink import local_folder, scheme_of, table_folder_name, unwritable
+from tidemark.sinks.files.sink import local_folder, long_name, scheme_of, table_folder_name, unwritable
 from tidemark.sinks.sink import Finding
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER, read_again
@@ -111,6 +111,7 @@ class FolderLake:
     def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
         if not scheme_of(self.root):
             yield from unwritable(Path(self.root))
+        yield from filter(None, (long_name(schema.table) for schema in schemas))
 
     def is_absent(self, location: Location) -> bool:
         return not scheme_of(self.root) and not Path(location.text).exists()

@@ -60,7 +60,7 @@ def _listed(properties: Mapping[str, str]) -> str:
 def merge(schema: TableSchema, location: Location, source: str) -> str:
     """Returns the MERGE of the view `source`, which has `rows.effect_schema`."""
     names = [column.name for column in schema.captured]
-    at = " AND ".join(f"target.{quoted(name)} = source.at.{quoted(name)}" for name in schema.key)
+    at = " AND ".join(f"{_held(schema, name)} = source.at.{quoted(name)}" for name in schema.key)
     new = {name: f"source.new.{quoted(name)}" for name in names}
     kept, inserted = dict(new), dict(new)
     not_there = literal(
@@ -79,6 +79,13 @@ def merge(schema: TableSchema, location: Location, source: str) -> str:
         f"WHEN NOT MATCHED AND source.stays THEN INSERT ({', '.join(map(quoted, names))}) "
         f"VALUES ({', '.join(inserted.values())})"
     )
+
+
+def _held(schema: TableSchema, name: str) -> str:
+    """Returns the expression of the table's value in a column of the key. In a column by which it partitions the table, Delta
+    has NULL for an empty text."""
+    held = f"target.{quoted(name)}"
+    return f"coalesce({held}, '')" if schema.column(name).arrow_type == "string" else held
 
 
 def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy) -> Iterator[Finding]:

@@ -41,6 +41,7 @@ from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.table import TableId, TableSchema
 
 OWNER_FILE = "_tidemark.json"
+MAX_NAME_BYTES = 255
 TEMPORARY = re.compile(r"\..+\.tmp")
 
 
@@ -72,6 +73,15 @@ def unwritable(root: Path) -> Iterator[Finding]:
         yield Finding(
             None, f"{anchor} can't be written to.", "Give the job's user write permission, or set another sink.path."
         )
+
+
+def long_name(table: TableId) -> Finding | None:
+    """Returns a problem if the table's folder would have a longer name than filesystems allow."""
+    name = table_folder_name(table)
+    if len(name.encode()) <= MAX_NAME_BYTES:
+        return None
+    text = f"The name of its folder would have {len(name.encode())} bytes, and may have {MAX_NAME_BYTES}."
+    return Finding(table, text, "Exclude that table (source.exclude_tables).")
 
 
 def table_folder_name(table: TableId) -> str:
@@ -121,6 +131,9 @@ class FilesSink:
     ) -> Iterator[Finding]:
         yield from reserved_name_findings(schema)
         folder = root / table_folder_name(schema.table)
+        if too_long := long_name(schema.table):
+            yield too_long
+            return
         owner = _owner(folder) if folder.exists() else None
         if owner is None and schema.table in written:
             yield no_mark(schema.table, folder, "sink.path")

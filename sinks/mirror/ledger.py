@@ -94,14 +94,15 @@ class LedgerSession(ABC):
         return self.inspect_all([target]).get(target)
 
     def owners(self, targets: Iterable[TargetName]) -> dict[TargetName, Owner]:
-        if not self.exists(TargetName(self.home, REGISTRY_TABLE)):
+        registry = TargetName(self.home, REGISTRY_TABLE)
+        if not self.exists(registry):
             return {}
-        incarnation = "incarnation" if self.has_column(TargetName(self.home, REGISTRY_TABLE), "incarnation") else "NULL"
+        incarnation = "incarnation" if self.has_column(registry, "incarnation") else "NULL"
         found = {
             (schema, table): Owner(JobIdentity(uuid, name), source, bool(created), seen)
             for schema, table, uuid, name, source, created, seen in self.query(
                 f"SELECT target_schema, target_table, job_uuid, job_name, source_table, created, {incarnation} "
-                f"FROM {self._registry}"
+                f"FROM {self.full_name(registry)}"  # without arguments, so percent signs are not doubled
             )
         }
         named = ((target, self.registered_name(target)) for target in targets)

@@ -8,7 +8,7 @@ is null) can't be found again: each of its changes is an entry of its own, which
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from tidemark.sinks.rows.json_lines import json_rows
 from tidemark.state.table import TableId, TableSchema
 
 ROWS_PER_STATEMENT = 100
+CHARACTERS_PER_STATEMENT = 1 << 18
 _INSERTED = "insert"
 
 
@@ -74,14 +75,12 @@ class Rejects:
         known = np.logical_and.reduce(has_keys).tolist()
         self._remove(table, [key for key, has_key in zip(keys, known, strict=True) if has_key])
         kinds = [_INSERTED] * len(keys) if change_types is None else change_types
-        entries = []
-        for key, has_key, kind, columns, line in zip(
-            keys, known, kinds, rejected.columns, _lines(rejected.rows), strict=True
-        ):
+        entries, lines = [], _lines(rejected.rows)
+        for key, has_key, kind, columns, line in zip(keys, known, kinds, rejected.columns, lines, strict=True):
             self._unkeyed += not has_key
             digest = _digest(key if has_key else f"{self.epoch} {self.part} {self._unkeyed}")
             entries.append((*self._of(table), digest, has_key, key, kind, columns, line, self.epoch, self.part))
-        for some in _pieces(entries):
+        for some in _pieces(entries, [len(key) + len(line) for key, line in zip(keys, lines, strict=True)]):
             values = ", ".join([f"({', '.join(['%s'] * len(some[0]))})"] * len(some))
             self.session.execute(
                 f"INSERT INTO {self.session.rejects} (job_uuid, source_database, source_table, row_digest, has_key, row_key, "
@@ -104,10 +103,11 @@ class Rejects:
 
     def _remove(self, table: TableId, keys: Sequence[str]) -> None:
         known = self.keys(table)
-        for some in _pieces([key for key in keys if key in known]):
+        digests = [_digest(key) for key in keys if key in known]
+        for some in _pieces(digests, map(len, digests)):
             self.session.execute(
                 f"DELETE FROM {self.session.rejects} WHERE {_OF_TABLE} AND row_digest IN ({', '.join(['%s'] * len(some))})",
-                (*self._of(table), *map(_digest, some)),
+                (*self._of(table), *some),
                 doing=f"removing rejected rows of {table}",
             )
         known.difference_update(keys)
@@ -167,8 +167,19 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _pieces(items: list[Any]) -> list[list[Any]]:
-    return [items[start : start + ROWS_PER_STATEMENT] for start in range(0, len(items), ROWS_PER_STATEMENT)]
+def _pieces(items: Sequence[Any], sizes: Iterable[int]) -> Iterator[list[Any]]:
+    """Yields the items in pieces of up to ROWS_PER_STATEMENT and about CHARACTERS_PER_STATEMENT: a statement must not be longer
+    than a server takes."""
+    piece: list[Any] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if piece and (len(piece) == ROWS_PER_STATEMENT or total + size > CHARACTERS_PER_STATEMENT):
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += size
+    if piece:
+        yield piece
 
 
 def joined(first: pa.RecordBatch, second: pa.RecordBatch) -> pa.RecordBatch:

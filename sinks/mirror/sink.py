@@ -37,7 +37,7 @@ from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.mirror.target import Owner, Session, SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import Finding, JobIdentity, Written, raise_problems, reserved_name_findings
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema
@@ -175,12 +175,16 @@ class MirrorSink:
         known = session.inspect_all([target for _, target in targets])
         missing = [(schema, target) for schema, target in targets if target not in known]
         for schema, target in missing:
-            session.create_table(session.dialect.create_table(target, self.audit.extended(schema)))
+            try:
+                session.create_table(session.dialect.create_table(target, self.audit.extended(schema)))
+            except RefusedRowsError as error:  # too many columns, a key that is too long: the others go on
+                raise SinkError(error.message, error.remedy, schema.table) from error
         created = session.inspect_all([target for _, target in missing])
         for schema, target in missing:
             if target in created:
                 extended = self.audit.extended(schema)
-                raise_problems(list(table_findings(extended, target, created[target], session.dialect)))
+                findings = list(table_findings(extended, target, created[target], session.dialect))
+                raise_problems(findings, [schema.table for schema, _ in targets])
         current = {target: table for target, table in (known | created).items() if target in owners}
         replaced = {t: table for t, table in current.items() if was_replaced(table, owners[t])}
         session.note_incarnations(replaced)

@@ -183,7 +183,7 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
         case FormattedText("jsonb"), FormattedText("json"):
             return True
         case FormattedText(form), PostgresType(name):
-            return name == "jsonb" or form == name
+            return form == name or (form, name) == ("json", "jsonb")
         case Decimals(), PostgresType(name):
             return (declared := declared_numeric(name)) is not None and holds(target, declared)
         case Duration(digits), PostgresType(name):
@@ -210,6 +210,8 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return name == "real[]"
         case Vectors(dimensions), Vectors(source_dimensions):
             return dimensions is None or dimensions == source_dimensions
+        case Vectors(None), PostgresType(name):
+            return name == "real[]"
         case Shapes(kind), Shapes(source_kind):
             return kind in {"geometry", source_kind}
         case _:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemark.sinks.rows.fields import NO_BYTES, Bytes, Fields, validity, variable
+from tidemark.sinks.rows.fields import NO_BYTES, Bytes, Fields, validity, values, variable
 from tidemark.state.kernel import kernel
 
 _CONTROL = 1
@@ -24,6 +24,9 @@ _CHUNK_DIGITS = 9
 _CHUNK = 10**_CHUNK_DIGITS
 MAX_DECIMAL_TEXT = 41
 """38 digits, a sign, a point, and a zero before the point."""
+_FIRST_LATE_DAY = 11_248_738
+"""32768-01-01 in days since 1970: the first day for which Arrow's cast has no text. PostgreSQL's dates end in 5874897."""
+_DAY_MICROSECONDS = 86_400_000_000
 
 
 def _sql_escapes() -> Bytes:
@@ -223,8 +226,21 @@ def _decimal_text(words: Any, valid: Any, scale: int, offsets: Any, out: Any) ->
 
 def cast_text(array: pa.Array) -> Fields:
     """Returns integers, dates (`2024-02-29`) and timestamps without a zone (`2024-02-29 12:00:00.000000`) as Arrow formats
-    them."""
-    return variable(pc.cast(array, pa.string()))
+    them. Years from 32768 on, for which Arrow has no text but an error's, have the same form."""
+    texts = pc.cast(array, pa.string())
+    if pa.types.is_temporal(array.type):
+        texts = _with_late_years(array, texts)
+    return variable(texts)
+
+
+def _with_late_years(array: pa.Array, texts: pa.Array) -> pa.Array:
+    is_date = pa.types.is_date(array.type)
+    numbers = values(array, "<i4" if is_date else "<i8").astype(np.int64)
+    late = validity(array) & (numbers >= _FIRST_LATE_DAY * (1 if is_date else _DAY_MICROSECONDS))
+    if not late.any():
+        return texts
+    written = np.datetime_as_string(numbers[late].astype("datetime64[D]" if is_date else "datetime64[us]")).tolist()
+    return pc.replace_with_mask(texts, pa.array(late), pa.array([text.replace("T", " ") for text in written]))
 
 
 def exact_float_text(array: pa.Array) -> pa.Array:

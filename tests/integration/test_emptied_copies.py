@@ -96,6 +96,24 @@ def test_a_copy_that_was_truncated_parks_its_table(copied: Copied, how: str, mon
     copied.assert_comes_back()
 
 
+def test_a_partitioned_copy_that_was_truncated_parks_its_table(
+    postgres_database: Database, mysql_database: Database, tmp_path: Path
+) -> None:
+    postgres_database.execute(
+        "CREATE TABLE copy_orders (id int PRIMARY KEY, v int) PARTITION BY HASH (id)",
+        "CREATE TABLE p0 PARTITION OF copy_orders FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+        "CREATE TABLE p1 PARTITION OF copy_orders FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+    )
+    copied = Copied(postgres_database, mysql_database, tmp_path)
+    copied.change()
+    postgres_database.execute("TRUNCATE TABLE copy_orders")
+    copied.assert_parked(copied.run(), "was emptied or created again")
+    copied.assert_comes_back()
+    copied.change()
+    postgres_database.execute("VACUUM FULL p0")
+    assert copied.run() == []
+
+
 @pytest.mark.parametrize("how", ["between runs", "between epochs"])
 def test_a_copy_that_is_gone_parks_its_table(copied: Copied, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copied.change()

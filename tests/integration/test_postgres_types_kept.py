@@ -95,6 +95,64 @@ def test_types_and_values_are_kept(postgres_database: Database, target: Database
     assert texts_of(target, "types", "id") == texts_of(postgres_database, "types", "id")
 
 
+ALONE = [
+    *(
+        "boolean",
+        "smallint",
+        "integer",
+        "bigint",
+        "real",
+        "double precision",
+        "text",
+        "bytea",
+        "date",
+        "uuid",
+        "json",
+        "jsonb",
+    ),
+    *(
+        "numeric",
+        "numeric(5,2)",
+        "numeric(50,3)",
+        "inet",
+        "cidr",
+        "macaddr",
+        "macaddr8",
+        "bit(3)",
+        "bit varying(3)",
+        "money",
+    ),
+    *("timestamp without time zone", "timestamp with time zone", "interval", "interval(3)", "time without time zone"),
+    *(
+        "time(3) with time zone",
+        "tsvector",
+        "tsquery",
+        "point",
+        "line",
+        "lseg",
+        "box",
+        "path",
+        "polygon",
+        "circle",
+        "pg_lsn",
+    ),
+    *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange", "int4multirange", "datemultirange"),
+]
+"""Types that a copy keeps, as the server names them."""
+
+
+def test_each_type_and_its_array_is_accepted(postgres_database: Database, target: Database, tmp_path: Path) -> None:
+    types = {
+        f"c{i}": name for i, name in enumerate([*ALONE, *(f"{name}[]" for name in ALONE), "character varying(3)[]"])
+    }
+    columns = ", ".join(f"{name} {sql_type}" for name, sql_type in types.items())
+    postgres_database.execute(f"CREATE TABLE types (id int PRIMARY KEY, {columns})", "INSERT INTO types VALUES (1)")
+    sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+    run_epochs(write_job(tmp_path, source=source_of(postgres_database), sink=sink))
+    found = types_of(target, "types")
+    assert {name: found[name] for name in types} == types
+
+
 def test_keys_of_kept_types_and_numbers_of_all_sizes(
     postgres_database: Database, target: Database, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_sink_mirror_settings import global_settings
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -145,6 +146,19 @@ def test_column_that_is_not_text_has_no_text(request: pytest.FixtureRequest) -> 
     with pytest.raises(SinkError, match="column level is a NaN or an infinity") as caught:
         write(copy, snapshot_part(1, 1, READINGS, [bad(2, copy)]))
     assert "level: null}} (or reject), then" in caught.value.remedy
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_rejected_rows_that_are_too_long_for_one_statement(kind: str, request: pytest.FixtureRequest) -> None:
+    copy = make_case(kind, request)
+    long = [(n, "x" * 60_000, INFINITY) for n in range(100)]
+    with global_settings(copy.place, max_allowed_packet=2 << 20):
+        prepared(copy, "reject")
+        write(copy, snapshot_part(1, 1, READINGS, long))
+        assert rejected_ids(copy) == list(range(100))
+        write(copy, log_part(2, (READINGS, [(UPDATE, good(n)) for n in range(100)])))
+    assert rejects(copy) == []
+    assert copy.rows(READINGS) == [good(n) for n in range(100)]
 
 
 def test_rejected_row_follows_its_changes(mirror: SinkCase) -> None:  # noqa: F811

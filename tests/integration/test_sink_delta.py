@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.change_parts import (
     DELETE,
     INSERT,
+    ITEMS,
     NOTES,
     ORDERS,
     SCHEMAS,
@@ -235,6 +236,17 @@ def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink],
     detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.location_of(odd.table).relation}").collect()[0]
     assert detail["partitionColumns"] == ["b, (c)"]
     assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
+
+
+def test_an_empty_text_in_a_key_by_which_the_table_is_partitioned(delta: Callable[..., DeltaSink]) -> None:
+    """Delta stores it as NULL, which equals nothing."""
+    sink = delta(items=("sku",))
+    sink.prepare(JOB, [ITEMS])
+    rows = [(1, "", 1), (2, "", 2), (3, "", 3), (1, "a", 4)]
+    write_epochs(sink, JOB, snapshot_part(1, 1, ITEMS, rows), SCHEMAS)
+    changes = [(UPDATE, (1, "", 5)), (DELETE, rows[1]), (DELETE, rows[3]), (INSERT, (4, "", 6))]
+    write_epochs(sink, JOB, log_part(2, (ITEMS, changes)), SCHEMAS)
+    assert sorted(rows_of_delta(sink, ITEMS)) == [(1, None, 5), (3, None, 3), (4, None, 6)]
 
 
 def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:

@@ -30,6 +30,7 @@ from tests.support.change_parts import (
 from tests.support.every_type import EVERY_TYPE, every_value
 from tests.support.sink_state import FILE_SINKS, SinkCase, make_case
 from tidemark.sinks.console import ConsoleSink
+from tidemark.sinks.delta.locations import FolderLake
 from tidemark.sinks.files import part as files_part
 from tidemark.sinks.files.sink import FilesSink, table_folder_name
 from tidemark.sinks.sink import JobIdentity
@@ -250,6 +251,17 @@ def test_folder_names_are_unambiguous_and_never_hidden() -> None:
 
 
 @pytest.mark.pitfall(83)
+def test_folder_names_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    sink, job = FilesSink.of(str(tmp_path / "out"), "parquet"), JobIdentity("7f" * 16, "long", 1)
+    long = dataclasses.replace(ORDERS, table=TableId("д" * 64, "т" * 64))
+    fitting = dataclasses.replace(ORDERS, table=TableId("д" * 63, "т" * 64))
+    with pytest.raises(SinkError, match="The name of its folder would have 257 bytes"):
+        sink.prepare(job, [fitting, long])
+    sink.prepare(job, [fitting])
+    lake = FolderLake(str(tmp_path / "lake"))
+    assert [finding.table for finding in lake.findings(lambda: None, [fitting, long])] == [long.table]  # type: ignore[arg-type, return-value]
+
+
 def test_many_tables_need_few_open_files_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alternating rows of 40 tables, with three open files and a small buffer: the other tables use spill files."""
     monkeypatch.setattr(files_part, "MAX_OPEN_FILES", 3)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.reconnect import AT_START
 from tidemark.conf.redaction import Secret
 from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.connecting import Waiting
 from tidemark.sinks.mirror.mysql.session import MySqlSession
 from tidemark.sinks.mirror.postgres.session import PostgresSession
@@ -34,7 +36,7 @@ from tidemark.sinks.mirror.target import Session
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import PartResult, SinkBusyError
 from tidemark.state.change_batch import ChangeBatch, PartEnd
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
@@ -287,6 +289,45 @@ def test_column_that_was_narrowed_is_found_before_it_rounds_or_cuts(copy: SinkCa
     assert [row[0] for row in copy.rows(ORDERS)] == [1, 2, 3]
 
 
+REFUSALS = [
+    *(
+        (kind, sql)
+        for kind in ("mysql", "mariadb")
+        for sql in (
+            "CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'",
+            "ALTER TABLE {} PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (4))",
+            "ALTER TABLE {} ADD COLUMN part bigint AS (12 / (id - 4)) STORED",
+            "ALTER TABLE {} ADD COLUMN huge bigint AS (9223372036854775803 + id + 1) STORED",
+        )
+    ),
+    (
+        "postgres",
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$; "
+        "CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "sql"), REFUSALS)
+def test_what_a_copy_refuses_by_itself_concerns_its_table(kind: str, sql: str, request: pytest.FixtureRequest) -> None:
+    copy = make_case(kind, request)
+    assert isinstance(copy.sink, MirrorSink)
+    copy.sink = dataclasses.replace(copy.sink, policies=Policies("park"))
+    copy.sink.prepare(copy.job, [ORDERS])
+    copy.place.execute(sql.format(target_name(copy, ORDERS)))
+    with pytest.raises(RefusedRowsError) as refused:
+        copy.write(log_part(2, (ORDERS, [(INSERT, order(4))])))
+    assert refused.value.table == ORDERS.table
+
+
+def test_a_full_table_of_locks_has_its_remedy(request: pytest.FixtureRequest) -> None:
+    copy = make_case("postgres", request)
+    assert isinstance(copy.sink, MirrorSink)
+    with contextlib.closing(copy.sink.connect()) as session, pytest.raises(SinkError) as full:
+        session.query("SELECT pg_advisory_xact_lock(i) FROM generate_series(1, 1000000) i")
+    assert "Raise max_locks_per_transaction" in full.value.remedy
+
+
 def test_table_that_vanished_is_reported(copy: SinkCase) -> None:
     copy.place.execute(f"DROP TABLE {target_name(copy, ORDERS)}")
     with pytest.raises(SinkError, match=r"Start over with an empty checkpoint"):
@@ -322,6 +363,11 @@ def test_infinities_and_rows_that_are_too_long_are_refused(kind: str, request: p
     ((limit,),) = copy.place.query("SELECT @@max_allowed_packet")
     with pytest.raises(SinkError, match="more than the target accepts"):
         copy.write(snapshot_part(2, 2, schema, [(1, 1.0, "'" * (limit // 2 + 1000))]), schemas=schemas)
+    bytes_of_all = TableSchema(TableId("shop", "blobs"), 1, (columns[0], column("b", "longblob", "binary")), ("id",))
+    content = random.Random(7).randbytes(limit * 9 // 10)
+    copy.sink.prepare(copy.job, [schema, bytes_of_all])
+    copy.write(snapshot_part(9, 9, bytes_of_all, [(1, content)]), schemas={(bytes_of_all.table, 1): bytes_of_all})
+    assert copy.place.query(f"SELECT b FROM {target_name(copy, bytes_of_all)}") == [(content,)]
     long_but_allowed = "x" * (limit - 1000)
     copy.write(snapshot_part(2, 2, schema, [(1, 1.0, long_but_allowed), (2, None, "short")]), schemas=schemas)
     assert copy.place.query(f"SELECT id, length(t) FROM {target_name(copy, schema)}") == [(1, limit - 1000), (2, 5)]

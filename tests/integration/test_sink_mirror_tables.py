@@ -1,6 +1,7 @@
 """How a mirror creates, checks, claims and refuses the target's tables."""
 
 import dataclasses
+import struct
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from tidemark.sinks.mirror.sink import OWN_DATABASE, MirrorSink
 from tidemark.sinks.mirror.target import TargetName
 from tidemark.sinks.sink import Finding, JobIdentity
 from tidemark.state.errors import SinkError
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -181,6 +182,32 @@ def test_existing_table_that_could_change_or_refuse_a_value_is_refused(mirror: S
 
 
 @pytest.mark.pitfall(15)
+def test_vectors_fit_into_bytes_of_postgres(request: pytest.FixtureRequest) -> None:
+    copy = make_case("postgres", request)
+    columns = (column("id", "int", "int32", key=True), column("v", "vector(3)", "list<float32>"))
+    schema = TableSchema(TableId("shop", "vectors"), 1, columns, ("id",))
+    copy.place.execute(f"CREATE TABLE {target_name(copy, schema)} (id int PRIMARY KEY, v bytea)")
+    copy.sink.prepare(copy.job, [schema])
+    rows = [(1, [0.5, -0.0, 1.0]), (2, None), (3, [])]
+    copy.write(snapshot_part(1, 1, schema, rows), schemas={(schema.table, 1): schema})
+    found = copy.place.query(f"SELECT id, encode(v, 'hex') FROM {target_name(copy, schema)} ORDER BY id")
+    assert found == [(1, struct.pack("<3f", 0.5, -0.0, 1.0).hex()), (2, None), (3, "")]
+
+
+def test_a_document_does_not_fit_into_a_uuid(request: pytest.FixtureRequest) -> None:
+    copy = make_case("postgres", request)
+    assert isinstance(copy.sink, MirrorSink)
+    copy.sink = dataclasses.replace(copy.sink, source_kind="postgresql")
+    columns = (Column("id", "integer", "int32", nullable=False), Column("d", "jsonb", "string", nullable=True))
+    schema = TableSchema(TableId("shop", "documents"), 1, columns, ("id",))
+    name = target_name(copy, schema)
+    copy.place.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, d uuid)")
+    with pytest.raises(SinkError, match="column d is uuid, which can't hold every jsonb"):
+        copy.sink.prepare(copy.job, [schema])
+    copy.place.execute(f"ALTER TABLE {name} ALTER d TYPE json USING NULL")
+    copy.sink.prepare(copy.job, [schema])
+
+
 def test_existing_key_that_compares_more_coarsely_is_refused(mirror: SinkCase) -> None:  # noqa: F811
     name = column(
         "sku",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidemark.sinks.mirror.postgres.rows import encoder
@@ -223,6 +223,34 @@ def test_fields_are_woven_in_order(rows: list[tuple[str | None, bytes | None, in
     assert [int(end) for end in interleaved.ends] == [sum(map(len, expected[: i + 1])) for i in range(len(rows))]
 
 
+def written_day(days: int) -> str:
+    """The calendar repeats itself after 400 years, which have 146,097 days."""
+    cycles, rest = divmod(days - (date(2000, 1, 1) - date(1970, 1, 1)).days, 146_097)
+    day = date(2000, 1, 1) + timedelta(days=rest)
+    year = day.year + 400 * cycles
+    return f"{'-' if year < 0 else ''}{abs(year):04}-{day:%m-%d}"
+
+
+@given(listed(st.integers(-2_440_588, 2**31 - 2)), listed(st.integers(-210_866_803_200_000_000, 2**63 - 10**7)))
+@example([11_248_737, 11_248_738, None, 2**31 - 2], [971_890_963_199_999_999, None, 971_890_963_200_000_000])
+def test_json_of_all_days_and_times_of_postgres(days: list[int | None], moments: list[int | None]) -> None:
+    def written_time(moment: int) -> str:
+        of_day, rest = divmod(moment, 86_400_000_000)
+        return f"{written_day(of_day)}T{datetime(2000, 1, 1) + timedelta(microseconds=rest):%H:%M:%S.%f}"
+
+    found = json_values(cut(days, pa.int32()).cast(pa.date32()))
+    assert found == [None if day is None else written_day(day) for day in days]
+    plain = cut(moments, pa.int64()).cast(pa.timestamp("us"))
+    wanted = [None if moment is None else written_time(moment) for moment in moments]
+    assert json_values(plain) == wanted
+    assert json_values(plain.cast(pa.timestamp("us", tz="UTC"))) == [text and f"{text}Z" for text in wanted]
+
+
+def json_values(array: pa.Array) -> list[Any]:
+    rows = json_rows(pa.RecordBatch.from_arrays([array], names=["c"]))
+    return [json.loads(line)["c"] for line in bytes(rows.data).decode().split("\n")[:-1]]
+
+
 @given(
     listed(st.lists(st.none() | TEXTS, max_size=3)),
     listed(st.lists(st.none() | st.booleans(), max_size=3)),
@@ -237,7 +265,7 @@ def test_json_of_lists(texts: Any, truths: Any, days: Any, blobs: Any) -> None:
 
     for kind, values in ((pa.string(), texts), (pa.bool_(), truths), (pa.date32(), days), (pa.binary(), blobs)):
         batch = pa.RecordBatch.from_arrays([cut(values, pa.list_(kind))], names=["c"])
-        found = [json.loads(line)["c"] for line in bytes(json_rows(batch).data).decode().splitlines()]
+        found = [json.loads(line)["c"] for line in bytes(json_rows(batch).data).decode().split("\n")[:-1]]
         assert found == [None if value is None else [written(element) for element in value] for value in values]
 
 
@@ -256,7 +284,7 @@ def test_json_of_floats_vectors_and_truth_values(
         ("t", pa.bool_(), truths),
     ):
         batch = pa.RecordBatch.from_arrays([cut(values, kind)], names=[name])
-        lines = bytes(json_rows(batch).data).decode().splitlines()
+        lines = bytes(json_rows(batch).data).decode().split("\n")[:-1]
         for line, value in zip(lines, values, strict=True):
             found = json.loads(line)[name]
             if value is None or name == "t":

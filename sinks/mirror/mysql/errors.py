@@ -53,13 +53,29 @@ _ABOUT_ROWS = frozenset(
         ER.ROW_IS_REFERENCED_2,
         ER.TOO_BIG_ROWSIZE,
         ER.NO_DEFAULT_FOR_FIELD,
+        1526,  # no partition of the copy is for the value
+        1690,  # a number out of range in a generated column of the copy
+        ER.DIVISION_BY_ZERO,  # the same
+        ER.CANT_CREATE_GEOMETRY_OBJECT,
+        1644,  # SIGNAL in a trigger of the copy
         3140,  # not JSON to this server
         3157,  # JSON that is nested too deeply
         3819,  # a CHECK of the target's table
         4025,  # the same on MariaDB
+        # CREATE TABLE
+        ER.TOO_MANY_FIELDS,
+        ER.TOO_MANY_KEY_PARTS,
+        ER.TOO_LONG_KEY,
+        ER.TOO_BIG_FIELDLENGTH,
+        ER.TOO_BIG_SCALE,
+        ER.TOO_BIG_PRECISION,
+        ER.DUP_FIELDNAME,
+        ER.WRONG_COLUMN_NAME,
+        ER.WRONG_TABLE_NAME,
+        ER.INVALID_CHARACTER_STRING,
     }
 )
-"""The target does not take a row of ours: a value, or a constraint of its table."""
+"""The target does not take a row of ours: a value, or a constraint of its table. Or it can't have such a table."""
 _SSL_CONNECTION_ERROR = 2026
 _CONNECTION_LOST = frozenset({0, 1927, 3169, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
 
@@ -97,7 +113,8 @@ _REMEDIES: dict[int, str] = {
     ER.ROW_IS_REFERENCED_2: _FOREIGN_KEY,
     ER.TOO_BIG_SCALE: "Exclude that column (source.columns): MySQL has at most 30 decimals.",
     ER.TOO_BIG_ROWSIZE: _TOO_WIDE,
-    ER.TOO_LONG_KEY: _TOO_WIDE,
+    ER.TOO_LONG_KEY: "Choose another key (source.keys), exclude the table, or create its copy yourself with a shorter key that "
+    "holds the same values.",
     ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,
     ER.RECORD_FILE_FULL: _FULL,
     ER.DISK_FULL: _FULL,

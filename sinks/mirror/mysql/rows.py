@@ -1,6 +1,6 @@
 """Rows as MySQL's SQL literals, in statements of a bounded size.
 
-The server must store exactly the value: strings are escaped, binary is hexadecimal, doubles have an exponent (without one the
+The server must store exactly the value: strings and bytes are escaped, doubles have an exponent (without one the
 server would convert them through DECIMAL), timestamps are in the session's time zone, which is UTC.
 """
 
@@ -18,7 +18,7 @@ from tidemark.sinks.mirror.mysql.bad_values import bad_values
 from tidemark.sinks.mirror.mysql.types import MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.target import TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import Decimals, Duration, Text, ValueRange
+from tidemark.sinks.mirror.value_ranges import Decimals, Duration, Text, Timestamps, ValueRange
 from tidemark.sinks.rows.fields import Fields, Frame, Rows, interleave, variable
 from tidemark.sinks.rows.text import (
     SQL_ESCAPES,
@@ -30,7 +30,7 @@ from tidemark.sinks.rows.text import (
     hexadecimal,
 )
 from tidemark.state import marks
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
@@ -69,8 +69,10 @@ class MySqlTableRows:
     ) -> None:
         self._runner, self._target, self._schema = runner, target, schema
         self._dialect, self._marked = dialect, dialect.source_kind == "postgresql"
-        held = {dialect.same_column(column.name): column.value_range for column in existing.columns}
-        self._held = {column.name: held[dialect.same_column(column.name)] for column in schema.captured}
+        found = {dialect.same_column(column.name): column for column in existing.columns}
+        held = {column.name: found[dialect.same_column(column.name)] for column in schema.captured}
+        self._held = {name: column.value_range for name, column in held.items()}
+        self._not_null = [name for name, column in held.items() if not column.nullable]
         self._value_ranges = {column.name: dialect.value_range(column) for column in schema.captured}
         extra = ExtraColumns.of(schema)
         self._value_ranges |= {
@@ -82,11 +84,16 @@ class MySqlTableRows:
         key = ", ".join(quoted(name) for name in schema.key)
         self._remove = f"DELETE FROM {full_name(target)} WHERE"
         if removed:
-            marks = ", ".join(f"{quoted(column.name)} = {dialect.constant(column)}" for column in removed)
+            # A column of an existing copy may be ON UPDATE CURRENT_TIMESTAMP: it keeps its value only if it is set.
+            times = [name for name, kind in self._held.items() if isinstance(kind, Timestamps)]
+            values = {quoted(name): quoted(name) for name in times}
+            values |= {quoted(column.name): dialect.constant(column) for column in removed}
+            marks = ", ".join(f"{name} = {value}" for name, value in values.items())
             self._remove = f"UPDATE {full_name(target)} SET {marks} WHERE {quoted(removed[0].name)} IS NOT TRUE AND"
         self._delete = f"{self._remove} {_row(key, len(schema.key))} IN (".encode()
 
     def insert(self, rows: pa.RecordBatch) -> None:
+        self._require_values(rows)
         self.load(full_name(self._target), rows)
 
     def load(self, table: str, rows: pa.RecordBatch) -> None:
@@ -97,11 +104,22 @@ class MySqlTableRows:
         if not self.updates_in_place:
             self.insert(rows)
             return
+        self._require_values(rows)
         alias = self._dialect.has_row_alias
         new = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
         after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(new)}"
         for _ in self._send(full_name(self._target), rows, after.encode()):
             pass
+
+    def _require_values(self, rows: pa.RecordBatch) -> None:
+        """Raises RefusedRowsError for a NULL in a column that is NOT NULL. With explicit_defaults_for_timestamp = OFF the
+        server would write the present time into a TIMESTAMP."""
+        for name in self._not_null:
+            if name in rows.schema.names and rows.column(name).null_count:
+                raise RefusedRowsError(
+                    f"{self._target}: a value of column {name} is null (perhaps a zero date), and the column is NOT NULL.",
+                    "Let that column of the target be NULL.",
+                )
 
     def _send(self, table: str, rows: pa.RecordBatch, after: bytes) -> Iterator[tuple[int, int]]:
         """Sends an INSERT with `after` at its end for each piece. Yields how many rows it has, and how many were affected."""
@@ -255,7 +273,8 @@ def sql_fields(array: pa.Array, value_range: ValueRange) -> tuple[Fields, str, s
     if pa.types.is_string(kind):
         return escaped(variable(array), SQL_ESCAPES), "'", "'"
     if pa.types.is_binary(kind):
-        return hexadecimal(variable(array)), "x'", "'"
+        # Hexadecimal digits would take twice the bytes, and a row must fit into max_allowed_packet.
+        return escaped(variable(array), SQL_ESCAPES), "_binary'", "'"
     if pa.types.is_date(kind):
         return cast_text(array), "DATE'", "'"
     if pa.types.is_timestamp(kind):

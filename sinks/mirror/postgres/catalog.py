@@ -13,13 +13,18 @@ Query: TypeAlias = Callable[[str, tuple[Any, ...]], list[Row]]
 
 _TABLES = """
     SELECT n.nspname, c.relname, c.oid::bigint, c.relkind, c.relpersistence,
-           c.oid || '/' || c.relfilenode, NOT c.relhasrules
+           c.oid || '/' || CASE c.relkind WHEN 'p' THEN (
+               SELECT md5(string_agg(l.oid || '/' || l.relfilenode, ',' ORDER BY l.oid))
+               FROM pg_partition_tree(c.oid) p JOIN pg_class l ON l.oid = p.relid WHERE p.isleaf
+           ) ELSE c.relfilenode::text END,
+           NOT c.relhasrules
            AND NOT EXISTS (SELECT 1 FROM pg_index WHERE indrelid = c.oid AND indisprimary AND NOT indimmediate)
            AND NOT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = c.oid AND attidentity = 'a' AND NOT attisdropped)
     FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
     JOIN pg_namespace n ON n.nspname = wanted.schema
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name"""
-"""The last column: ON CONFLICT takes no table with rules and no deferrable key. GENERATED ALWAYS refuses an UPDATE."""
+"""A partitioned table has no file: those of its partitions tell that it was truncated. NULL without partitions.
+The last column: ON CONFLICT takes no table with rules and no deferrable key. GENERATED ALWAYS refuses an UPDATE."""
 _COLUMNS = """
     SELECT a.attrelid::bigint, a.attname, t.typname, format_type(t.oid, a.atttypmod), a.atttypmod, a.attnotnull,
            a.atthasdef OR a.attidentity <> '',

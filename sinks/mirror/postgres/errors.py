@@ -20,6 +20,8 @@ _DEPENDENT = "2BP01"
 _DROP_DEPENDENT = "Drop these views, let the job read the table again, and create them again."
 _ABOUT_ROWS = frozenset({"22", "23", "54"})
 """Data exceptions, violated constraints, program limits."""
+_RAISED = "P0001"
+"""RAISE EXCEPTION of a trigger of the copy."""
 _REMEDIES: dict[str, str] = {
     "22": _NO_FIT,
     "23502": "Let that column of the target be NULL.",
@@ -31,6 +33,8 @@ _REMEDIES: dict[str, str] = {
     "3D000": "Create that database, or correct sink.url.",
     "42501": _NO_RIGHT,
     "42P01": _GONE,
+    "53200": "Raise max_locks_per_transaction on the target's server, because each table of an epoch takes some locks; or "
+    "give the server more memory. Then start the job again.",
     "53": "Give the target's server more space or memory, then start the job again.",
     "54": "A value is too long for PostgreSQL (an index entry holds 2704 bytes): exclude the column, or choose another key.",
 }
@@ -58,7 +62,7 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
     if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
     code = error.pgcode or ("3D000" if is_about_database(str(error)) else "28")  # a refused login has none
-    kind = RefusedRowsError if code[:2] in _ABOUT_ROWS else SinkError
+    kind = RefusedRowsError if code[:2] in _ABOUT_ROWS or code == _RAISED else SinkError
     for length in (5, 2):
         if code[:length] in _REMEDIES:
             return kind(message, _REMEDIES[code[:length]])

@@ -18,7 +18,7 @@ from tidemark.sinks.rows import postgres_binary as binary
 from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
 from tidemark.sinks.rows.postgres_numerics import decimals, numeric_texts
 from tidemark.sinks.rows.postgres_times import dates, timestamps
-from tidemark.sinks.rows.text import cast_text
+from tidemark.sinks.rows.text import cast_text, float_list_bytes
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
@@ -266,6 +266,8 @@ def encoder(kind: pa.DataType, type_name: str) -> Encode:
             return lambda array: binary.intervals(variable(array))
         case "bytea" if pa.types.is_binary(kind):
             return variable
+        case "bytea" if pa.types.is_list(kind):
+            return float_list_bytes
         case "date" if pa.types.is_date(kind):
             return dates
         case "timestamp" | "timestamptz" if pa.types.is_timestamp(kind):

@@ -28,10 +28,12 @@ IDLE_SECONDS = 600
 COPY_BUFFER_BYTES = 1 << 18
 
 _SESSION = (
-    # Texts are read as the source's reader writes them.
+    # Texts are read as the source's reader writes them, and written with all digits, whatever the role's settings are.
     "SET TIME ZONE 'UTC'; SET DateStyle = 'ISO, YMD'; SET IntervalStyle = 'postgres'; SET lc_monetary = 'C'; "
+    "SET array_nulls = on; SET extra_float_digits = 1; SET quote_all_identifiers = off; "
     f"SET lock_timeout = '{LOCK_WAIT_SECONDS}s'; SET statement_timeout = 0; "
     f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET client_min_messages = warning; "
+    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'; "  # since PostgreSQL 17
     "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; "
     "SET row_security = off; "  # a policy that hides rows from a DELETE is an error
     # Keys are looked up in the index's order. The planner overestimates the cost of that and would read the whole table for
