@@ -144,7 +144,7 @@ class SinkBusyError(SinkUnavailableError):
 
 
 class ReadOnlyError(SinkBusyError):
-    """The target accepts no writes: it is a replica, or a fail-over is under way. A writer waits, a job's start does not."""
+    """The target accepts no writes: it is a replica, or a failover is under way. A writer waits, a job's start does not."""
 
 
 class PartWriter(Protocol):

@@ -44,7 +44,7 @@ def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, 
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode == "full":
         return False
     with find_source(to_be_found(job, state), state) as found:
-        raise_passing(found.findings)  # a fail-over is under way
+        raise_passing(found.findings)  # a failover is under way
         if found.identity() == state.server_identity or not isinstance(found, FindsPlace) or _changes_often(state):
             return False
         _go_on_there(error, job, state, found, found, events)
@@ -52,7 +52,7 @@ def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, 
 
 
 def _changes_often(state: JobState) -> bool:
-    """True if each connection may reach another server: a load balancer, rather than a fail-over."""
+    """True if each connection may reach another server: a load balancer, rather than a failover."""
     recent = (time.time() - OFTEN_SECONDS) * 1_000_000
     return sum(bool(joined.server_identity) and joined.at_us > recent for joined in state.joined) >= OFTEN
 

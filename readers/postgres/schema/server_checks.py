@@ -26,7 +26,7 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
                 "refuse",
                 f"The server is a standby ({server.name}). A standby can't say which log position a snapshot belongs to, and "
                 "its slots wait for the primary.",
-                "Name the primary in source.url. If a fail-over is under way, run the job again after it.",
+                "Name the primary in source.url. If a failover is under way, run the job again after it.",
                 passes=True,
             )
         )
@@ -53,11 +53,11 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     """Returns what a job does after a standby of the server was promoted."""
     if server.version[0] < FAILOVER_MAJOR:
         return (
-            f"{server.name} has no copies of logical slots on standbys: after a fail-over all rows are read again "
+            f"{server.name} has no copies of logical slots on standbys: after a failover all rows are read again "
             f"(source.on_log_lost). PostgreSQL {FAILOVER_MAJOR} and later have them."
         )
     if survives_failover(connection, slot) is False:
-        return f"The slot {slot} is not copied to standbys: after a fail-over all rows are read again (source.on_log_lost)."
+        return f"The slot {slot} is not copied to standbys: after a failover all rows are read again (source.on_log_lost)."
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('synchronized_standby_slots')")
         row = cursor.fetchone()
@@ -68,7 +68,7 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
         else "If the job has read what the standby lacks, all rows are read again; synchronized_standby_slots prevents it."
     )
     return (
-        f"The slot {slot} goes to standbys with sync_replication_slots = on: after a fail-over the job goes on. {after}"
+        f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job goes on. {after}"
     )
 
 

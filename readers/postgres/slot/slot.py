@@ -229,7 +229,7 @@ def _create(connection: Connection, slot: str) -> None:
     older = waits.open_transactions(connection)
     try:
         _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{waits.SETTLE_SECONDS:.0f}s")
-        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a fail-over.
+        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a failover.
         failover = ", true" if version_of(connection)[0] >= FAILOVER_MAJOR else ""
         create = f"SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false{failover})"
         _one(connection, create, slot)
