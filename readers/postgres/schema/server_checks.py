@@ -57,7 +57,9 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
             f"(source.on_log_lost). PostgreSQL {FAILOVER_MAJOR} and later have them."
         )
     if survives_failover(connection, slot) is False:
-        return f"The slot {slot} is not copied to standbys: after a failover all rows are read again (source.on_log_lost)."
+        return (
+            f"The slot {slot} is not copied to standbys: after a failover all rows are read again (source.on_log_lost)."
+        )
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('synchronized_standby_slots')")
         row = cursor.fetchone()
