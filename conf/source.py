@@ -219,8 +219,8 @@ class Source(Section):
         | None
     ) = Field(
         None,
-        description="Key of the `sha256` masks: with a key they are HMAC-SHA-256, without one plain SHA-256. An address or a "
-        "number can be found from its plain hash by trying values. The key is a secret: write it as `${NAME}` or "
+        description="Key of the `sha256` masks: with a key they are HMAC-SHA-256, without one plain SHA-256. From a plain hash "
+        "anybody can find an address or a number by trying values. The key is a secret: write it as `${NAME}` or "
         "`file:/run/secrets/x`.",
         examples=["${MASK_KEY}"],
     )
@@ -253,7 +253,7 @@ class Source(Section):
     on_table_error: Literal["park", "stop"] = Field(
         "park",
         description="What happens if one table can't be followed any more, and `sink.on_schema_change` does not help. "
-        "`park`: the table is taken out of the job, and the others go on. Its copy stays as it is until `tidemark signal "
+        "`park`: the table is taken out of the job, and the others continue. Its copy stays as it is until `tidemark signal "
         "JOB.yaml resnapshot --table NAME` reads it again. A run that ends with parked tables has exit code 9. "
         "`stop`: the job stops. No table of mode `full` is parked.",
     )
@@ -261,10 +261,10 @@ class Source(Section):
         None,
         description="What happens if the source no longer has the log that the job needs: purged, reset, or its replication "
         "slot is gone or invalid. `resnapshot`: the copies of all tables are emptied, and their rows are read again. "
-        "The same if a promoted replica answers that has not all that the job has read. The job stops nevertheless if a "
-        "stranger answers, or if the log is lost again before all rows were read. `stop`: the job stops. In modes other than "
-        "full+incremental always `stop`. Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is "
-        "still the same server.",
+        "The same happens if a promoted replica answers that does not have all that the job has read. The job still stops if "
+        "an unrelated server answers, or if the log is lost again before all rows were read. `stop`: the job stops. In modes "
+        "other than full+incremental always `stop`. Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that "
+        "it is still the same server.",
     )
     cascades: Literal["refuse", "warn"] = Field(
         "refuse",
@@ -274,8 +274,8 @@ class Source(Section):
     )
     discover_seconds: SecondsOrZero = Field(
         60.0,
-        description="How often a job that runs on looks for new tables that `tables` selects, in seconds. They join while it "
-        "runs. 0: only at its start.",
+        description="How often a job with an interval as trigger looks for new tables that `tables` selects, in seconds. They "
+        "join while it runs. 0: it looks only at its start.",
     )
     partitions_removed: Literal["stop", "keep"] = Field(
         "stop",
