@@ -79,7 +79,7 @@ def _go_on_there(
             leaving = leaving | unproven if restarts else set()
         _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
         start = places.same_place(state, now.position)
-        text = f"{what} Its log has all that the job has read, and the job goes on from {start}."
+        text = f"{what} Its log has all that the job has read, and the job continues from {start}."
     except LogPositionLostError as lost:
         is_copy = job.mode == "full+incremental" and places.is_related(state, now.position)
         if not is_copy or not job.source.reads_again_after_lost_log:
@@ -113,7 +113,7 @@ def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Lo
     look = look_before(checkpoint, state, until)
     if look is None:
         raise LogPositionLostError(
-            f"The job may have looked at its tables and partitions after {until}, up to where both servers have the same log.",
+            f"The job may have checked its tables and partitions after {until}, where the two servers' logs begin to differ.",
             START_OVER_NOW,
         )
     return look

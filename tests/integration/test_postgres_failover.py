@@ -238,11 +238,11 @@ def test_validate_says_what_a_fail_over_does(
         assert ended.code == 0
         return ended.out
 
-    assert "after a failover the job goes on" in validated()
+    assert "after a failover the job continues" in validated()
     run_epochs(job)
     flags = "SELECT failover FROM pg_replication_slots WHERE slot_name = %s"
     assert database.query(flags, (database.name,)) == [(True,)]
-    assert "after a failover the job goes on. If the job has read what the standby lacks" in validated()
+    assert "after a failover the job continues. If the job has read what the standby lacks" in validated()
     database.query("SELECT pg_drop_replication_slot(%s)", (database.name,))
     database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (database.name,))
     told = validated()

@@ -69,9 +69,7 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
         if waits and row is not None
         else "If the job has read what the standby lacks, all rows are read again; synchronized_standby_slots prevents it."
     )
-    return (
-        f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job goes on. {after}"
-    )
+    return f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job continues. {after}"
 
 
 def _without_failover(connection: Connection, server: ServerInfo, slot: str) -> list[Finding]:
@@ -166,7 +164,7 @@ def _worth_knowing(connection: Connection, server: ServerInfo) -> list[Finding]:
         found.append(
             warning(
                 f"The server invalidates a slot that holds more than {server.max_slot_wal_keep_size_mb} MB of log "
-                "(max_slot_wal_keep_size): a job that pauses for longer can't go on.",
+                "(max_slot_wal_keep_size): a job that pauses for longer can't continue.",
                 "Set it to what the log grows by during the longest pause, or to -1.",
             )
         )

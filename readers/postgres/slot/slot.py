@@ -281,8 +281,8 @@ def _check_position(found: dict[str, Any], slot: str, position: WalPosition) -> 
     confirmed = WalPosition(int(found["confirmed"]))
     if confirmed.lsn > position.lsn:
         raise LogPositionLostError(
-            f"The replication slot {slot} is at {confirmed}, but the job must go on from {position}: somebody else read from "
-            "it, or it was dropped and created again.",
+            f"The replication slot {slot} is at {confirmed}, but the job must continue from {position}: somebody else read "
+            "from it, or it was dropped and created again.",
             f"{START_OVER_NOW} A slot belongs to one job.",
         )
 
