@@ -318,7 +318,3 @@ class Source(Section):
     def key_columns(self, database: str, table: str) -> tuple[str, ...] | None:
         """Returns the key that the file names for the table, None to use the table's own key."""
         return self.keys.get(TableName(database, table))
-
-    def named_tables(self) -> dict[TableName, str]:
-        """Returns the tables that `columns` or `keys` name, with the path of the key, to find those that are not selected."""
-        return {table: f"source.{section}" for section in ("columns", "keys") for table in getattr(self, section)}

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MAX_BATCH_BYTES = 8 << 20
 _UNCHANGED = UNCHANGED_FIELD.name
-_NOTHING = ProjectionSettings()
 
 
 @dataclass(slots=True)
