@@ -145,7 +145,7 @@ Mask = Literal["sha256", "redact", "null"]
 
 
 class TableColumns(Section):
-    """Which columns of a table are not copied, which are masked before anything is written, and which stay text."""
+    """Columns of a table that are not copied, that are masked before anything is written, or that stay text."""
 
     exclude: Annotated[
         tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")

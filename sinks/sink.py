@@ -230,8 +230,8 @@ class AddsConstants(Adapts, Protocol):
     """A sink that can give all rows of a copy the same value in a new column."""
 
     def add_constants(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
-        """As `add_columns`, but the columns are what their `constant` says in all rows of the copy. May be repeated, also after
-        a death in between. Raises SinkError also if the copy can't have such a value."""
+        """Adds columns as `add_columns` does, with the value of their `constant` in all rows of the copy. May be repeated,
+        also after a death in between. Raises SinkError also if the copy can't have such a value."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Who started this process: spark-submit or not. Imports no pyspark."""
+"""Finds out if spark-submit started this process. Imports no pyspark."""
 
 import os
 

@@ -438,8 +438,8 @@ def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKi
 
 
 def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
-    """As `unfinished_epoch`, but asks the sink whether it has the epoch. If it provably has nothing of it and never will, the
-    epoch will be read again."""
+    """True if there is an unfinished epoch, as `unfinished_epoch` finds it, and the sink has it or may get it. If it provably
+    has nothing of it and never will, the epoch will be read again."""
     epoch = unfinished_epoch(checkpoint)
     if epoch is None:
         return False

@@ -95,9 +95,9 @@ def check_slot(
 def require_slot(
     connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
 ) -> None:
-    """Like `check_slot`, for the planner, which has the job's lease: waits for another reader of the slot, then raises
-    SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a killed driver
-    has asked for."""
+    """Checks the slot as `check_slot` does, for the planner, which has the job's lease: waits for another reader of the slot,
+    then raises SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a
+    killed driver has asked for."""
     began = time.monotonic()
     while True:
         try:
@@ -126,7 +126,7 @@ def _end_own_reader(connection: Connection, slot: str) -> None:
 
 
 def check_position(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:
-    """Like `check_slot`, without checking the server's identity or other readers. Returns the slot's row of
+    """Checks the slot as `check_slot` does, but not the server's identity and other readers. Returns the slot's row of
     pg_replication_slots."""
     found = _find(connection, slot)
     if found is None:
