@@ -402,7 +402,10 @@ def drop_command(
     substitute: Substitute = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask. Required if there is no terminal.")] = False,
 ) -> None:
-    """Drops the job's slot and publication in a PostgreSQL source. The job can't continue afterwards. Asks first."""
+    """Drops the job's slot and publication in a PostgreSQL source, if the job is no longer needed. Asks first.
+
+    The job loses its position in the log. If it runs again, it creates a new slot and reads all rows again, or stops with exit
+    code 4 (source.on_log_lost)."""
     drop(_load(job_path, overrides, substitute=substitute), yes=yes)
 
 
