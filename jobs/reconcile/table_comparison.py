@@ -78,7 +78,7 @@ class TableResult:
 
 
 class Watcher(Protocol):
-    """Is told how a table's comparison goes on."""
+    """Receives the progress of a table's comparison."""
 
     def ranges(self, done: int, rows: int) -> None: ...
     def looking(self, suspects: int, look: int) -> None: ...
