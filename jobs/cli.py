@@ -165,7 +165,10 @@ def validate_command(
     overrides: Overrides = None,
     substitute: Substitute = False,
     connect: Annotated[
-        bool, typer.Option("--connect", help="Also check the source's settings, grants and tables, and the sink.")
+        bool,
+        typer.Option(
+            "--connect", help="Also check the source's settings, grants and tables, the sink, and the checkpoint."
+        ),
     ] = False,
     _schema: Annotated[
         bool,
