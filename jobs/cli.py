@@ -273,12 +273,7 @@ def signal_command(
     set changes settings from the next epoch on, also in later runs. The value default brings back the job file's value."""
     job = _load(job_path, overrides, substitute=substitute, connects=False)
     tables = [_table_name(text) for text in table or ()]
-    if settings and what is not SignalKind.SET:
-        raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
-    if tables and what in {SignalKind.SET, SignalKind.LIST}:
-        raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
-    if (keys or where is not None) and what is not SignalKind.RESNAPSHOT:
-        raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
+    _check_arguments(what, settings, has_tables=bool(tables), has_rows=bool(keys) or where is not None)
     match what:
         case SignalKind.RESNAPSHOT:
             resnapshot(job, tables, keys=keys or (), where=where)
@@ -292,6 +287,16 @@ def signal_command(
             set_settings(job, settings or ())
         case SignalKind.LIST:
             list_signals(job)
+
+
+def _check_arguments(what: SignalKind, settings: list[str] | None, *, has_tables: bool, has_rows: bool) -> None:
+    """Raises JobFileError for arguments that the signal does not take. `has_rows`: of --keys or --where."""
+    if settings and what is not SignalKind.SET:
+        raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
+    if has_tables and what in {SignalKind.SET, SignalKind.LIST}:
+        raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
+    if has_rows and what is not SignalKind.RESNAPSHOT:
+        raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
 
 
 @app.command(
