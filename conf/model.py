@@ -219,11 +219,6 @@ class JobFile(Section):
         return self.mode != "incremental"
 
     @property
-    def follows_log(self) -> bool:
-        """True if the log is read beyond the part that makes the snapshot exact."""
-        return self.mode != "full"
-
-    @property
     def log_start(self) -> LogStart:
         """The start of the log at the first start in mode `incremental`. Raises ValueError in other modes, which start with
         the snapshot.

@@ -44,9 +44,8 @@ def _each_once(reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
 
 
 class Notify(Section):
-    """Tells a service that something is wrong, by an HTTP POST of the [event](monitoring.md#events) as JSON. No other rows or
-    values are sent than those that the events have. The job never waits for the service while it runs, and at its end for ten
-    seconds at most.
+    """Reports problems to a service: posts the [event](monitoring.md#events) as JSON by HTTP. Nothing else is sent. The job
+    never waits for the service while it runs. At its end it waits ten seconds at most.
     """
 
     webhook: Annotated[

@@ -189,14 +189,13 @@ class Snapshot(Section):
     )
     interleave: Flag = Field(
         True,
-        description="Whether the log is read in between while splits are still being read. Then changes of the rows that were "
-        "copied so far are visible within seconds, and the source must keep its log for seconds only. `false`: the log is read "
-        "once all splits are.",
+        description="`true`: the log is read between epochs of splits. Changes of the rows that were copied so far are visible "
+        "within seconds, and the source must keep its log for seconds only. `false`: the log is read when all splits are read.",
     )
     max_rows_per_second: Count | None = Field(
         None,
-        description="How many rows are read per second on average, to spare the source. Epochs of splits become smaller, and "
-        "the next one waits; the log is followed meanwhile. Tables without a key are not slowed down.",
+        description="How many rows are read per second on average, to reduce the load on the source. Epochs of splits become "
+        "smaller, and the next one waits. The log is followed meanwhile. Tables without a key are not slowed down.",
         examples=[20_000],
     )
     max_replica_lag_seconds: Seconds | None = Field(
@@ -269,17 +268,17 @@ class Log(Section):
     )
     apply_parallelism: Count = Field(
         1,
-        description="Sink mirror: how many connections to the target may write an epoch of the log side by side. Each writes "
-        "other tables, in a transaction of its own, so only changes of several tables are written faster. More than 1: if an "
-        "epoch has 1 MiB of changes or more, its tables show the epoch one after the other, and a reader may see one table "
-        "before and another one after a transaction of the source. May be changed at any time.",
+        description="Sink mirror: how many connections to the target may write an epoch of the log at the same time. Each "
+        "writes other tables in its own transaction, so only changes of several tables are written faster. With more than 1, "
+        "if an epoch has 1 MiB of changes or more, its tables are committed one after the other. Then a reader may see a "
+        "transaction of the source in one table and not yet in another one. May be changed at any time.",
         examples=[2],
     )
     ignore_statements_on: Annotated[tuple[NameOfTable, ...], Written("a list of tables, like [ops.heartbeat]")] = Field(
         (),
-        description="MySQL and MariaDB: tables, not copied, that tools write in statement format, such as a heartbeat. "
-        "INSERT, REPLACE, UPDATE and DELETE that name no other table to be written are ignored. Otherwise they stop the job, "
-        "unless the server shows that they change no captured table. Make sure that no trigger, foreign key or function lets "
-        "them do so.",
+        description="MySQL and MariaDB: tables that are not copied and that tools write in statement format, such as a "
+        "heartbeat table. INSERT, REPLACE, UPDATE and DELETE statements that write only such tables are ignored. Without this "
+        "setting they stop the job, unless the server shows that they change no captured table. Make sure that no trigger, "
+        "foreign key or function makes such a statement change a captured table.",
         examples=[["ops.heartbeat"]],
     )

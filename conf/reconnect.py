@@ -22,13 +22,13 @@ _log = logging.getLogger("tidemark.reconnect")
 
 
 class Reconnect(Section):
-    """The waits if a connection to the source or the target breaks, or can't be opened while a job runs. When the attempts
-    are used up, the run ends with exit code 7; the next run continues. A job's start makes only some attempts."""
+    """How often a running job tries to connect again if a connection to the source or the target breaks or can't be opened.
+    After the last attempt the run ends with exit code 7, and the next run continues. A job's start makes fewer attempts."""
 
     attempts: Annotated[StrictInt, annotated_types.Ge(0)] = Field(
         60,
         description="Number of consecutive attempts, with increasing delays, before the job stops; 0: none. With the "
-        "defaults a server may be away for about 25 minutes. The metrics count the log's.",
+        "defaults an outage may last about 25 minutes. The metric `tidemark_log_reconnects_total` counts those of the log.",
     )
     max_delay_seconds: Seconds = Field(30.0, description="Longest delay between two attempts.")
 

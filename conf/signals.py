@@ -1,4 +1,4 @@
-"""The job file's section `signals`: a table in which a job is asked for something by SQL."""
+"""The job file's section `signals`: a table of the source whose rows are signals."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from tidemark.conf.source import NameOfTable
 
 
 class Signals(Section):
-    """Takes signals from a table of the source, too, for those who may write SQL and can't run `tidemark signal`. It is read,
+    """Takes signals also from a table of the source, for people who can write SQL and can't run `tidemark signal`. It is read,
     never written. See [Signals by SQL](operating.md#signals-by-sql).
     """
 

@@ -104,9 +104,9 @@ def _null_is_a_word(value: Any) -> Any:
 class _Sink(Section):
     on_schema_change: Annotated[Literal["evolve", "stop"], BeforeValidator(_not_ignore)] = Field(
         "evolve",
-        description="What happens if a table was changed in a way that the log can't be followed over: altered, swapped, "
-        "dropped and created again. `evolve`: its copy is adapted and emptied, and its rows are read again, while the other "
-        "tables go on. If that is not possible, the table is parked, and comes back at a start at which it is. `stop`: "
+        description="What happens if a table's schema was changed and the log can't be followed over the change: altered, "
+        "swapped, dropped and created again. `evolve`: its copy is adapted and emptied, and its rows are read again, while the "
+        "other tables continue. If that is not possible, the table is parked. Each later start tries it again. `stop`: "
         "`source.on_table_error` says what happens. In modes other than full+incremental always `stop`.",
     )
 
@@ -118,7 +118,7 @@ class _WithoutMarks(_Sink):
         "park",
         description="What happens to a value that a copy can't hold. PostgreSQL: an infinite date or timestamp, NaN in "
         "`numeric(p,s)`, a time after the year 294246, text that is not UTF-8. MySQL, MariaDB: text with bytes that encode "
-        "no character of its column's charset. `park`: the table is parked, and the others go on. `stop`: the job stops. "
+        "no character of its column's charset. `park`: the table is parked, and the others continue. `stop`: the job stops. "
         "`null`: NULL is written; in a key the table is parked. May be changed at any time, also for a job that has stopped.",
     )
     on_bad_value_in: Annotated[
@@ -147,8 +147,8 @@ _Template = Annotated[
 
 
 class Rename(Section):
-    """Another name for copies, as Kafka Connect's RegexRouter gives topics. Rules are tried in their order, and the first one
-    that matches the name that `sink.table` gives changes it. Two tables that would get one name are refused.
+    """A rule that renames copies, as Kafka Connect's RegexRouter renames topics. The first rule that matches the name that
+    `sink.table` gives is used. Two tables that would get one name are refused.
     """
 
     match: Text = Field(
@@ -243,7 +243,7 @@ class MirrorSink(_Sink):
     keyless: Literal["refuse", "append"] = Field(
         "refuse",
         description="What happens to tables without a key. `refuse`: they are refused. `append`: their rows are appended, each "
-        "once, and a TRUNCATE is followed. An UPDATE or a DELETE parks the table: the row can't be found in the copy.",
+        "once, and a TRUNCATE is followed. An UPDATE or a DELETE parks the table, because the row can't be found in the copy.",
     )
     audit_columns: Annotated[AuditColumns, Written("a section with deleted, synced_at")] = Field(
         AuditColumns(deleted=None, synced_at=None),
@@ -252,7 +252,7 @@ class MirrorSink(_Sink):
     )
     on_bad_value: Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)] = Field(
         "park",
-        description="What happens to a value that the target can't hold. `park`: the table is parked, and the others go on. "
+        description="What happens to a value that the target can't hold. `park`: the table is parked, and the others continue. "
         "`stop`: the job stops. `null`: NULL is written. `text`: where the column is text, the value is written in another "
         "form. `reject`: the row is kept in the table `tidemark_rejects` of the target instead. Where null, text or reject "
         "can't be done, such as NULL in a key, the table is parked. May be changed at any time, also for a job that has "
@@ -289,8 +289,8 @@ class FilesSink(_WithoutMarks):
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
     merge_small_files: bool = Field(
         False,
-        description="Merges the files of log changes, of which each epoch adds one for each changed table, so that few remain. "
-        "For a moment readers see rows twice, and files disappear. May be changed at any time.",
+        description="Merges the files of log changes, so that few remain. Without it each epoch adds one file for each changed "
+        "table. While files are merged, readers see rows twice for a moment, and files disappear. May be changed at any time.",
     )
 
 
@@ -306,7 +306,7 @@ class DeltaSink(_WithoutMarks):
     )
     catalog: Annotated[Text | None, AfterValidator(_check_catalog), Written("a catalog's name, like main")] = Field(
         None,
-        description="Catalog of the tables, by the name that Spark has for it. `spark_catalog` is the session's own catalog "
+        description="Name of the tables' catalog in Spark. `spark_catalog` is the session's own catalog "
         "(a Hive metastore).",
         examples=["main"],
     )

@@ -145,7 +145,7 @@ Mask = Literal["sha256", "redact", "null"]
 
 
 class TableColumns(Section):
-    """Which columns of a table are not copied, which are masked before anything is written, and which stay text."""
+    """Columns of a table that are not copied, that are masked before anything is written, or that stay text."""
 
     exclude: Annotated[
         tuple[Text, ...], AfterValidator(_without_repeats), Written("a list of column names, like [ssn]")
@@ -219,8 +219,8 @@ class Source(Section):
         | None
     ) = Field(
         None,
-        description="Key of the `sha256` masks: with a key they are HMAC-SHA-256, without one plain SHA-256. An address or a "
-        "number can be found from its plain hash by trying values. The key is a secret: write it as `${NAME}` or "
+        description="Key of the `sha256` masks: with a key they are HMAC-SHA-256, without one plain SHA-256. From a plain hash "
+        "anybody can find an address or a number by trying values. The key is a secret: write it as `${NAME}` or "
         "`file:/run/secrets/x`.",
         examples=["${MASK_KEY}"],
     )
@@ -253,7 +253,7 @@ class Source(Section):
     on_table_error: Literal["park", "stop"] = Field(
         "park",
         description="What happens if one table can't be followed any more, and `sink.on_schema_change` does not help. "
-        "`park`: the table is taken out of the job, and the others go on. Its copy stays as it is until `tidemark signal "
+        "`park`: the table is taken out of the job, and the others continue. Its copy stays as it is until `tidemark signal "
         "JOB.yaml resnapshot --table NAME` reads it again. A run that ends with parked tables has exit code 9. "
         "`stop`: the job stops. No table of mode `full` is parked.",
     )
@@ -261,10 +261,10 @@ class Source(Section):
         None,
         description="What happens if the source no longer has the log that the job needs: purged, reset, or its replication "
         "slot is gone or invalid. `resnapshot`: the copies of all tables are emptied, and their rows are read again. "
-        "The same if a promoted replica answers that has not all that the job has read. The job stops nevertheless if a "
-        "stranger answers, or if the log is lost again before all rows were read. `stop`: the job stops. In modes other than "
-        "full+incremental always `stop`. Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that it is "
-        "still the same server.",
+        "The same happens if a promoted replica answers that does not have all that the job has read. The job still stops if "
+        "an unrelated server answers, or if the log is lost again before all rows were read. `stop`: the job stops. In modes "
+        "other than full+incremental always `stop`. Default: `resnapshot`; MariaDB: `stop`, because nothing proves there that "
+        "it is still the same server.",
     )
     cascades: Literal["refuse", "warn"] = Field(
         "refuse",
@@ -274,8 +274,8 @@ class Source(Section):
     )
     discover_seconds: SecondsOrZero = Field(
         60.0,
-        description="How often a job that runs on looks for new tables that `tables` selects, in seconds. They join while it "
-        "runs. 0: only at its start.",
+        description="How often a job with an interval as trigger looks for new tables that `tables` selects, in seconds. They "
+        "join while it runs. 0: it looks only at its start.",
     )
     partitions_removed: Literal["stop", "keep"] = Field(
         "stop",
@@ -318,7 +318,3 @@ class Source(Section):
     def key_columns(self, database: str, table: str) -> tuple[str, ...] | None:
         """Returns the key that the file names for the table, None to use the table's own key."""
         return self.keys.get(TableName(database, table))
-
-    def named_tables(self) -> dict[TableName, str]:
-        """Returns the tables that `columns` or `keys` name, with the path of the key, to find those that are not selected."""
-        return {table: f"source.{section}" for section in ("columns", "keys") for table in getattr(self, section)}

@@ -27,7 +27,7 @@ _HOMES: dict[str, Path] = {
 
 
 class TableOptions(Section):
-    """The options of one table, as another way to write what the sections have for each table. An option may be written in
+    """The options of one table, as another way to write what the sections have for each table. Write each option in only
     one of the two places. Messages about a job that runs may name the other one.
     """
 

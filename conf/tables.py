@@ -9,8 +9,6 @@ in the server's catalog.
 import fnmatch
 import functools
 import re
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 NAME_FORM = "a table as database.table"
@@ -111,13 +109,6 @@ class TableTemplate:
         name = _render(self.table_template, source)
         renamed = (rule.renamed(name) for rule in self.renames)
         return schema, next((new for new in renamed if new is not None), name)
-
-    def collisions(self, sources: Iterable[TableName]) -> list[tuple[TableName, ...]]:
-        """Returns groups of source tables that would have the same target table; [] if all targets differ."""
-        by_target: defaultdict[tuple[str | None, str], list[TableName]] = defaultdict(list)
-        for source in sources:
-            by_target[self.target(source)].append(source)
-        return [tuple(sorted(group)) for group in by_target.values() if len(group) > 1]
 
 
 def parse_table_name(text: str) -> TableName:

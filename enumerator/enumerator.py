@@ -233,8 +233,8 @@ def _is_reading_pages(state: EnumeratorState) -> bool:
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
-    """Takes in the tables whose start position the log has reached. They are snapshotted now, and the log's position does
-    not move meanwhile. If the job had no other tables, the position moves to their start.
+    """Takes in the tables whose start position the log has reached: their splits are read next. If the job had no other
+    tables, the position moves to their start.
 
     No range of the log goes beyond such a start position before the tables are taken in, so the tables of each epoch follow
     from its plan. Raises CheckpointError if `joined` has fewer entries than before.

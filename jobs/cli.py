@@ -134,14 +134,18 @@ def init_command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="The job file to write. Else it is printed.", show_default=False
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The job file to write. Without it the text is printed.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Writes a first job file by looking at the source: its tables, and what to grant and set. Changes nothing there.
+    """Looks at the source and writes a first job file: its tables, and what to grant and set. Changes nothing in the source.
 
-    Without a database in the URL, all databases of a MySQL or MariaDB server are taken. Tables without a key, and those that
-    can't be copied, are left out, with the reason. The file never has the password. No file is overwritten."""
+    Without a database in the URL, all databases of a MySQL or MariaDB server are taken. Tables without a primary key, and
+    those that can't be copied, are left out, with the reason. The file never has the password. No file is overwritten."""
     init(url, output)
 
 
@@ -161,7 +165,10 @@ def validate_command(
     overrides: Overrides = None,
     substitute: Substitute = False,
     connect: Annotated[
-        bool, typer.Option("--connect", help="Also check the source's settings, grants and tables, and the sink.")
+        bool,
+        typer.Option(
+            "--connect", help="Also check the source's settings, grants and tables, the sink, and the checkpoint."
+        ),
     ] = False,
     _schema: Annotated[
         bool,
@@ -205,7 +212,7 @@ def status_command(
 
 @app.command("tables", epilog="Example: tidemark tables shop.yaml")
 def tables_command(job_path: JobPath, overrides: Overrides = None, substitute: Substitute = False) -> None:
-    """Shows the state of every table and what can be done about it. Reads the checkpoint alone, needs no passwords."""
+    """Shows the state of every table and what can be done about it. Reads only the checkpoint, needs no passwords."""
     tables(_load(job_path, overrides, substitute=substitute, connects=False))
 
 
@@ -222,7 +229,7 @@ def signal_command(
         SignalKind,
         typer.Argument(
             help="resnapshot: read rows again; pause, resume: the job, or tables; stop-snapshot: read no more splits; "
-            "set: change settings; list: show the signals."
+            "set: change settings; list: show all signals."
         ),
     ],
     settings: Annotated[
@@ -242,35 +249,31 @@ def signal_command(
     where: Annotated[
         str | None,
         typer.Option(
-            "--where", metavar="SQL", help="For resnapshot: only the rows that this condition takes in the source."
+            "--where", metavar="SQL", help="For resnapshot: only the rows of the source that match this condition."
         ),
     ] = None,
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Asks a job for something, whether it runs or not: its driver, or the next one, does it. Needs no passwords.
+    """Steers a job: pauses it, reads tables again, changes settings. The running driver follows the signal, or the next run.
+    Needs no passwords.
 
-    resnapshot empties the copy of a table and reads its rows again, while the other tables go on. It is the way back for a
-    parked table. With --keys or --where, only some rows are read again, and the rest of the copy stays (mirrors only).
+    resnapshot empties the copy of a table and reads its rows again, while the other tables continue. It brings back a parked
+    table. With --keys or --where, only some rows are read again, and the rest of the copy stays (mirrors only).
 
-    pause finishes the running epoch and plans no more, until resume. The source must keep its log meanwhile. A run with
-    trigger once ends with exit code 10.
+    pause finishes the running epoch. No more epochs are planned until resume. The source must keep its log meanwhile. A run
+    with trigger once ends with exit code 10.
 
     pause --table takes a table out of the job: its copy stays as it is. resume --table empties the copy and reads the rows
     again, because the changes in between are not kept.
 
-    stop-snapshot reads no more splits until resume, while the log is followed. With --table, of these tables only; resume
-    --table reads on where it stopped.
+    stop-snapshot reads no more splits until resume, while the log is followed. With --table, only these tables stop; resume
+    --table continues where it stopped.
 
-    set changes settings from the next epoch on, also after restarts. The value default goes back to the job file's."""
+    set changes settings from the next epoch on, also in later runs. The value default brings back the job file's value."""
     job = _load(job_path, overrides, substitute=substitute, connects=False)
     tables = [_table_name(text) for text in table or ()]
-    if settings and what is not SignalKind.SET:
-        raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
-    if tables and what in {SignalKind.SET, SignalKind.LIST}:
-        raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
-    if (keys or where is not None) and what is not SignalKind.RESNAPSHOT:
-        raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
+    _check_arguments(what, settings, has_tables=bool(tables), has_rows=bool(keys) or where is not None)
     match what:
         case SignalKind.RESNAPSHOT:
             resnapshot(job, tables, keys=keys or (), where=where)
@@ -284,6 +287,16 @@ def signal_command(
             set_settings(job, settings or ())
         case SignalKind.LIST:
             list_signals(job)
+
+
+def _check_arguments(what: SignalKind, settings: list[str] | None, *, has_tables: bool, has_rows: bool) -> None:
+    """Raises JobFileError for arguments that the signal does not take. `has_rows`: of --keys or --where."""
+    if settings and what is not SignalKind.SET:
+        raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
+    if has_tables and what in {SignalKind.SET, SignalKind.LIST}:
+        raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
+    if has_rows and what is not SignalKind.RESNAPSHOT:
+        raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")
 
 
 @app.command(
@@ -307,16 +320,16 @@ def reconcile_command(
             metavar="SECONDS",
             min=0,
             show_default=False,
-            help="How long to wait for a job that commits nothing. If the job runs: 60, else 0.",
+            help="How long to wait for a job that commits nothing. Default: 60 if the job runs, else 0.",
         ),
     ] = None,
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Compares every row of the source with its copy (sink mirror), while both move.
+    """Compares every row of the source with its copy, while both change (sinks mirror, files and delta).
 
-    Takes no lock and not the job's lease, and changes neither side. Best while the job runs: a row that differs is looked at
-    again until the job has passed it. Exit code 8 if rows differ, or if that could not be judged."""
+    Changes neither side and takes no locks. Run it while the job runs: a row that differs is read again until the job has
+    passed the row's last change. Exit code 8 if rows differ, or if some could not be judged."""
     job = _load(job_path, overrides, substitute=substitute)
     names = [_table_name(text) for text in table or ()]
     from tidemark.jobs.commands.reconcile import reconcile
@@ -347,8 +360,9 @@ def report_command(
 ) -> None:
     """Writes one HTML page: tables, splits with their watermarks, epochs, lag, events. Reads only the checkpoint.
 
-    For a folder or several job files: a catalogue of the jobs, with their states, and a page for each in a folder beside it.
-    A job that can't be read is told there."""
+    For a folder or several job files: one page that lists the jobs with their states, and a page for each job in a folder
+    beside it.
+    A job that can't be read is listed with the reason."""
     from tidemark.jobs.report.write import job_files_in, write_catalogue, write_report
 
     def load(path: Path) -> JobFile:
@@ -375,8 +389,8 @@ def checkpoints_command(
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Lists the consistent cuts in the checkpoint, or rolls a stopped job back to one: its next run reads the log again from
-    there on. The list reads only the checkpoint."""
+    """Lists the newest epochs and their log positions, or rolls a stopped job back to one: its next run reads the log again
+    from there on. The list reads only the checkpoint."""
     if action == "list" and epoch is None:
         checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
     elif action == "rollback" and epoch is not None:
@@ -396,7 +410,10 @@ def drop_command(
     substitute: Substitute = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask. Required if there is no terminal.")] = False,
 ) -> None:
-    """Drops the job's slot and publication in a PostgreSQL source. The job can't continue afterwards. Asks first."""
+    """Drops the job's slot and publication in a PostgreSQL source, if the job is no longer needed. Asks first.
+
+    The job loses its position in the log. If it runs again, it creates a new slot and reads all rows again, or stops with exit
+    code 4 (source.on_log_lost)."""
     drop(_load(job_path, overrides, substitute=substitute), yes=yes)
 
 

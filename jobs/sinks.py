@@ -74,9 +74,7 @@ def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink | DeltaSink":
             store, needs = Checkpoint.at(job.checkpoint).store, delta_needs(settings).spark
             return DeltaSink.of(settings, store, lambda: open_session(job, needs))
         case ConsoleSettings():
-            raise JobFileError(
-                "The job file has sink console, which keeps no copy to compare.", "Compare a job of another sink."
-            )
+            raise JobFileError(f"Copies of sink {job.sink.type} can't be compared.", "Compare a job with another sink.")
         case _:
             assert_never(job.sink)
 

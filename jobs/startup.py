@@ -441,8 +441,8 @@ def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:
     if job.mode == "incremental" and now.mode == "full+incremental":
         if now.phase is Phase.STREAM:
             text = (
-                f"The job file says mode incremental. The job has mode {now.mode} and all rows, and goes on. But no rows are "
-                "read any more: of tables that join, only changes are copied, and no table is read again."
+                f"The job file says mode incremental. The job, which has mode {now.mode}, has copied all rows and continues. "
+                "But no rows are read any more: only changes of tables that join are copied, and no table is read again."
             )
             events.note("warning", text=text)
             return

@@ -15,7 +15,7 @@ MAX_NAMED = 20
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One problem. `refuse`: the job must not start. `table`, `column` and `setting` (a path of keys in the job file) are
-    set where the problem is about one. `passes`: it may be over soon, as a fail-over is; at a job's first start it refuses."""
+    set where the problem is about one. `passes`: it may be over soon, as a failover is; at a job's first start it refuses."""
 
     severity: Severity
     message: str

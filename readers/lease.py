@@ -73,7 +73,7 @@ class Lock(ABC):
 
     @abstractmethod
     def is_mine(self) -> bool:
-        """Whether this connection has all of the locks."""
+        """True if this connection has all of the locks."""
 
     @abstractmethod
     def holder_id(self) -> int | None:

@@ -90,7 +90,7 @@ class Comparisons(Protocol):
 
 class ComparableSink(Protocol):
     repairs_keys: ClassVar[bool]
-    """Whether the sink can write rows that are read again by key. Otherwise the whole table is read again."""
+    """True if the sink can write rows that are read again by key. Otherwise the whole table is read again."""
 
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()

@@ -144,7 +144,7 @@ class SinkBusyError(SinkUnavailableError):
 
 
 class ReadOnlyError(SinkBusyError):
-    """The target accepts no writes: it is a replica, or a fail-over is under way. A writer waits, a job's start does not."""
+    """The target accepts no writes: it is a replica, or a failover is under way. A writer waits, a job's start does not."""
 
 
 class PartWriter(Protocol):
@@ -230,8 +230,8 @@ class AddsConstants(Adapts, Protocol):
     """A sink that can give all rows of a copy the same value in a new column."""
 
     def add_constants(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
-        """As `add_columns`, but the columns are what their `constant` says in all rows of the copy. May be repeated, also after
-        a death in between. Raises SinkError also if the copy can't have such a value."""
+        """Adds columns as `add_columns` does, with the value of their `constant` in all rows of the copy. May be repeated,
+        also after a death in between. Raises SinkError also if the copy can't have such a value."""
 
 
 @runtime_checkable

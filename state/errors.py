@@ -19,7 +19,7 @@ class TidemarkError(Exception):
 
     exit_code: ClassVar[int] = 1
     is_cured_by_reading: ClassVar[bool] = False
-    """Whether the table can be followed again once its rows are read again (docs/adr/0027)."""
+    """True if the table can be followed again once its rows are read again (docs/adr/0027)."""
 
     def __init__(self, message: str, remedy: str, table: TableId | None = None) -> None:
         super().__init__(message, remedy, *(() if table is None else (table,)))

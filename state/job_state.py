@@ -137,7 +137,7 @@ class JobState:
     `start`: the position from which the log is read. In modes with a snapshot it is taken before the first split is read,
     and with GTIDs it is the first anchor. `prepared`: the XA transactions open at `start`.
     `server_identity`: the server's own text (such as server_uuid). Every later connection must return the same. It is another
-    one after a fail-over that the job followed (Joined).
+    one after a failover that the job followed (Joined).
     `split_keys`: the tables to snapshot, in order; () in mode `incremental`.
     `memberships`: of PostgreSQL tables, else ().
     `schemas`: the tables as the source has them. `projections`: of tables whose columns the job file changes, what sinks

@@ -1,4 +1,4 @@
-"""Which copy a job writes: the sink's settings that must not change between two runs."""
+"""The identity of the copy that a job writes: the sink's settings that must not change between two runs."""
 
 from dataclasses import dataclass
 

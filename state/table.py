@@ -27,7 +27,8 @@ can't hold."""
 
 
 def is_own_table(name: str) -> bool:
-    """No job copies a table of such a name, nor writes a copy under it, in whatever schema: each write would bring another."""
+    """True for the names of Tidemark's own tables. No job copies such a table or writes a copy under such a name, in any
+    schema: each write would cause another one."""
     return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE, REJECTS_TABLE}
 
 

@@ -2,18 +2,19 @@
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.commands.drawing import console, table_of
+from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.plan import LogWork
 
 
 def checkpoints(job: JobFile) -> None:
-    """Prints one line per consistent cut: epoch, phase, what it read, the log position after it. Raises CheckpointError if
-    the job was never started."""
+    """Prints one line per consistent cut: epoch, phase, when it was planned, what it read, the log position after it. Raises
+    CheckpointError if the job was never started."""
     checkpoint = Checkpoint.at(job.checkpoint)
     required_state(checkpoint, job)
     committed = checkpoint.committed_epoch()
-    drawn = table_of(("epoch", "phase", "read", "log position", ""))
+    drawn = table_of(("epoch", "phase", "planned (UTC)", "read", "log position", ""))
     for epoch in checkpoint.plan_epochs():
         record = checkpoint.plan(epoch)
         work = record.plan.work
@@ -23,7 +24,7 @@ def checkpoints(job: JobFile) -> None:
         else:
             read = f"{sum(map(len, work.tasks))} splits"
             position = str(record.state.position)
-        drawn.add_row(
-            str(epoch), record.plan.phase.value, read, position, "" if epoch <= committed else "not committed"
-        )
+        planned = time_text(record.planned_at_us) if record.planned_at_us else ""  # an older version has not stored it
+        state = "" if epoch <= committed else "not committed"
+        drawn.add_row(str(epoch), record.plan.phase.value, planned, read, position, state)
     console().print(drawn)

@@ -25,7 +25,7 @@ def drop(job: JobFile, *, yes: bool) -> None:
     try:
         lease = acquire_lease(job, wait=False)
     except JobHeldError as error:
-        raise JobHeldError(error.message, "Stop it first: it can't continue without its slot.") from error
+        raise JobHeldError(error.message, "Stop it first: it needs its slot.") from error
     with lease, closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
         _drop(job, connection, yes=yes)
 
@@ -36,7 +36,7 @@ def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
     if owner is not None and owner[1]:
         found.append(f"publication {job.publication}")
     where = f"{job.source.url.host}, database {job.source.url.database}"
-    question = f"Drop {' and '.join(found)} on {where}? Job {job.job} can't continue afterwards."
+    question = f"Drop {' and '.join(found)} on {where}? Job {job.job} loses its position in the log."
     if found and not yes and not typer.confirm(redact(question)):
         print("Nothing was dropped.")
         return

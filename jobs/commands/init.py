@@ -53,7 +53,7 @@ def init(url: str, output: Path | None) -> None:
     """Prints a job file for the database of `url`, or writes it to `output`. Raises JobFileError if that is there or the URL is
     wrong, SourceNotUsableError if no table can be copied."""
     if output is not None and output.exists():
-        raise JobFileError(f"{output} is there already.", "Name another file: init overwrites none.")
+        raise JobFileError(f"{output} exists already.", "Name another file: init overwrites none.")
     login = _login(url, os.environ)
     text, warnings = _written(login)
     for warning in warnings:

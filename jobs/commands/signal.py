@@ -1,4 +1,4 @@
-"""`tidemark signal`: asks a job for something, whether it runs or not."""
+"""`tidemark signal`: gives signals to a job, whether it runs or not, and lists them."""
 
 import time
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from tidemark.state.signals import Answer, Signal, SignalKind
 from tidemark.state.table import TableId
 
 _OF_TABLES = {
-    "pause": "{} leaves the job",
-    "resume": "the rows of {} are read",
-    "stop-snapshot": "no more splits of {} are read",
+    "pause": "pause {}",
+    "resume": "resume {}",
+    "stop-snapshot": "read no more splits of {}",
 }
-_OF_JOB = {"pause": "the job is paused", "resume": "the job goes on", "stop-snapshot": "no more splits are read"}
-_BY = "by the running driver, or at the next start."
+_OF_JOB = {"pause": "pause the job", "resume": "resume the job", "stop-snapshot": "read no more splits"}
+_BY = "The running driver does it after its epoch. If none runs, the next run does it."
 _TABLE_LEFT = "the table has left the job since, or was read again as a whole."
 
 
@@ -39,15 +39,15 @@ def resnapshot(
     checkpoint, state = _started(job)
     wanted = signals_about(job, state, "resnapshot", tables, keys=keys, where=where)
     for signal in wanted:
-        what = f"{signal}: its rows" if signal.is_partial else f"the rows of {signal.table}"
-        print(f"signal {checkpoint.create_signal(signal)}: {what} are read again {_BY}")
+        what = f"{signal}: read its rows again" if signal.is_partial else f"read all rows of {signal.table} again"
+        print(f"signal {checkpoint.create_signal(signal)}: {what}. {_BY}")
 
 
 def read_keys_again(job: JobFile, table: TableId, repair: Repair) -> None:
     """Asks for the rows of these keys to be read again."""
     wanted = Signal(table, _now_us(), "repair", keys=repair.keys, ranges=repair.ranges, whole=repair.whole)
     number = Checkpoint.at(job.checkpoint).create_signal(wanted)
-    print(f"signal {number}: the rows of {table} with {_count(repair)} are read again {_BY}")
+    print(f"signal {number}: read the rows of {table} with {_count(repair)} again. {_BY}")
 
 
 def _count(repair: Repair) -> str:
@@ -72,7 +72,7 @@ def resume(job: JobFile, tables: Sequence[TableName]) -> None:
         print(f"These tables stay paused: {paused}. Name them with --table to read them again.")
     stopped = ", ".join(map(str, steering_at(Checkpoint.at(job.checkpoint)).stopped_tables))
     if stopped:
-        print(f"No splits are read of these tables: {stopped}. Name them with --table to read on.")
+        print(f"No splits of these tables are read: {stopped}. Name them with --table to continue with them.")
 
 
 def stop_snapshot(job: JobFile, tables: Sequence[TableName] = ()) -> None:
@@ -87,7 +87,7 @@ def set_settings(job: JobFile, assignments: Sequence[str]) -> None:
     pairs = [assignment.partition("=") for assignment in assignments]
     for signal in signals_that_set(job, [(key, value) for key, _, value in pairs]):
         number = checkpoint.create_signal(signal)
-        text = f"{signal.setting}={signal.value} holds for the running driver's next epoch, and at later starts."
+        text = f"{signal.setting}={signal.value} holds from the next epoch on, also in later runs."
         print(f"signal {number}: {text}")
 
 
@@ -100,7 +100,7 @@ def _give(job: JobFile, kind: SignalKind, tables: Sequence[TableName]) -> JobSta
     checkpoint, state = _started(job)
     for signal in signals_about(job, state, kind, tables):
         what = _OF_JOB[kind] if signal.table is None else _OF_TABLES[kind].format(signal.table)
-        print(f"signal {checkpoint.create_signal(signal)}: {what} {_BY}")
+        print(f"signal {checkpoint.create_signal(signal)}: {what}. {_BY}")
     return state
 
 

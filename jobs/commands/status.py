@@ -93,7 +93,8 @@ def _print(
     if progress is None:
         out.print("phase     starting: no epoch is planned yet")
         return
-    lag = "?" if progress.lag_seconds is None else f"{progress.lag_seconds:,.1f} s since the newest change read"
+    seconds = progress.lag_seconds
+    lag = "no change read yet" if seconds is None else f"{seconds:,.1f} s since the newest change read"
     out.print(f"phase     {progress.phase}, epoch {progress.committed_epoch} committed, {planned_epoch} planned")
     behind = (
         ""
@@ -111,7 +112,7 @@ def _signalled(steering: Steering) -> Iterator[str]:
     if steering.paused_us is not None:
         yield f"PAUSED since {time_text(steering.paused_us)}. {RESUME} ends it."
     if steering.stopped_us is not None:
-        yield f"no splits are read since {time_text(steering.stopped_us)}. {RESUME} ends it."
+        yield f"no splits have been read since {time_text(steering.stopped_us)}. {RESUME} ends it."
     for table in steering.stopped_tables:
         yield f"no splits of {table} are read. {RESUME} --table {table} ends it."
     if steering.settings:

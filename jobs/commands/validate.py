@@ -15,6 +15,6 @@ def validate(job: JobFile) -> None:
     with find_source(job, checkpoint.job_state()) as found:
         print_source_findings(found)
         if isinstance(found, SharesLog):
-            print(f"fail-over: {found.after_failover()}")
+            print(f"failover: {found.after_failover()}")
         problems = print_sink_findings(job, found)
     raise_problems(found, problems)

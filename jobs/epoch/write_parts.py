@@ -68,7 +68,8 @@ class TaskWriting:
                 yield from self.write(task)
 
     def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
-        """As above, for one task. Raises GivenUpError once `given_up` is set: no further part takes effect."""
+        """Writes the parts of one task, and yields what was written. Raises GivenUpError once `given_up` is set: no further
+        part takes effect."""
         writer = self.sink.writer(self.job) if self.writer is None else self.writer
         try:
             with _Ahead(read_part(task), given_up) as items:

@@ -57,7 +57,8 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def ending_without_values(error: BaseException) -> Ending:
-    """As `ending_of`, for what is kept or sent: the texts of unexpected errors may contain values of rows."""
+    """Returns the ending as `ending_of` does, for what is kept or sent: without the texts of unexpected errors, which may
+    contain values of rows."""
     ending = ending_of(error)
     if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError):
         return replace(ending, cause=f"unexpected: {type(error).__name__}.")

@@ -39,16 +39,20 @@ class JobMetrics:
         self._state = after_event(self._state, event)
 
     def collect(self) -> "Iterator[Metric]":
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
         states = GaugeMetricFamily("tidemark_run_state", "1 for the state that the run is in.", labels=["job", "state"])
         for state in RunState:
             if state is not RunState.DEAD:  # a dead driver serves no metrics
                 states.add_metric([self._job, state.value], float(state is self._state))
         yield states
-        if self._shown is None:
-            return
-        progress, shown_at = self._shown
+        if self._shown is not None:
+            progress, shown_at = self._shown
+            yield from self._of_job(progress, shown_at)
+            yield from self._of_tables(_bounded(progress.tables))
+
+    def _of_job(self, progress: JobProgress, shown_at: float) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         def counter(name: str, text: str, value: float) -> "Metric":
             family = CounterMetricFamily(f"tidemark_{name}", text, labels=["job"])
@@ -68,11 +72,11 @@ class JobMetrics:
         yield counter("transactions", "Transactions read from the log.", progress.transactions)
         yield counter(
             "filtered_changes",
-            "Changes skipped because splits contain them, or will when they are read.",
+            "Changes skipped because splits contain them, or will contain them when they are read.",
             progress.filtered_changes,
         )
         yield counter("log_reconnects", "Log connections that broke and were opened again.", progress.reconnects)
-        yield gauge("caught_up", "1 while everything was read that the log held.", float(progress.caught_up))
+        yield gauge("caught_up", "1 while the job has read the whole log.", float(progress.caught_up))
         yield gauge("paused", "1 while a signal has paused the job.", float(progress.paused))
         yield gauge(
             "snapshot_stopped", "1 while a signal has stopped the reading of splits.", float(progress.snapshot_stopped)
@@ -88,7 +92,6 @@ class JobMetrics:
         )
         epochs.add_metric([self._job], progress.epochs, progress.epoch_seconds)
         yield epochs
-        yield from self._of_tables(_bounded(progress.tables))
 
     def _of_tables(self, tables: Sequence[TableProgress]) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -82,7 +82,7 @@ class JobProgress:
     snapshot_stopped: bool = False
 
     def steered(self, steering: Steering) -> "JobProgress":
-        """With `paused`, and what is stopped. A paused job does not know whether it has read all."""
+        """Returns the progress with `paused`, and with what is stopped. A paused job does not know whether it has read all."""
         paused, is_done = steering.paused_us is not None, self.phase == Phase.DONE.value
         stopped = {str(table) for table in steering.stopped_tables}
         return replace(
@@ -96,7 +96,7 @@ class JobProgress:
         )
 
     def with_published(self, counts: Mapping[str, int]) -> "JobProgress":
-        """With `splits_published` of each table."""
+        """Returns the progress with `splits_published` of each table."""
         tables = tuple(replace(table, splits_published=counts.get(table.table, 0)) for table in self.tables)
         return replace(self, tables=tables)
 

@@ -75,7 +75,7 @@ def text_of(run: RunRecord, now_us: int) -> str:
 
 
 def facts_of(run: RunRecord, now_us: int) -> dict[str, Any]:
-    """For `status --json`."""
+    """Returns the field `run` of `status --json`."""
     return {
         "state": state_of(run, now_us).value,
         "host": run.host,

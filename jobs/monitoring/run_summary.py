@@ -35,7 +35,7 @@ class RunSummary:
     remedy: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Without `cause` and `remedy` where there are none."""
+        """Returns the fields, without `cause` and `remedy` where there are none."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

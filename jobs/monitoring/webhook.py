@@ -1,5 +1,5 @@
 """Events that are posted to the job file's `notify.webhook`, by a thread of their own: the job never waits for the receiver
-while it runs, and at its end for FAREWELL_SECONDS at most. An event that can't be delivered is told by a warning."""
+while it runs, and at its end for FAREWELL_SECONDS at most. A warning names each event that can't be delivered."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""How far a job's copy has come, from its checkpoint alone. The job may run meanwhile."""
+"""The progress of a job's copy, from its checkpoint alone. The job may run meanwhile."""
 
 import time
 

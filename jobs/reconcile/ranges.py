@@ -46,7 +46,7 @@ def ranges_of(
 
 
 def same_integers(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
-    """Whether the split key is part of the copy's key and holds the same integers there: all databases order them alike."""
+    """True if the split key is part of the copy's key and holds the same integers there: all databases order them alike."""
     if not columns or job.transform(schema.table.database, schema.table.name) is not None:
         return False
     if not set(columns) <= set(output.key):

@@ -72,7 +72,7 @@ def repair_of(
 
 
 def has_own_key(job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]) -> bool:
-    """Whether the copy's key is the source's, and the table is split by columns of it."""
+    """True if the copy's key is the source's, and the table is split by columns of it."""
     if not columns or job.transform(schema.table.database, schema.table.name) is not None:
         return False
     return set(columns) <= set(output.key) and not any(_differs(schema, output.column(name)) for name in output.key)
@@ -94,6 +94,6 @@ def ranges_around(
 
 
 def _differs(schema: TableSchema, column: Column) -> bool:
-    """Whether the copy's key is another one than the source's."""
+    """True if the copy's key is another one than the source's."""
     origin = next((c for c in schema.columns if c.name == column.name), None)
     return column.made or origin is None or origin.arrow_type != column.arrow_type

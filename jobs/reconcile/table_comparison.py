@@ -28,7 +28,7 @@ MAX_SUSPECTS = 50_000
 MAX_DIFFERENCES = 10_000
 """A table with more differences is not compared to its end."""
 MAX_SURPLUS = 100_000
-"""As many rows of the copy without a row in the source are looked at in one statement."""
+"""The most rows of the copy without a row in the source that one statement looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TableResult:
 
 
 class Watcher(Protocol):
-    """Is told how a table's comparison goes on."""
+    """Receives the progress of a table's comparison."""
 
     def ranges(self, done: int, rows: int) -> None: ...
     def looking(self, suspects: int, look: int) -> None: ...
@@ -155,7 +155,7 @@ class TableComparison:
         return result
 
     def _has_own_surplus(self, each: Range) -> bool:
-        """Whether surplus rows can be told from the range alone. With `snapshot.where` the copy may have rows that the
+        """True if surplus rows can be found from the range alone. With `snapshot.where` the copy may have rows that the
         condition leaves out: they changed later."""
         return not self._has_condition and (each.in_copy is not None or each.is_whole)
 
@@ -189,7 +189,7 @@ class TableComparison:
                 return
 
     def _may_have_changed(self, until: Position) -> bool:
-        """Whether the log that a stopped job has not read may have changes of the table."""
+        """True if the log that a stopped job has not read may have changes of the table."""
         sides, table = self._sides, self._schema.table
         return may_have_changed(sides.progress, sides.server, sides.access, sides.schemas, table=table, until=until)
 

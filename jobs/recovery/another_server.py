@@ -44,7 +44,7 @@ def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, 
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode == "full":
         return False
     with find_source(to_be_found(job, state), state) as found:
-        raise_passing(found.findings)  # a fail-over is under way
+        raise_passing(found.findings)  # a failover is under way
         if found.identity() == state.server_identity or not isinstance(found, FindsPlace) or _changes_often(state):
             return False
         _go_on_there(error, job, state, found, found, events)
@@ -52,7 +52,7 @@ def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, 
 
 
 def _changes_often(state: JobState) -> bool:
-    """True if each connection may reach another server: a load balancer, rather than a fail-over."""
+    """True if each connection may reach another server: a load balancer, rather than a failover."""
     recent = (time.time() - OFTEN_SECONDS) * 1_000_000
     return sum(bool(joined.server_identity) and joined.at_us > recent for joined in state.joined) >= OFTEN
 
@@ -79,7 +79,7 @@ def _go_on_there(
             leaving = leaving | unproven if restarts else set()
         _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
         start = places.same_place(state, now.position)
-        text = f"{what} Its log has all that the job has read, and the job goes on from {start}."
+        text = f"{what} Its log has all that the job has read, and the job continues from {start}."
     except LogPositionLostError as lost:
         is_copy = job.mode == "full+incremental" and places.is_related(state, now.position)
         if not is_copy or not job.source.reads_again_after_lost_log:
@@ -113,7 +113,7 @@ def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Lo
     look = look_before(checkpoint, state, until)
     if look is None:
         raise LogPositionLostError(
-            f"The job may have looked at its tables and partitions after {until}, up to where both servers have the same log.",
+            f"The job may have checked its tables and partitions after {until}, where the two servers' logs begin to differ.",
             START_OVER_NOW,
         )
     return look

@@ -41,7 +41,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         if keyless and sink_needs(job.sink).appends_keyless:
             raise CheckpointError(
                 f"{keyless[0]} has no key, so its copy would get rows twice (sink.keyless: append).",
-                "Let the job go on, and have single tables read again: tidemark signal JOB.yaml resnapshot --table NAME.",
+                "Let the job continue, and read single tables again: tidemark signal JOB.yaml resnapshot --table NAME.",
             )
         position = position_of_cut(checkpoint, job, state, recover_state(checkpoint, job, state), epoch)
         with find_source(to_be_found(job, state), state) as found:
@@ -68,7 +68,7 @@ def position_of_cut(
     """Returns the log's position after `epoch`. Raises CheckpointError unless only the log was followed since, by the same
     tables with the same columns."""
     if epoch not in checkpoint.plan_epochs() or not checkpoint.has_log_report(epoch):
-        raise CheckpointError(f"The checkpoint does not keep what epoch {epoch} read, or it read no log.", _LIST)
+        raise CheckpointError(f"Epoch {epoch} read no log, or the checkpoint no longer has what it read.", _LIST)
     record = checkpoint.plan(epoch)
     planned = in_mode(of_job(record.state, state), job.mode)
     if now.phase is not Phase.STREAM or not isinstance(planned.awaited, AwaitedLog):

@@ -83,7 +83,7 @@ def _phase_text(phase: str, run: RunRecord | None, now_us: int) -> str:
 
 
 def _notes(facts: ReportFacts, now_us: int) -> tuple[str, ...]:
-    """With the cause of a run that failed."""
+    """Returns the notes on the job, with the cause of a run that failed."""
     run = facts.run
     failed = run is not None and run.exit_code not in (None, 0)
     return (*facts.notes, text_of(run, now_us)) if run is not None and failed else facts.notes

@@ -46,8 +46,8 @@ def job_files_in(paths: Iterable[Path]) -> list[Path]:
 
 def write_catalogue(paths: Sequence[Path], load: Callable[[Path], JobFile], output: Path) -> int:
     """Writes the catalogue, and the page of each job into the folder `<name of output>-jobs` beside it. Returns the number of
-    jobs. A job that can't be read is told on the page. `load` reads a job file. Raises JobFileError if a page can't be written
-    or packages are missing."""
+    jobs. The page names a job that can't be read, with the reason. `load` reads a job file. Raises JobFileError if a page can't
+    be written or packages are missing."""
     _require_packages()
     from tidemark.jobs.report.catalogue import render_catalogue
 

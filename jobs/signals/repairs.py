@@ -52,7 +52,7 @@ VISIBLE_SECONDS = 60.0
 """How long a start waits until a MariaDB snapshot has all that the log has."""
 POLL_SECONDS = 0.05
 ACCEPTED = "The rows of its keys were read again. They are written once the log has been read up to there."
-PART_ACCEPTED = "Its rows are read while the job goes on."
+PART_ACCEPTED = "Its rows are read while the job continues."
 BATCH_SECONDS = 5.0
 """A batch ends after the range in which so much time has passed: meanwhile no epoch runs."""
 

@@ -2,8 +2,8 @@
 
     a look at the table → rows with new ids → each is a durable signal, which names its row → the job follows it as any other
 
-What was taken follows from the signals alone, so nothing is left half done by a driver that dies. Rows are text of strangers:
-what they ask for is checked as what `tidemark signal` is given, and they never stop the job.
+What was taken follows from the signals alone, so nothing is left half done by a driver that dies. Anybody who may insert rows
+writes their text. So it is checked as the arguments of `tidemark signal` are, and no text stops the job.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ class SignalTable:
             logging.getLogger("tidemark").debug("the signal table can't be read: %s", found)
             return
         if isinstance(found, TidemarkError):
-            self._warn(events, f"{found.message} The job goes on.")
+            self._warn(events, f"{found.message} The job continues.")
             return
         missing = (
             "" if found is not None else f"There is no signal table {self._table}, or it is hidden from the account."
@@ -181,7 +181,7 @@ def signal_of(job: JobFile, state: JobState, table: TableId, row: _Row) -> Signa
         why = f"{error.message} {error.remedy}"
     except (TidemarkError, OSError):
         raise  # the checkpoint can't be read
-    except Exception as error:  # noqa: BLE001 -- text of strangers: whatever it does, the job goes on
+    except Exception as error:  # noqa: BLE001 -- anybody may have written the text: whatever it does, the job goes on
         why = f"It can't be understood ({type(error).__name__})."
     else:
         return replace(wanted, row=source_row)

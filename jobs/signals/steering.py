@@ -112,7 +112,7 @@ def _answer(job: JobFile, state: JobState, signal: Signal, now: Steering) -> Ans
         case "pause":
             text = "The job is paused."
         case "resume":
-            text = "It was not paused." if now.paused_us is None and now.stopped_us is None else "The job goes on."
+            text = "It was not paused." if now.paused_us is None and now.stopped_us is None else "The job continues."
         case "stop-snapshot":
             accepted = job.has_snapshot
             text = "No more splits are read." if accepted else f"Mode {job.mode} reads no splits."

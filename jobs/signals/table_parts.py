@@ -26,7 +26,7 @@ from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import TableSchema, arrow_type_of
 
 MAX_SURPLUS = 10_000
-"""As many rows that only the copy has are deleted with one batch of a range of keys."""
+"""The most rows that only the copy has and that one batch of a range of keys deletes."""
 _VALUE = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<bare>(?:(?!\.\.)[^",])+))\s*(?P<mark>,|\.\.|$)')
 HOW_TO_WRITE = (
     "Write 5, or 5..90, which has both ends. Write 5,2 for a key of two columns, and "

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import url2pathname
 
 from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
@@ -182,11 +181,6 @@ def run_a_task(session: SparkSession) -> int:
 
 def _unchanged(rows: Iterable[int]) -> Iterator[int]:
     return iter(rows)
-
-
-def local_path(url: str) -> str:
-    """Converts a `file:` URL or a plain path to a path."""
-    return url2pathname(url.removeprefix("file:")) if url.startswith("file:") else url
 
 
 def stop_quietly(session: SparkSession) -> None:

@@ -1,8 +1,6 @@
-"""The Spark data source `tidemark`.
+"""The Spark data source `tidemark`, for users' own queries: one table with its typed columns and the changelog columns.
 
-It has two forms. For `tidemark run`, option `run` names the run's context file, and rows are change batches
-(state/change_batch.py, TRANSPORT). For users' own queries, options `url`, `table` and `checkpoint` (and any other key of the
-job file, with dots) give one table with its own typed columns and the changelog columns.
+Its options are `url`, `table` and `checkpoint`, and any other key of the job file, with dots. `tidemark run` does not use it.
 
 Spark creates readers in several processes: the planner keeps one for the life of the query, and each batch creates another
 one whose `read` is pickled to the executors. So a reader does nothing until it is called, and a partition contains

@@ -91,7 +91,7 @@ class DirectPlanner:
         self._planner.end_at_log_end()
 
     def next_epoch(self, committed: int) -> int:
-        """Like Planner.next_epoch. Raises JobHeldError once the lease is lost."""
+        """Plans the next epoch as Planner.next_epoch does. Raises JobHeldError once the lease is lost."""
         self._held.require_lease()
         if committed > self._complete_epoch:
             _read_what_was_left(self._context, committed)

@@ -187,7 +187,7 @@ def tell_parked(job: JobFile, state: JobState, events: Events) -> None:
         events.note("paused", table=str(left.table), text=f"A signal has paused it. {way_back(job, left)}")
     for left in _stale(job, state):
         if left.is_parked:
-            text = f"{left.why} Its copy stays as it is, and the other tables go on. {way_back(job, left)}"
+            text = f"{left.why} Its copy stays as it is, and the other tables continue. {way_back(job, left)}"
             events.note("parked", table=str(left.table), text=text)
 
 
@@ -358,7 +358,7 @@ def answer_signals(
                 state = still_parked(job, checkpoint, state, [table], text)
         accepted = "Its copy is emptied, and its rows are read again."
         if signal.kind == "resume" and table not in before.left_tables:
-            accepted = "The reading of its rows goes on." if stopped else "It was not paused."
+            accepted = "The reading of its rows continues." if stopped else "It was not paused."
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."
         checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
@@ -438,8 +438,8 @@ def _leaving_by_signals(job: JobFile, state: JobState) -> dict[TableId, SignalKi
 
 
 def stays_unfinished(job: JobFile, checkpoint: Checkpoint, state: JobState) -> bool:
-    """As `unfinished_epoch`, but asks the sink whether it has the epoch. If it provably has nothing of it and never will, the
-    epoch will be read again."""
+    """True if there is an unfinished epoch, as `unfinished_epoch` finds it, and the sink has it or may get it. If it provably
+    has nothing of it and never will, the epoch will be read again."""
     epoch = unfinished_epoch(checkpoint)
     if epoch is None:
         return False

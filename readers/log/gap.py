@@ -44,7 +44,7 @@ class Gap:
         return [self._project.changes(table, rows if kept is None else rows.filter(pa.array(kept)))]
 
     def _kept(self, schema: TableSchema, rows: pa.RecordBatch) -> Mask | None:
-        """Which changes the splits do not contain; None for all."""
+        """A mask of the changes that the splits do not contain; None for all."""
         versions = rows.column("_commit_version").to_numpy()
         finished_splits = self._filter.of_table(schema.table, versions[0])  # versions never fall
         if finished_splits is None:

@@ -132,8 +132,8 @@ class FinishedSplits:
         return len(self.highs) == 1
 
     def keep(self, owners: Int64s | None, versions: Int64s, xids: Int64s | None = None) -> Mask:
-        """Which changes to emit, given the split, commit version and (PostgreSQL) transaction id of each. `owners` may be
-        None only if `is_uniform`: raises ValueError otherwise."""
+        """A mask of the changes to emit, given the split, commit version and (PostgreSQL) transaction id of each. `owners` may
+        be None only if `is_uniform`: raises ValueError otherwise."""
         if owners is None:
             if not self.is_uniform:
                 raise ValueError(f"{len(versions)} changes need as many owners")

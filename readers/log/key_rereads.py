@@ -82,7 +82,7 @@ class KeyRereads:
         return list(_merged(self._with_rereads(emitted, np.cumsum(whole)[moves], ids)))
 
     def covering(self, table: TableId, version: int, xid: int) -> list[bool]:
-        """Which of the table's re-reads contain the transaction `xid`, committed at `version`."""
+        """For each of the table's re-reads: True if it contains the transaction `xid`, committed at `version`."""
         rereads = self._rereads(table, version)
         return [] if rereads is None else rereads.snapshots_covering(xid).tolist()
 

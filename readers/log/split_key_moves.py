@@ -60,7 +60,7 @@ class TableRereads:
         )
 
     def covered(self, changes: KeyChanges) -> Mask:
-        """Which changes are contained in the last re-read of their key before them."""
+        """A mask of the changes that the last re-read of their key before them contains."""
         found = pc.index_in(changes.keys, value_set=self.distinct)
         covered = np.zeros(len(changes.keys), np.bool_)
         mine = np.flatnonzero(found.is_valid().to_numpy(zero_copy_only=False))
@@ -71,7 +71,7 @@ class TableRereads:
         return covered
 
     def snapshots_covering(self, xid: int) -> Mask:
-        """Which snapshots contain the transaction."""
+        """A mask of the snapshots that contain the transaction."""
         count = len(self.snapshots.xmins)
         return self.snapshots.covered(np.arange(count), np.full(count, xid, np.int64))
 
@@ -94,7 +94,7 @@ class TableRereads:
 
 
 def key_update_inserts(rows: pa.RecordBatch) -> Mask:
-    """Which changes are the INSERT of a key update with values left out. The DELETE is the row before each."""
+    """A mask of the changes that are the INSERT of a key update with values left out. The DELETE is the row before each."""
     kinds = rows.column("_change_type").to_numpy()
     marked = rows.column(UNCHANGED_FIELD.name).is_valid().to_numpy(zero_copy_only=False)
     found: Mask = marked & (kinds == ChangeType.INSERT)

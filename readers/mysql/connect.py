@@ -135,7 +135,7 @@ def connect(
             if not retrying.failed(waits):
                 raise SourceUnavailableError(
                     f"{endpoint.host}:{endpoint.port}, asked {retrying.failures} times: {waits}.",
-                    "Run the job again once the fail-over is over: it continues. Or name the job's server in source.url.",
+                    "Run the job again once the failover is over: it continues. Or name the job's server in source.url.",
                 )
 
 

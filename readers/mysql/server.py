@@ -191,7 +191,7 @@ def connect_to(
     reconnect: Reconnect = AT_START,
 ) -> Connection:
     """Connects to the job's server. Raises LogPositionLostError if another one answers. `accepted_writes`: that server did, at
-    the run's start. Then a fail-over is under way if a read-only one answers: it is waited for, as `reconnect` says."""
+    the run's start. Then a failover is under way if a read-only one answers: it is waited for, as `reconnect` says."""
 
     def check(connection: Connection) -> str | None:
         values = _variables(connection, ("server_uuid", "server_id", "read_only"))

@@ -71,7 +71,7 @@ def connect(
     database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all. With `verify`
     the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system trusts. Without
     `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that. With `primary` a standby
-    that answers is waited for like a server that is away: a fail-over is under way.
+    that answers is waited for like a server that is away: a failover is under way.
     """
     retrying = Reconnecting(reconnect, f"the source {endpoint.host}:{endpoint.port}")
     while True:
@@ -98,7 +98,7 @@ def connect(
             return connection
 
 
-STANDBY_REMEDY = "Run the job again once the fail-over is over: it continues. Or name the primary in source.url."
+STANDBY_REMEDY = "Run the job again once the failover is over: it continues. Or name the primary in source.url."
 
 
 class _StandbyError(Exception):
@@ -123,7 +123,7 @@ def _require_primary(connection: Connection) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_catalog.pg_is_in_recovery()")
         if cursor.fetchone() == (True,):
-            raise _StandbyError("it is a standby: a fail-over may be under way")
+            raise _StandbyError("it is a standby: a failover may be under way")
 
 
 def prepare_session(connection: Connection) -> None:

@@ -166,7 +166,7 @@ class PostgresAccess:
         return self._extent
 
     def look_at_partitions(self, known: Partitions) -> PartitionLook:
-        """Also warns, once for each, of transactions that hold the slot back."""
+        """Looks at partitions, and warns of transactions that hold the slot back, once for each."""
         seen = self._look(known)
         held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
         if held_back is None or held_back.holder == self._warned:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 MAX_BATCH_BYTES = 8 << 20
 _UNCHANGED = UNCHANGED_FIELD.name
-_NOTHING = ProjectionSettings()
 
 
 @dataclass(slots=True)
@@ -147,7 +146,7 @@ class Projector:
         return self._engine
 
     def _full_rows(self, schema: TableSchema, rows: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Which rows are full; None for all. A DELETE is not full if a NOT NULL column or every column outside its key is
+        """A mask of the full rows; None for all. A DELETE is not full if a NOT NULL column or every column outside its key is
         null. A TRUNCATE is never full."""
         if is_truncation(rows):
             return np.zeros(1, np.bool_)

@@ -26,7 +26,7 @@ from tidemark.state.table import TableSchema
 PublishedFormat: TypeAlias = Literal["arrow", "parquet"]
 
 ROW_GROUP_BYTES = 32 << 20
-"""As Arrow columns. In Parquet they take a fraction of it."""
+"""The size of a row group as Arrow columns. In Parquet it takes a fraction of that."""
 
 _REPORT_KEY = "tidemark.report"
 _CHECKSUM_KEY = "tidemark.checksum"

@@ -70,7 +70,7 @@ class Lake(Protocol):
         """True if it is known without Spark that nothing is there."""
 
     def holds(self, session: SparkSession, location: Location) -> bool:
-        """Whether a table is there."""
+        """True if a table is there."""
 
     def look(self, session: SparkSession, location: Location) -> Found | Occupied | None: ...
 

@@ -117,7 +117,7 @@ class DeltaSink:
         if rows:
             raise SinkError(
                 f"{location} has values in {', '.join(names)}, which the source's table got only now.",
-                f"Drop what the source did not have of {location}.",
+                f"Drop these columns of {location}, and run the job again.",
             )
 
     def _prepare_table(self, job: JobIdentity, schema: TableSchema) -> None:

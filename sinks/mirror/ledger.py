@@ -76,7 +76,7 @@ class LedgerSession(ABC):
 
     @abstractmethod
     def exists(self, target: TargetName) -> bool:
-        """Whether a table or view of this name exists."""
+        """True if a table or view of this name exists."""
 
     @abstractmethod
     def full_name(self, target: TargetName) -> str:
@@ -165,7 +165,7 @@ class LedgerSession(ABC):
             )
 
     def _add_incarnation(self) -> None:
-        """For a registry that an older version made."""
+        """Adds the column to a registry that an older version made."""
         registry = TargetName(self.home, REGISTRY_TABLE)
         if not self.has_column(registry, "incarnation"):
             self.execute(f"ALTER TABLE {self.full_name(registry)} ADD COLUMN incarnation varchar(64)")
@@ -311,5 +311,5 @@ def _batches(rows: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ..
 
 
 def _escape_percent(name: str) -> str:
-    """For SQL with arguments, where the driver reads a percent sign as a placeholder."""
+    """Escapes SQL with arguments: the driver reads a percent sign as a placeholder."""
     return name.replace("%", "%%")

@@ -146,7 +146,7 @@ def ownership_findings(
 
 
 def was_replaced(table: TargetTable | None, owner: Owner | None) -> bool:
-    """Whether the table is another one than the job saw last, or was rewritten."""
+    """True if the table is another one than the job saw last, or was rewritten."""
     if table is None or owner is None or None in (table.incarnation, owner.incarnation):
         return False
     return table.incarnation != owner.incarnation
@@ -258,7 +258,7 @@ def _reading_again(table: TableId) -> str:
 def table_findings(
     schema: TableSchema, target: TargetName, existing: TargetTable, dialect: Dialect, *, is_owned: bool = False
 ) -> Iterator[Finding]:
-    """For a table that exists: everything that could change, refuse or lose a value. `is_owned`: it is the job's copy."""
+    """Yields everything in an existing table that could change, refuse or lose a value. `is_owned`: it is the job's copy."""
     table = schema.table
     let_job_create = _LET_JOB_CREATE
     if is_owned:

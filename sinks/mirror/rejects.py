@@ -113,7 +113,7 @@ class Rejects:
         known.difference_update(keys)
 
     def _among(self, schema: TableSchema, keys: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Which of the keys are rejected rows'; None for none."""
+        """A mask of the keys that rejected rows have; None for none."""
         known = self.keys(schema.table)
         if not known or not keys.num_rows:
             return None

@@ -64,7 +64,7 @@ class TargetTable:
 
     @property
     def updated_in_place(self) -> bool:
-        """Whether changed rows are updated, and so keep other columns' values. With another unique index they are deleted and
+        """True if changed rows are updated, and so keep other columns' values. With another unique index they are deleted and
         inserted: no order of updates is right for every chain and swap of unique values."""
         return self.updatable and not self.unique_indexes
 
@@ -139,7 +139,7 @@ class TableRows(Protocol):
 
     @property
     def updates_in_place(self) -> bool:
-        """Whether `upsert` updates present rows. If not, their keys must be deleted first."""
+        """True if `upsert` updates present rows. If not, their keys must be deleted first."""
 
     def upsert(self, rows: pa.RecordBatch) -> None:
         """Inserts rows of the table's captured columns, or updates those that the target has."""

@@ -242,7 +242,7 @@ def _text_holds(target: Text, source: ValueRange) -> bool:
 
 
 def _fits(target: Text, characters: int | None, byte_count: int | None) -> bool:
-    """Whether `target` can store a text of at most `characters` characters and `byte_count` bytes. None: not known; if both
+    """True if `target` can store a text of at most `characters` characters and `byte_count` bytes. None: not known; if both
     are None, the text may have any length."""
     max_characters = characters if characters is not None else byte_count
     max_bytes = (
@@ -295,7 +295,7 @@ _KEPT_IN_ARRAYS = re.compile(
 
 
 def is_kept_type(name: str) -> bool:
-    """Whether values of a type, as format_type() names it, are read as text and written by their text form."""
+    """True if values of a type, as format_type() names it, are read as text and written by their text form."""
     element = _MODIFIER.sub("", name.removesuffix("[]"))
     if name == "json" or _KEPT.fullmatch(element) is not None:
         return True

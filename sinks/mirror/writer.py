@@ -217,7 +217,7 @@ class _Connection:
 
     def retry(self, attempt: Callable[[Session], T]) -> T:
         """Calls `attempt` up to ATTEMPTS times, each in a transaction of its own. Only SinkBusyError is retried. A target that
-        accepts no writes is waited for like one that is out of reach: a fail-over may be under way."""
+        accepts no writes is waited for like one that is out of reach: a failover may be under way."""
         busy, read_only = 0, self._waiting.to_write()
         while True:
             try:

@@ -47,7 +47,7 @@ class Frame:
     after: bytes
     null: bytes
     sized: bool = False
-    """Whether the field's length, four bytes big-endian, is written between `before` and a field that is not null."""
+    """True if the field's length, four bytes big-endian, is written between `before` and a field that is not null."""
 
 
 @dataclass(frozen=True, slots=True)

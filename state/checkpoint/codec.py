@@ -107,7 +107,7 @@ class Codec(Generic[T]):
 
 
 def is_torn(data: bytes | pa.Buffer) -> bool:
-    """Whether this is what a power cut may leave of a file that was being written: nothing, only its beginning, or zeros."""
+    """True if a power cut may have left this of a file that was being written: nothing, only its beginning, or zeros."""
     content = bytes(data)
     return not content.endswith(b"\n") or content.count(b"\n") != 2 or b"\0" in content
 

@@ -7,6 +7,7 @@ the other reads the winner's file.
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -19,6 +20,9 @@ import pyarrow as pa
 from tidemark.state.errors import CheckpointError, JobFileError
 
 _DEFAULT_RIGHTS = "system.posix_acl_default"
+
+_BUCKET_AND_FOLDER = re.compile(r"s3a?://(arn:[\w:-]+|[\w.-]+)(/[^/]+)*/?")
+"""Else the bucket lists its objects under other names than the store gives them."""
 
 
 class CheckpointStore(Protocol):
@@ -156,7 +160,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def open_store(url: str) -> CheckpointStore:
-    """Returns the store for a job file's `checkpoint`. Raises JobFileError for storage where `create` can't be atomic."""
+    """Returns the store for a job file's `checkpoint`. Raises JobFileError for storage where `create` can't be atomic, and
+    for a URL of S3 that names no bucket."""
     parts = urlsplit(url)
     match parts.scheme:
         case "" | "file":
@@ -164,6 +169,8 @@ def open_store(url: str) -> CheckpointStore:
         case "s3" | "s3a":
             from tidemark.state.checkpoint.object_store import S3Store  # most jobs need no fsspec
 
+            if not _BUCKET_AND_FOLDER.fullmatch(url):
+                raise JobFileError(f"checkpoint: {url} is not a folder of a bucket.", "Write s3a://bucket/folder.")
             return S3Store(url)
     raise JobFileError(
         f"checkpoint: {parts.scheme}:// is not supported: Tidemark can't create a file there atomically and only if it does "

@@ -159,6 +159,15 @@ def test_a_missing_bucket_is_no_empty_checkpoint() -> None:
         open_store("s3://elsewhere/job").create("job", b"x")
 
 
+@pytest.mark.parametrize(
+    "url", ["s3a://s3a://bucket/job", "s3a:///job", "s3://", "s3a://bucket//job", "s3://user@bucket/job"]
+)
+def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    """Files would be written, and then not be listed: a start would take a number for its driver again and again."""
+    with pytest.raises(JobFileError, match="is not a folder of a bucket"):
+        open_store(url)
+
+
 @pytest.mark.parametrize("scheme", ["gs", "abfss", "hdfs", "memory", "dbfs"])
 def test_storage_without_an_atomic_create_is_refused(scheme: str) -> None:
     with pytest.raises(JobFileError, match=f"{scheme}://.*atomically and only if it does not exist yet"):

@@ -89,7 +89,10 @@ def test_status_and_checkpoints_of_a_job_on_its_way(tidemark: CommandLine, shop:
     assert f"position  {facts['position']} · " in shown
     assert (" as of " in shown, facts["run"], facts["as_of"][:2]) == (True, None, "20")
     lines = tidemark("checkpoints", job, "list").out.splitlines()
-    assert lines[0].split() == ["epoch", "phase", "read", "log", "position"]
+    assert lines[0].split() == ["epoch", "phase", "planned", "(UTC)", "read", "log", "position"]
+    times = [" ".join(line.split()[2:4]) for line in lines[1:]]
+    assert times == sorted(times)
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text) for text in times)
     epochs, phases = zip(*(line.split()[:2] for line in lines[1:]), strict=True)
     assert epochs == tuple(str(epoch) for epoch in range(1, len(lines)))
     # Others write to this server's log too: then there is something between the splits' high watermarks.

@@ -1,4 +1,4 @@
-"""Connections to MySQL and MariaDB that a shutdown or a fail-over ends while a job starts: the source is out of reach, exit
+"""Connections to MySQL and MariaDB that a shutdown or a failover ends while a job starts: the source is out of reach, exit
 code 7."""
 
 from collections.abc import Callable

@@ -166,11 +166,11 @@ def test_a_postgres_that_stays_away_ends_the_run_with_7(
     source.server.start()
 
 
-# A fail-over of the source
+# A failover of the source
 
 
 def become_standby(database: Database) -> Act:
-    """Makes the server a standby, as one that answers at the primary's address during a fail-over. Returns the end of that."""
+    """Makes the server a standby, as one that answers at the primary's address during a failover. Returns the end of that."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         write_postgres_file(cursor, "standby.signal", "")
     database.server.restart()
@@ -247,7 +247,7 @@ def test_a_read_only_server_that_answers_instead_of_mariadb_is_waited_for_and_to
         assert len(made) == AWAY
         assert [event for event, _ in notes.found] == ["unreachable", "reachable"]
         assert "(server_id 4711), and accepts no writes" in notes.found[0][1]["cause"]
-        source.execute("SET GLOBAL server_id = 4711")  # the fail-over has ended there: it accepts writes
+        source.execute("SET GLOBAL server_id = 4711")  # the failover has ended there: it accepts writes
         with pytest.raises(LogPositionLostError, match="the job's positions belong to"):
             job_server.planner_access(state).log_end()
         source.execute("SET GLOBAL read_only = ON")
@@ -362,7 +362,7 @@ def test_a_target_that_stays_away_ends_the_run_with_7(target: Database, during: 
 
 
 def deny_writes(database: Database) -> Act:
-    """Makes the target like one whose fail-over is under way. Returns the end of that."""
+    """Makes the target like one whose failover is under way. Returns the end of that."""
     server: Server = database.server
     if database.kind == "postgres":
         database.execute(

@@ -271,15 +271,15 @@ def test_validate_says_what_a_fail_over_does(
         assert ended.code == 0
         return ended.out
 
-    assert "after a fail-over the job goes on" in validated()
+    assert "after a failover the job continues" in validated()
     run_epochs(job)
     flags = "SELECT failover FROM pg_replication_slots WHERE slot_name = %s"
     assert database.query(flags, (database.name,)) == [(True,)]
-    assert "after a fail-over the job goes on. If the job has read what the standby lacks" in validated()
+    assert "after a failover the job continues. If the job has read what the standby lacks" in validated()
     database.query("SELECT pg_drop_replication_slot(%s)", (database.name,))
     database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (database.name,))
     told = validated()
-    assert "is not copied to standbys: after a fail-over all rows are read again" in told
+    assert "is not copied to standbys: after a failover all rows are read again" in told
     assert f'ALTER_REPLICATION_SLOT "{database.name}" (FAILOVER true)' in told
 
 

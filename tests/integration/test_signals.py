@@ -63,7 +63,7 @@ def test_a_paused_job_reads_and_writes_nothing_until_it_is_resumed(
     told = capsys.readouterr().out
     assert "pause" in told
     assert told.count("done") == 2
-    assert "The job goes on." in told
+    assert "The job continues." in told
 
 
 def test_a_paused_table_leaves_the_others_go_on_and_resume_reads_it_again(
@@ -208,7 +208,7 @@ def test_splits_of_one_table_wait_while_all_others_are_read(
     assert told == [
         "No more splits of it are read.",
         "It was not paused.",
-        "The reading of its rows goes on.",
+        "The reading of its rows continues.",
         "All its splits are read or planned.",
     ]
 

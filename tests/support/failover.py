@@ -1,4 +1,4 @@
-"""Pairs of a primary and its replica, and fail-overs from one to the other."""
+"""Pairs of a primary and its replica, and failovers from one to the other."""
 
 import time
 from collections.abc import Iterator

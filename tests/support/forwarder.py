@@ -1,4 +1,4 @@
-"""A port that leads to one server, and later to another: what a DNS name or a load balancer does in a fail-over."""
+"""A port that leads to one server, and later to another: what a DNS name or a load balancer does in a failover."""
 
 import contextlib
 import select

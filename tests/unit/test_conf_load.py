@@ -16,7 +16,6 @@ from tidemark.conf.quantities import Every, Once
 from tidemark.conf.reading import StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from tidemark.conf.redaction import forget_secrets
 from tidemark.conf.source import ServerIdRange
-from tidemark.conf.tables import TableName
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +59,7 @@ spark:
 def test_a_small_file_has_all_defaults(tmp_path: Path) -> None:
     job = load_text(tmp_path, SMALL)
     assert (job.job, job.mode, job.trigger) == ("shop", "full+incremental", Once())
-    assert (job.has_snapshot, job.follows_log) == (True, True)
+    assert job.has_snapshot
     assert (job.snapshot.split_rows, job.snapshot.parallelism, job.snapshot.interleave) == (50_000, 4, True)
     assert (job.log.max_batch_bytes, job.log.max_batch_seconds) == (67_108_864, 10)
     assert (job.source.tls, job.source.zero_dates, job.source.exclude_tables) == (None, "null", ())
@@ -81,10 +80,6 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert job.source.excluded_columns("shop", "orders") == frozenset()
     assert job.source.key_columns("shop", "events") == ("event_uuid",)
     assert job.source.key_columns("shop", "orders") is None
-    assert job.source.named_tables() == {
-        TableName("shop", "customers"): "source.columns",
-        TableName("shop", "events"): "source.keys",
-    }
     assert job.server_ids == ServerIdRange(5400, 5499)
     assert job.snapshot.condition("shop", "orders") == "created_at >= '2024-01-01'"
     assert job.snapshot.condition("shop", "events") is None

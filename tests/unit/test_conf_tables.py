@@ -116,13 +116,6 @@ def test_wrong_templates_are_refused(template: str, reason: str) -> None:
         parse_table_template(template)
 
 
-def test_tables_that_would_be_written_into_one_are_found() -> None:
-    template = parse_table_template("{schema}_{table}")
-    tables = [TableName("a_b", "c"), TableName("a", "b_c"), TableName("a", "d")]
-    assert template.collisions(tables) == [(TableName("a", "b_c"), TableName("a_b", "c"))]
-    assert parse_table_template("{schema}.{table}").collisions(tables) == []
-
-
 def test_names_globs_and_templates_survive_pickling() -> None:
     for value in (TableName("a", "b"), parse_table_glob("a.*"), parse_table_template("{table}")):
         assert pickle.loads(pickle.dumps(value)) == value

@@ -424,7 +424,8 @@ def in_stream(job_state: JobState) -> EnumeratorState:
 
 
 def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_up() -> None:
-    """The log is read to that position for the old tables alone, and no further while the new ones are read."""
+    """Without `snapshot.interleave`: the log is read to that position for the old tables alone, and no further while the new
+    ones are read."""
     found_at = BinlogPosition("b.000001", 3500, "a:1-12")
     other = job("n5")
     joined = (Joined(found_at, other.schemas, other.split_keys),)
@@ -447,6 +448,24 @@ def test_tables_that_join_are_snapshotted_where_they_were_found_and_then_caught_
     assert plan.phase is Phase.STREAM
     with pytest.raises(CheckpointError, match="0 files of tables that joined the job, but 1 were there"):
         plan_next(state, log_read(plan))
+
+
+def test_the_log_goes_on_while_tables_that_joined_are_read() -> None:
+    """With `snapshot.interleave`, as in the first load: changes of the other tables do not wait for the new one's rows."""
+    found_at = BinlogPosition("b.000001", 3500, "a:1-12")
+    other = job("n500")
+    joined = (Joined(found_at, other.schemas, other.split_keys),)
+    state = in_stream(job("n25"))
+    plan, state = planned(state, joined=joined, settings=INTERLEAVED)
+    plan, state = planned(state, log_read(plan, found_at), joined=joined, settings=INTERLEAVED)
+    assert isinstance(plan.work, SnapshotWork)
+    plan, state = planned(state, splits_read(plan, pos=3600), joined=joined, settings=INTERLEAVED)
+    assert plan.phase is Phase.SNAPSHOT
+    assert isinstance(plan.work, LogWork)
+    assert plan.work.range.start == found_at
+    plan, state = planned(state, log_read(plan), joined=joined, settings=INTERLEAVED)
+    assert isinstance(plan.work, SnapshotWork)
+    assert state.position.order > found_at.order
 
 
 def test_the_only_tables_come_back_without_the_log_up_to_their_start() -> None:

@@ -82,11 +82,6 @@ def test_xid_is_written_alike_by_event_and_statement() -> None:
     assert ev.xa_prepare(body) == ev.XaPrepare("X'6131',X'',1", False)
 
 
-def test_mariadb_gtid_list() -> None:
-    body = bytes.fromhex("02000000" + "00000000010000000500000000000000" + "07000000020000000900000000000000")
-    assert ev.gtid_list(body) == {0: (1, 5), 7: (2, 9)}
-
-
 def test_compressed_part_of_mariadb() -> None:
     assert ev.compressed_part(b"abc" + bytes([0x82, 1, 0]) + b"z", 3) == ev.CompressedPart(6, 256)
     with pytest.raises(DamagedLogError, match="unknown compression"):
@@ -100,7 +95,7 @@ def _table_map(body: bytes) -> None:
 
 PARSERS = [
     _table_map,
-    ev.rotate, ev.previous_gtids, ev.tagged_gtid, ev.mariadb_gtid, ev.gtid_list, ev.xa_prepare, ev.transaction_payload,
+    ev.rotate, ev.previous_gtids, ev.tagged_gtid, ev.mariadb_gtid, ev.xa_prepare, ev.transaction_payload,
     ev.format_description, lambda body: ev.query(body, {255: "utf8mb4", 28: "gbk"}),
     lambda body: ev.compressed_part(body, 0),
 ]  # fmt: skip

@@ -269,16 +269,6 @@ def mariadb_gtid(body: bytes) -> MariaDbGtid:
     return MariaDbGtid(domain, number, flags)
 
 
-def gtid_list(body: bytes) -> dict[int, tuple[int, int]]:
-    """MariaDB's GTID state before a file: domain → (server, number) of its last transaction."""
-    reader = Reader(body, "a GTID_LIST event")
-    found: dict[int, tuple[int, int]] = {}
-    for _ in range(reader.number(4) & 0x0FFFFFFF):
-        domain, server, number = reader.number(4), reader.number(4), reader.number(8)
-        found[domain] = (server, number)  # the last entry of a domain is the newest
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class XaPrepare:
     xid: str

@@ -51,7 +51,7 @@ _PLAIN = {
 _UPDATES = frozenset({EventType.MARIADB_UPDATE_ROWS_COMPRESSED_V1, EventType.MARIADB_UPDATE_ROWS_COMPRESSED})
 _PAYLOAD_HEAD_BYTES = 64
 _NOWHERE = -(1 << 50)
-"""As BARE_BASE: moves an event out of every rolled-back range."""
+"""An offset that, as BARE_BASE, moves an event out of every rolled-back range."""
 
 Flushes = Generator[Flush, None, bool]
 """Returns False if the open transaction must be processed again from state[AT]."""

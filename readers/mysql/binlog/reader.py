@@ -48,7 +48,7 @@ class LogReader:
     def flushes(
         self, log_range: LogRange, wanted: Mapping[TableId, TableSchema], options: ReadOptions
     ) -> Iterator[Flush]:
-        """Like `read`, and also returns the transactions of the range."""
+        """Reads as `read` does, and also returns the transactions of the range."""
         self._report = None
         log = LogState(self.source, log_range, wanted, options)
         reading = Reading(log)

@@ -57,7 +57,7 @@ def empty_rows(width: int, *, column_buffer_bytes: int = COLUMN_BUFFER_BYTES, tr
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """For transaction ids: each source's text before the number, and the file names by file number."""
+    """The names in transaction ids: each source's text before the number, and the file names by file number."""
 
     sources: Sequence[str]
     files: Mapping[int, str]

@@ -50,7 +50,7 @@ class StatementChecks:
             raise SchemaChangedError(
                 f"{log.position}: {meaning.what} adds a foreign key with CASCADE or SET NULL to {cascading[0]}, and the server "
                 "does not log the rows that such a key changes.",
-                f"Make it RESTRICT or NO ACTION, then {START_OVER}; or leave the table out: source.exclude_tables; or go on "
+                f"Make it RESTRICT or NO ACTION, then {START_OVER}; or leave the table out: source.exclude_tables; or continue "
                 "without these changes: source.cascades: warn.",
                 cascading[0],
             )

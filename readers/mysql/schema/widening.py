@@ -1,4 +1,4 @@
-"""Which changes of a column's type keep each of its values, and its form in a copy."""
+"""Finds the changes of a column's type that keep each of its values, and its form in a copy."""
 
 from dataclasses import replace
 

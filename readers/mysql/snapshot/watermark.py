@@ -64,11 +64,6 @@ class Watermarks:
         self._log = log
         self.method = method
 
-    @property
-    def opens_transaction(self) -> bool:
-        """True if the low belongs to an open transaction in which the SELECT must run."""
-        return self.method == "consistent_snapshot"
-
     def low(self, connection: Connection, anchor: BinlogPosition) -> Low:
         """Takes the low, before the SELECT and on its connection. It is never before the anchor, where reading the log starts.
 

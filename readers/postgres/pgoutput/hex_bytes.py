@@ -10,7 +10,7 @@ _BACKSLASH, _X = ord("\\"), ord("x")
 
 @kernel
 def measure_hex(size: Int64s, valid: Bytes, rows: Int64s, offsets: Int32s) -> Int:
-    """Like gather.measure. Returns -2 if a text does not have that form. `valid` is 1 where there is a value."""
+    """Measures as gather.measure does. Returns -2 if a text does not have that form. `valid` is 1 where there is a value."""
     at = np.int64(0)
     offsets[0] = 0
     for i in range(rows.shape[0]):

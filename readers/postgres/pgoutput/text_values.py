@@ -1,8 +1,8 @@
 """Converts the server's text of values to Arrow arrays, equal to those that a SELECT gives.
 
 The text is the server's output form under the settings of connect.SESSION. Arrow's parsers read it. What they do not accept
-(years beyond four digits, BC) is parsed here, slower and exactly. What becomes of a value that the type can't hold is for
-`BadValueRule`.
+(years beyond four digits, BC) is parsed here, slower and exactly. `BadValueRule` decides what becomes of a value that the
+type can't hold.
 """
 
 import re

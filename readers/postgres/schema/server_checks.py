@@ -27,7 +27,7 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
                 "refuse",
                 f"The server is a standby ({server.name}). A standby can't say which log position a snapshot belongs to, and "
                 "its slots wait for the primary.",
-                "Name the primary in source.url. If a fail-over is under way, run the job again after it.",
+                "Name the primary in source.url. If a failover is under way, run the job again after it.",
                 passes=True,
             )
         )
@@ -54,11 +54,13 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     """Returns what a job does after a standby of the server was promoted."""
     if server.version[0] < FAILOVER_MAJOR:
         return (
-            f"{server.name} has no copies of logical slots on standbys: after a fail-over all rows are read again "
+            f"{server.name} has no copies of logical slots on standbys: after a failover all rows are read again "
             f"(source.on_log_lost). PostgreSQL {FAILOVER_MAJOR} and later have them."
         )
     if survives_failover(connection, slot) is False:
-        return f"The slot {slot} is not copied to standbys: after a fail-over all rows are read again (source.on_log_lost)."
+        return (
+            f"The slot {slot} is not copied to standbys: after a failover all rows are read again (source.on_log_lost)."
+        )
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('synchronized_standby_slots')")
         row = cursor.fetchone()
@@ -68,9 +70,7 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
         if waits and row is not None
         else "If the job has read what the standby lacks, all rows are read again; synchronized_standby_slots prevents it."
     )
-    return (
-        f"The slot {slot} goes to standbys with sync_replication_slots = on: after a fail-over the job goes on. {after}"
-    )
+    return f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job continues. {after}"
 
 
 def _without_failover(connection: Connection, server: ServerInfo, slot: str) -> list[Finding]:
@@ -165,7 +165,7 @@ def _worth_knowing(connection: Connection, server: ServerInfo) -> list[Finding]:
         found.append(
             warning(
                 f"The server invalidates a slot that holds more than {server.max_slot_wal_keep_size_mb} MB of log "
-                "(max_slot_wal_keep_size): a job that pauses for longer can't go on.",
+                "(max_slot_wal_keep_size): a job that pauses for longer can't continue.",
                 "Set it to what the log grows by during the longest pause, or to -1.",
             )
         )

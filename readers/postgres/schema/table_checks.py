@@ -186,7 +186,7 @@ def check_transform(facts: TableFacts, schema: TableSchema, reads: frozenset[str
 
 
 def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
-    """For sinks that find rows again."""
+    """Checks the key for sinks that find rows by it."""
     candidates = [tuple(filter(None, index.columns)) for index in facts.keys]
     return check_mirror_key(schema, candidates, lambda column: not column.arrow_type.startswith("float"))
 

@@ -1,4 +1,4 @@
-"""Which changes of a column's type keep each of its values, and its text."""
+"""Finds the changes of a column's type that keep each of its values, and its text."""
 
 import re
 from dataclasses import replace

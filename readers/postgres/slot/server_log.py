@@ -39,7 +39,7 @@ class ServerLog:
         return LogStream(connection, query, lambda: check_position(connection, self.slot_source.slot, start))
 
     def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
-        """Also returns the types of all tables, so that one query is enough."""
+        """Returns the names of `types`, and of the types that all tables' columns have, so that one query is enough."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
         with (
             closing(connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)) as connection,

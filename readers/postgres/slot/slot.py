@@ -95,9 +95,9 @@ def check_slot(
 def require_slot(
     connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
 ) -> None:
-    """Like `check_slot`, for the planner, which has the job's lease: waits for another reader of the slot, then raises
-    SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a killed driver
-    has asked for."""
+    """Checks the slot as `check_slot` does, for the planner, which has the job's lease: waits for another reader of the slot,
+    then raises SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a
+    killed driver has asked for."""
     began = time.monotonic()
     while True:
         try:
@@ -126,7 +126,7 @@ def _end_own_reader(connection: Connection, slot: str) -> None:
 
 
 def check_position(connection: Connection, slot: str, position: WalPosition) -> dict[str, Any]:
-    """Like `check_slot`, without checking the server's identity or other readers. Returns the slot's row of
+    """Checks the slot as `check_slot` does, but not the server's identity and other readers. Returns the slot's row of
     pg_replication_slots."""
     found = _find(connection, slot)
     if found is None:
@@ -229,7 +229,7 @@ def _create(connection: Connection, slot: str) -> None:
     older = waits.open_transactions(connection)
     try:
         _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{waits.SETTLE_SECONDS:.0f}s")
-        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a fail-over.
+        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a failover.
         failover = ", true" if version_of(connection)[0] >= FAILOVER_MAJOR else ""
         create = f"SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false{failover})"
         _one(connection, create, slot)
@@ -281,8 +281,8 @@ def _check_position(found: dict[str, Any], slot: str, position: WalPosition) -> 
     confirmed = WalPosition(int(found["confirmed"]))
     if confirmed.lsn > position.lsn:
         raise LogPositionLostError(
-            f"The replication slot {slot} is at {confirmed}, but the job must go on from {position}: somebody else read from "
-            "it, or it was dropped and created again.",
+            f"The replication slot {slot} is at {confirmed}, but the job must continue from {position}: somebody else read "
+            "from it, or it was dropped and created again.",
             f"{START_OVER_NOW} A slot belongs to one job.",
         )
 

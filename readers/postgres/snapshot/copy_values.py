@@ -126,7 +126,7 @@ class CopiedColumn:
         return np.where(infinite, days, days + EPOCH_DAYS).astype(np.int32)
 
     def _timestamps(self) -> Int64s:
-        """As with dates, but the last years do not fit."""
+        """Converts as `_dates` does, but the last years do not fit."""
         micros = self._integers(8)
         infinite = (micros == marks.MINUS_INFINITE_TIME) | (micros == marks.INFINITE_TIME)
         return np.where(infinite, micros, np.minimum(micros, marks.TOO_LATE - EPOCH_US) + EPOCH_US)

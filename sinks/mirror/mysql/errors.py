@@ -173,7 +173,7 @@ def _joins_a_cluster(error: pymysql.MySQLError) -> bool:
 
 
 def is_lost(error: pymysql.MySQLError) -> bool:
-    """Whether the connection is unusable. Whether the server has run the last statement is then unknown."""
+    """True if the connection is unusable. Then it is not known if the server has run the last statement."""
     return isinstance(
         error, pymysql.err.InterfaceError | pymysql.err.InternalError | pymysql.err.OperationalError
     ) and (error_code(error) in _CONNECTION_LOST)

@@ -134,7 +134,8 @@ class MySqlTableRows:
                 yield last - first, self._runner.send(b"".join((insert, text, after)))
 
     def _assignments(self, value: str) -> str:
-        """Also sets the key's columns, because a collation takes keys as equal that look different."""
+        """Returns the assignments of all columns. Those of the key are set, too, because a collation takes keys as equal that
+        look different."""
         names = [quoted(column.name) for column in self._schema.captured]
         return ", ".join(f"{name} = {value.format(name)}" for name in names)
 

@@ -56,7 +56,7 @@ class MySqlDialect:
 
     @property
     def has_row_alias(self) -> bool:
-        """Whether ON DUPLICATE KEY UPDATE names new values by an alias. MySQL warns of `VALUES(…)` since 8.0.20."""
+        """True if ON DUPLICATE KEY UPDATE names new values by an alias. MySQL warns of `VALUES(…)` since 8.0.20."""
         return self.flavour == "mysql" and self.version >= (8, 0, 19)
 
     @property
@@ -114,7 +114,7 @@ class MySqlDialect:
         return f"({literal})" if self._has_expressions_only(column) else literal
 
     def _has_expressions_only(self, column: Column) -> bool:
-        """Whether a default of the column must be an expression."""
+        """True if a default of the column must be an expression."""
         return self.flavour == "mysql" and self.column_type(column, key=False).lower().startswith(_LONG_TYPES)
 
     def differs(self, column: Column, existing: TargetColumn) -> str:
@@ -184,7 +184,7 @@ class MySqlDialect:
         return f" CHARACTER SET utf8mb4 COLLATE {similar}" if similar else self._binary_collation(charset, padded=True)
 
     def _same_equality(self, collation: str) -> bool:
-        """Whether a collation of this name tells the same texts apart here and in the source. MySQL and MariaDB differ in
+        """True if a collation of this name distinguishes the same texts here and in the source. MySQL and MariaDB differ in
         collation keys."""
         return self.source_kind == self.flavour or collation.endswith("_bin")
 
@@ -266,5 +266,5 @@ def _label_text(value_range: ValueRange) -> str:
 
 
 def _is_padded(collation: str) -> bool:
-    """Whether comparisons ignore trailing spaces. https://dev.mysql.com/doc/refman/8.4/en/charset-binary-collations.html"""
+    """True if comparisons ignore trailing spaces. https://dev.mysql.com/doc/refman/8.4/en/charset-binary-collations.html"""
     return collation != "binary" and "_0900_" not in collation and "_nopad_" not in collation

@@ -96,7 +96,8 @@ class PostgresTableRows:
         return [column.name for column in self._schema.captured]
 
     def _upsert(self, table: str) -> str:
-        """Also sets the key's columns, because keys can be equal that look different: 1.0 and 1.00."""
+        """Returns the upsert of all columns. Those of the key are set, too, because keys can be equal that look different: 1.0
+        and 1.00."""
         columns = ", ".join(map(quoted, self._names))
         key = ", ".join(map(quoted, self._schema.key))
         conflict = ""
