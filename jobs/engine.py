@@ -118,7 +118,7 @@ class Engine:
 
         count = min(self.threads, self._context.job.snapshot.parallelism, len(tasks))
         threads = [
-            threading.Thread(target=work, args=(number,), name=f"tidemark task {number}", daemon=True)
+            threading.Thread(target=work, args=(number,), name=f"task {number}", daemon=True)
             for number in range(1, count)
         ]
         for thread in threads:
