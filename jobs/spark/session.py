@@ -130,8 +130,9 @@ def _let_workers_import_us(context: SparkContext) -> None:
     paths = [str(path) for path in Path(SparkFiles.getRootDirectory()).glob("*.zip")]
     if _HOME.is_dir():
         paths.insert(0, str(_HOME))
-    known = context.environment.get("PYTHONPATH", "")
-    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, known]))
+    # Another value would let Spark start another daemon: a session may be opened again.
+    known = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys([*paths, *known])))
 
 
 class _HandedOn:
