@@ -40,6 +40,8 @@ _SETTINGS = (
     "autoinstall_known_extensions = false",
     "autoload_known_extensions = false",
     "allow_community_extensions = false",
+    # Files of one name are staged again and again, and each file is read once.
+    "enable_external_file_cache = false",
 )
 
 
