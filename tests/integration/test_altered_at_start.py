@@ -89,8 +89,8 @@ def test_a_table_that_is_dropped_while_tables_are_looked_at_does_not_stop_the_jo
     module = postgres_source if database.kind == "postgres" else mysql_source
     whole, statements = module.select_tables, ["DROP TABLE passing"]
 
-    def select_tables(*given: Any) -> list[TableId]:
-        found: list[TableId] = whole(*given)
+    def select_tables(*given: Any, **settings: Any) -> list[TableId]:
+        found: list[TableId] = whole(*given, **settings)
         while statements:
             database.execute(statements.pop())
         return found
