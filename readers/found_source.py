@@ -1,14 +1,11 @@
 """The part of a source adapter that is the same for every kind of database."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.readers.findings import Finding
 from tidemark.state.table import TableId, TableSchema
-
-Connection = TypeVar("Connection", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +16,3 @@ class FoundTables:
     schemas: tuple[TableSchema, ...]
     split_columns: Mapping[TableId, tuple[str, ...]]
     findings: tuple[Finding, ...]
-
-
-def checked(connection: Connection, check: Callable[[Connection], None]) -> Connection:
-    """Returns `connection`, or closes it and raises what `check` raises."""
-    try:
-        check(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection

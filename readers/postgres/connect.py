@@ -4,7 +4,7 @@ No default may change the text or the number of rows that a SELECT or the log re
 transaction asks for it (`SET TRANSACTION READ WRITE`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -63,6 +63,7 @@ def connect(
     autocommit: bool = True,
     reconnect: Reconnect = AT_START,
     primary: bool = False,
+    check: Callable[[Connection], None] | None = None,
 ) -> Connection:
     """Opens a connection with the settings of SESSION. Statements are read only, and each sees what is committed when it
     starts. For a snapshot, use `BEGIN ISOLATION LEVEL REPEATABLE READ`.
@@ -71,12 +72,16 @@ def connect(
     database) raises SourceNotUsableError at once. With `tls` the connection is encrypted or not made at all. With `verify`
     the server's certificate must name the host and be signed by `tls.ca`, or by an authority that the system trusts. Without
     `tls` nothing is encrypted; the password is sent as SCRAM or MD5 if the server asks for that. With `primary` a standby
-    that answers is waited for like a server that is away: a failover is under way.
+    that answers is waited for like a server that is away: a failover is under way. `check` is called with the connection. If it
+    raises SourceUnavailableError, that counts as a connection that could not be opened.
     """
     retrying = Reconnecting(reconnect, f"the source {endpoint.host}:{endpoint.port}")
     while True:
         try:
-            connection = _open(endpoint, tls, autocommit=autocommit, primary=primary)
+            connection = _open(endpoint, tls, autocommit=autocommit, primary=primary, check=check)
+        except SourceUnavailableError as error:
+            if not retrying.failed(error.message):
+                raise
         except _StandbyError as error:
             if not retrying.failed(str(error)):
                 raise SourceUnavailableError(
@@ -105,13 +110,17 @@ class _StandbyError(Exception):
     """The server accepts reads only. A row that it lacks is not missing."""
 
 
-def _open(endpoint: Endpoint, tls: Tls | None, *, autocommit: bool, primary: bool) -> Connection:
+def _open(
+    endpoint: Endpoint, tls: Tls | None, *, autocommit: bool, primary: bool, check: Callable[[Connection], None] | None
+) -> Connection:
     connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, APPLICATION_NAME))
     try:
         connection.autocommit = True
         prepare_session(connection)
         if primary:
             _require_primary(connection)
+        if check is not None:
+            check(connection)
         connection.autocommit = autocommit
     except BaseException:
         connection.close()

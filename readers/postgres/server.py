@@ -107,6 +107,11 @@ def require_identity(connection: Connection, expected: ServerIdentity) -> None:
     SourceUnavailableError, SourceNotUsableError: it is asked on new connections, before the first query is repeated."""
     with sql_errors(connection):
         found = read_identity(connection)
+    require_same(found, expected)
+
+
+def require_same(found: ServerIdentity, expected: ServerIdentity) -> None:
+    """Raises LogPositionLostError if this is another server than the job's."""
     if found == expected:
         return
     what = (

@@ -14,7 +14,7 @@ from tidemark.conf.reading import StartAtEnd, StartAtLsn
 from tidemark.readers.added_columns import new_columns, wider_columns, with_changed_columns
 from tidemark.readers.bad_values import BadValueRule
 from tidemark.readers.findings import Finding
-from tidemark.readers.found_source import FoundTables, checked
+from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
@@ -136,8 +136,14 @@ class PostgresServer:
 
     def connect(self) -> Connection:
         """Raises LogPositionLostError if the server is not the one that the job's positions belong to."""
-        connection = connect(self.job.source.url, self.job.source.tls, reconnect=self.job.reconnect, primary=True)
-        return checked(connection, lambda opened: require_identity(opened, self.slot_source.identity))
+        source, identity = self.job.source, self.slot_source.identity
+        return connect(
+            source.url,
+            source.tls,
+            reconnect=self.job.reconnect,
+            primary=True,
+            check=lambda opened: require_identity(opened, identity),
+        )
 
 
 class PostgresAccess:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg2
 
 from tidemark.readers.postgres.connect import APPLICATION_NAME, Connection, error_code, error_text, version_of
-from tidemark.readers.postgres.server import ServerIdentity, require_identity
+from tidemark.readers.postgres.server import ServerIdentity, read_identity, require_same
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
@@ -82,7 +82,7 @@ def check_slot(
 ) -> None:
     """Checks that the slot still has the log from `position` on, and that the log reaches `until`. Raises
     LogPositionLostError, SourceNotUsableError, or ConnectionLostError if somebody reads from the slot now."""
-    require_identity(connection, slot_source.identity)
+    require_same(read_identity(connection), slot_source.identity)
     found = check_position(connection, slot_source.slot, position)
     if until is not None:
         _check_end(connection, found, until)

@@ -82,13 +82,13 @@ class SnapshotSource:
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if the server is not the job's."""
-        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)
-        try:
-            require_identity(connection, self.identity)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return connect(
+            self.endpoint,
+            self.tls,
+            reconnect=self.reconnect,
+            primary=True,
+            check=lambda opened: require_identity(opened, self.identity),
+        )
 
 
 class SplitReader(RetryingSplitReader[Connection]):
