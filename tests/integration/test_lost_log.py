@@ -158,15 +158,20 @@ def test_a_table_is_excluded_while_an_epoch_of_the_lost_log_is_not_committed(
     assert_copied(tmp_path / "out", source)
 
 
+def read_first_rows(job: Path) -> None:
+    """Reads the first two splits: one epoch, because a second one could read all the others."""
+    assert run_epochs(job, at_most=1) == ["snapshot"]
+
+
 def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source: Database, tmp_path: Path) -> None:
     """A job whose log is lost whenever it reads its rows would read them again and again. So it stops the second time."""
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`
     job = job_of(source, tmp_path)
     with Writers(source, uids, count=2, seed=3, pause_seconds=0.02):
-        run_epochs(job, at_most=2)
+        read_first_rows(job)
         lose_log(source)
-        run_epochs(job, at_most=2)
+        read_first_rows(job)
     lose_log(source)
     with pytest.raises(LogPositionLostError) as caught:
         run_epochs(job)
@@ -179,7 +184,7 @@ def test_it_is_lost_once_during_the_first_load_under_writers(source: Database, t
     uids.take(10_000)  # those of `create_tables`
     job = job_of(source, tmp_path)
     with Writers(source, uids, count=2, seed=4, pause_seconds=0.02):
-        run_epochs(job, at_most=2)
+        read_first_rows(job)
         lose_log(source)
         run_epochs(job)
     run_epochs(job)
