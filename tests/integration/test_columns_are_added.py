@@ -44,6 +44,7 @@ def test_into_files(any_source_database: Database, tmp_path: Path, change: str) 
     assert history_of(tmp_path, database).column("_is_snapshot").to_pylist().count(True) == 7
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", POINTS)
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,

@@ -32,6 +32,7 @@ TABLE = (
 )
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", [None, *POINTS])
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,

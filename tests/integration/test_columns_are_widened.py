@@ -83,6 +83,7 @@ def writes(columns: Columns, number: int) -> list[str]:
     ]
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", [None, "sink.after_widening", *POINTS])
 def test_into_a_mirror_through_a_kill(
     any_source_database: Database,

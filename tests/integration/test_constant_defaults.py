@@ -25,6 +25,7 @@ WRITES_AFTER = (
 ADDS = "ALTER TABLE t ADD COLUMN more INT DEFAULT 5"
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", [None, "sink.after_adding", *POINTS])
 def test_through_a_kill(
     any_source_database: Database,

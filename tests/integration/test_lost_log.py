@@ -77,6 +77,7 @@ def test_all_rows_are_read_again_each_time(
         assert_equal()
 
 
+@pytest.mark.servers_in_turn("own_server")
 @pytest.mark.once_per_family
 @pytest.mark.parametrize(
     "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
@@ -95,6 +96,7 @@ def test_it_is_lost_while_an_epoch_is_not_committed(source: Database, tmp_path: 
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.servers_in_turn("own_server")
 @pytest.mark.once_per_family
 @pytest.mark.parametrize(
     "point",
@@ -123,6 +125,7 @@ def test_the_job_dies_while_it_reads_again(source: Database, tmp_path: Path, poi
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.servers_in_turn("own_server")
 @pytest.mark.once_per_family
 @pytest.mark.parametrize("again", ["log.lost", "tables.after_joined", "sink.before_commit", "driver.epoch_written"])
 def test_the_job_dies_again_before_the_epoch_of_the_lost_log_is_committed(
@@ -141,6 +144,7 @@ def test_the_job_dies_again_before_the_epoch_of_the_lost_log_is_committed(
     assert_copied(tmp_path / "out", source)
 
 
+@pytest.mark.servers_in_turn("own_server")
 @pytest.mark.once_per_family
 @pytest.mark.parametrize("point", ["log.before_report", "sink.before_commit", "sink.after_commit"])
 def test_a_table_is_excluded_while_an_epoch_of_the_lost_log_is_not_committed(

@@ -97,6 +97,7 @@ def test_each_row_is_a_signal_once(case: SqlCase, capsys: pytest.CaptureFixture[
 POINTS = ("signals.first_rows", "signals.row_taken", "signals.left")
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_dies_while_it_takes_rows(any_source_database: Database, tmp_path: Path, point: str) -> None:
     case = SqlCase(any_source_database, tmp_path)

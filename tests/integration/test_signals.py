@@ -353,6 +353,7 @@ POINTS = (
 )
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize("point", POINTS)
 def test_a_run_dies_while_it_follows_signals(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str

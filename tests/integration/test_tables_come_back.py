@@ -321,6 +321,7 @@ def test_signals_that_can_t_be_followed_are_refused(mysql_database: Database, tm
     assert not Checkpoint.at(str(tmp_path / "checkpoint")).signals()
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize(
     "point",
     [
@@ -370,6 +371,7 @@ def test_a_run_dies_while_a_table_comes_back(
     assert not Checkpoint.at(str(tmp_path / "checkpoint")).has_open_signals()
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize(("sink", "seed"), [("files", 1), ("mirror", 2), ("keeping mirror", 1)])
 def test_tables_come_and_go_under_writers(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str, seed: int

@@ -97,6 +97,7 @@ def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp
     assert_equal(tmp_path, database, "orders", "order_lines")
 
 
+@pytest.mark.servers_in_turn
 @pytest.mark.parametrize(
     "point", ["log.before_report", "sink.before_commit", "sink.after_commit", "driver.epoch_written"]
 )

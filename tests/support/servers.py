@@ -9,6 +9,7 @@ from `devtools.servers.start_server`.
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,13 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if set(SERVER_FIXTURES) & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
-        if _is_left_out(item):
-            item.add_marker(pytest.mark.skip(reason="make test EVERY_SERVER=1 runs it"))
+    if os.environ.get(EVERY_SERVER) == "1":
+        return
+    left_out = [item for item in items if _is_left_out(item)]
+    left_out += _out_of_turn([item for item in items if not _is_left_out(item)])
+    for item in left_out:
+        item.add_marker(pytest.mark.skip(reason="make test EVERY_SERVER=1 runs it"))
 
 
 def _is_left_out(item: pytest.Item) -> bool:
     """Whether the test's mark `once_per_family` leaves out its server: MySQL without GTIDs, and the older PostgreSQL."""
-    if os.environ.get(EVERY_SERVER) == "1" or item.get_closest_marker("once_per_family") is None:
+    if item.get_closest_marker("once_per_family") is None:
         return False
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if "postgres_source_server" in parameters and parameters["postgres_source_server"] is None:
@@ -68,6 +73,32 @@ def _is_left_out(item: pytest.Item) -> bool:
     return bool(
         {"mysql_nogtid_server", "mysql-nogtid"} & {value for value in parameters.values() if isinstance(value, str)}
     )
+
+
+def _out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Returns what the mark `servers_in_turn` leaves out. A test with the mark has many cases, such as failpoints, and runs
+    each of them on one server: the first case on the first server, the second on the next one, and so on."""
+    servers: dict[tuple[Path, str], dict[str, None]] = {}
+    cases: dict[tuple[Path, str], dict[tuple[tuple[str, str], ...], None]] = {}
+    in_turn: list[tuple[pytest.Function, str, tuple[tuple[str, str], ...]]] = []
+    for item in items:
+        mark = item.get_closest_marker("servers_in_turn")
+        if mark is None or not isinstance(item, pytest.Function):
+            continue
+        parameters = {name: repr(value) for name, value in item.callspec.params.items()}
+        server = parameters.pop(mark.args[0] if mark.args else "any_source_database")
+        case = tuple(sorted(parameters.items()))
+        test = (item.path, item.originalname)
+        servers.setdefault(test, {})[server] = None
+        cases.setdefault(test, {})[case] = None
+        in_turn.append((item, server, case))
+    left_out: list[pytest.Item] = []
+    for item, server, case in in_turn:
+        test = (item.path, item.originalname)
+        of_test = list(servers[test])
+        if server != of_test[list(cases[test]).index(case) % len(of_test)]:
+            left_out.append(item)
+    return left_out
 
 
 class SharedServer(Server):
