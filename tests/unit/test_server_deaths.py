@@ -100,7 +100,7 @@ def test_only_tests_whose_server_died_run_again(tmp_path: Path, options: tuple[s
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_inner.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", *options]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     runs = (tmp_path / "runs").read_text().split()
     assert {name: runs.count(name) for name in runs} == {
