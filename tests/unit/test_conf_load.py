@@ -463,9 +463,33 @@ REFUSED = [
     ),
     (
         "sink.on_schema_change=ignore",
-        "sink.on_schema_change: on_schema_change: ignore is not supported yet. Allowed: evolve, stop",
+        "sink.on_schema_change: must not be ignore for all kinds: rename_column and change_type can't be ignored. Write "
+        "{add_column: ignore, drop_column: ignore, truncate: ignore, drop_table: ignore}, or some of these",
     ),
-    ("sink.on_schema_change=stopp", "sink.on_schema_change: must be evolve | stop; found: stopp. Did you mean 'stop'?"),
+    (
+        "sink.on_schema_change=stopp",
+        "sink.on_schema_change: must be evolve | stop, or kinds like {add_column: ignore, truncate: stop}; found: stopp. Did "
+        "you mean 'stop'?",
+    ),
+    (
+        "sink.on_schema_change={rename_column: ignore}",
+        "sink.on_schema_change.rename_column: must not be ignore: the column's values come under its new name, and the copy "
+        "would get none of them. Allowed: evolve, stop",
+    ),
+    (
+        "sink.on_schema_change={change_type: ignore}",
+        "sink.on_schema_change.change_type: must not be ignore: the copy's column need not hold the new values. Allowed: "
+        "evolve, stop",
+    ),
+    (
+        "sink.on_schema_change={truncate: drop}",
+        "sink.on_schema_change.truncate: must be evolve | stop | ignore; found: drop",
+    ),
+    (
+        "sink.on_schema_change={add_colum: stop}",
+        "sink.on_schema_change.add_colum: unknown key. Did you mean 'add_column'? Allowed here: add_column, drop_column, "
+        "rename_column, change_type, truncate, drop_table",
+    ),
     (
         "spark.master=5",
         "spark.master: must be text; found: 5. Text that looks like a number or truth value must be in quotes",
