@@ -23,7 +23,11 @@ from tidemark.conf.source import NameOfTable, Tls
 from tidemark.conf.tables import TEMPLATE_FORM, RenameRule, TableTemplate, check_rename, parse_table_template
 
 SINK_TYPES = ("mirror", "files", "delta", "console")
-LATER_SINK_TYPES = ("iceberg", "kafka")
+LATER_SINK_TYPES = {
+    "iceberg": "for tables in a lake, sink.type delta has a mirror or a changelog",
+    "kafka": "for every change in its order, sink.type files writes JSON Lines or Parquet, and delta has style changelog",
+}
+"""Sink types that are planned, with what there is instead."""
 
 _URI_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/]*@")
 
@@ -350,9 +354,11 @@ def _check_type(value: Any) -> Any:
             raise refuse(f"is missing. Allowed: {allowed}", key="type")
         keys = ", ".join(keys_of_sink(value[typo]))
         raise refuse(f"unknown key. Did you mean 'type'? Allowed here: {keys}", key=str(typo))
-    kind = value["type"]
+    kind = value["type"].lower() if str(value["type"]).lower() in LATER_SINK_TYPES else value["type"]
     if kind in LATER_SINK_TYPES:
-        raise refuse(not_supported_yet(f"the sink type {kind}") + f". Allowed: {allowed}", key="type")
+        raise refuse(
+            f"{not_supported_yet(f'the sink type {kind}')}; {LATER_SINK_TYPES[kind]}. Allowed: {allowed}", key="type"
+        )
     if kind not in SINK_TYPES:
         raise refuse(f"must be {' | '.join(SINK_TYPES)}", key="type", choices=SINK_TYPES)
     return value

@@ -178,7 +178,7 @@ def _cell(text: str) -> str:
 
 def _later() -> str:
     later = [f"`{key}`: {reason}" for _, model in SECTIONS for key, reason in model.refused_keys.items()]
-    later += [f"`sink.type: {kind}`" for kind in LATER_SINK_TYPES]
+    later += [f"`sink.type: {kind}`: {instead}" for kind, instead in LATER_SINK_TYPES.items()]
     introduction = "Planned, and refused until they are supported:"
     return "\n".join(["### Not supported yet", "", introduction, "", *(f"- {line}" for line in later), ""])
 
