@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tidemark.conf.model import JobFile
 from tidemark.conf.schema_changes import KINDS, Kind
 from tidemark.jobs.sources import find_source
-from tidemark.readers.added_columns import wider_columns
+from tidemark.readers.added_columns import new_columns, wider_columns
 from tidemark.readers.source import ProvesDropped
 from tidemark.state.errors import (
     JobFileError,
@@ -57,8 +57,15 @@ def is_to_stop(error: TidemarkError, looks: Sequence[JobFile], state: JobState, 
     is_dropped, now = (True, None) if isinstance(error, TableDroppedError) else _look(looks, state, known)
     if is_dropped:
         return changes.stops("drop_table")
-    kinds = frozenset[Kind]() if now is None or now.oid != known.oid else kinds_between(known, now)
-    return changes.stops(*kinds) if kinds else True
+    if now is None or now.oid != known.oid:
+        return True
+    kinds = kinds_between(known, now)
+    return changes.stops(*kinds) if kinds else not _differs(known, now)
+
+
+def _differs(known: TableSchema, now: TableSchema) -> bool:
+    """True if the tables have other columns, copied or not."""
+    return len(known.present) != len(now.present) or bool(new_columns(known, now) or wider_columns(known, now))
 
 
 def _look(looks: Sequence[JobFile], state: JobState, known: TableSchema) -> tuple[bool, TableSchema | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.altered_tables import copied, job_of, rows_of, told
+from tests.support.altered_tables import copied, create, job_of, rows_of, told
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of
@@ -71,6 +71,21 @@ def test_new_columns_are_ignored_also_when_the_table_is_read_again(
     resnapshot(load_job_file(job), [TableName(source.schema, "t")])
     run_epochs(job)
     assert rows_of(target, "copy_t", "id", "more", "most") == rows_of(source, "t", "id", "more", "most")
+
+
+def test_one_that_comes_while_the_rows_are_copied_is_ignored_too(
+    any_source_database: Database, twin_database: Database, tmp_path: Path
+) -> None:
+    """The table is read again, although other kinds would stop it."""
+    source, target, notes = any_source_database, twin_database, Notes()
+    create(source)
+    job = with_kinds(source, tmp_path, target, add_column="ignore", drop_column="stop", truncate="ignore")
+    run_epochs(job, at_most=1)
+    source.execute("INSERT INTO t VALUES (0, 'z')", "ALTER TABLE t ADD COLUMN more INT", "UPDATE t SET more = 1")
+    run_epochs(job, notes=notes)
+    assert told(notes) in (["left", "joined"], ["altered"])
+    assert columns_of(target) == ["id", "name"]
+    assert rows_of(target, "copy_t", "id", "name") == rows_of(source, "t", "id", "name")
 
 
 def test_a_renamed_column_is_never_taken_for_a_new_one_to_ignore(
