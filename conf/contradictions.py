@@ -8,6 +8,7 @@ from tidemark.conf.sink import CheckedSink
 from tidemark.conf.source import Source
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.conf.yaml_tree import Path
+from tidemark.state.gtid import is_gtid_set, is_mariadb_position
 
 POSTGRES_HOME = "public"
 """PostgreSQL's usual schema for names without one."""
@@ -39,6 +40,7 @@ def contradictions(job: Sections) -> list[Contradiction]:
     return [
         *_of_mode(job),
         *_of_kind(job),
+        *_of_gtids(job),
         *_of_server_ids(job),
         *_of_columns(job),
         *_of_statements(job),
@@ -73,6 +75,21 @@ def _of_kind(job: Sections) -> list[Contradiction]:
         given[("log", "start")] = isinstance(start, StartAtLsn)
         whose = "PostgreSQL"
     return [(path, f"is for {whose} sources only") for path, is_given in given.items() if is_given]
+
+
+def _of_gtids(job: Sections) -> list[Contradiction]:
+    """A GTID set has another form in each kind of source."""
+    start, kind = job.log.start, job.source.url.kind
+    if not isinstance(start, StartAfterGtids) or kind == "postgresql":
+        return []
+    if kind == "mysql":
+        is_valid, form = is_gtid_set(start.gtid), "a GTID set of MySQL as @@gtid_executed has it, like uuid:1-5"
+    else:
+        is_valid, form = (
+            is_mariadb_position(start.gtid),
+            "a GTID position of MariaDB like @@gtid_binlog_pos, such as 0-1-100",
+        )
+    return [] if is_valid else [(("log", "start", "gtid"), f"must be {form}")]
 
 
 def _of_server_ids(job: Sections) -> list[Contradiction]:

@@ -68,7 +68,7 @@ def _has_bad_items(location: tuple[int | str, ...], errors: list[ErrorDetails]) 
 
 def _problem(details: ErrorDetails, model: type[Section], root: Node) -> Problem:
     target = _target(details["loc"], model, root)
-    path, text, is_key = target.path, _text(details, target), target.is_key
+    path, text, is_key = target.path, _text(details, target, model), target.is_key
     context: dict[str, Any] = details.get("ctx", {})
     if details["type"] == "refused" and context["key"]:
         path = (*path, context["key"])
@@ -115,7 +115,7 @@ def _scalars_below(node: Node | None) -> Iterator[Scalar]:
             pass
 
 
-def _text(details: ErrorDetails, target: _Target) -> str:
+def _text(details: ErrorDetails, target: _Target, model: type[Section]) -> str:
     kind = details["type"]
     context: dict[str, Any] = details.get("ctx", {})
     match kind:
@@ -124,7 +124,7 @@ def _text(details: ErrorDetails, target: _Target) -> str:
         case "value_error":
             return str(context["error"])
         case "extra_forbidden":
-            return _unknown_key(target)
+            return _unknown_key(target, model)
         case "missing":
             return f"is missing; it must be {target.form}"
         case _ if kind in _FORM_ERRORS:
@@ -133,14 +133,24 @@ def _text(details: ErrorDetails, target: _Target) -> str:
             return details["msg"]
 
 
-def _unknown_key(target: _Target) -> str:
+def _unknown_key(target: _Target, model: type[Section]) -> str:
     key, section = str(target.path[-1]), target.section
     if section is None:
         return "unknown key"
     if key in section.refused_keys:
         return section.refused_keys[key]
     known = keys_in_order(section)
-    return f"unknown key.{did_you_mean(key, known)} Allowed here: {', '.join(known)}"
+    return f"unknown key.{did_you_mean(key, known) or _elsewhere(key, section, model)} Allowed here: {', '.join(known)}"
+
+
+def _elsewhere(key: str, section: type[Section], model: type[Section]) -> str:
+    """Returns where the file may have the key, if just one of its other sections has it."""
+    sections = {name: inner for name, field in model.model_fields.items() if (inner := section_in(field.annotation))}
+    places = [f"{name}.{key}" for name, inner in sections.items() if inner is not section and key in inner.model_fields]
+    places += [key] if section is not model and key in model.model_fields else []
+    unions = [sections_in_union(field.annotation) for field in model.model_fields.values()]
+    places += [key for union in unions for inner in union if inner is not section and key in inner.model_fields]
+    return f" It is {places[0]}." if len(places) == 1 else ""
 
 
 def keys_in_order(section: type[Section]) -> list[str]:

@@ -1,7 +1,7 @@
 """The job file's JSON schema, for editors: it completes and describes keys while a file is written. `tidemark validate` checks
 more than a schema can say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemark.conf.model import JobFile
@@ -19,8 +19,9 @@ def json_schema() -> dict[str, Any]:
         own = schema if section is JobFile else definitions[section.__name__]
         for key, field in section.model_fields.items():
             own["properties"][key] = _of_key(own["properties"][key], _default_of(section, key))
-            if section_in(field.annotation) is not None and not field.is_required():
-                own["properties"][key] = _or_null(own["properties"][key])  # an empty section means its defaults
+            inner = section_in(field.annotation)
+            if inner is not None and not field.is_required():
+                own["properties"][key] = _or_words(own["properties"][key], inner.words)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -68,8 +69,9 @@ def _with_placeholders(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, or an empty value."""
+def _or_words(schema: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The schema, or an empty value, which means the section's defaults, or one of its words."""
     about = {key: value for key, value in schema.items() if key in {"description", "examples"}}
     rest = {key: value for key, value in schema.items() if key not in about}
-    return {**about, "anyOf": [rest, {"type": "null"}]}
+    either: list[dict[str, Any]] = [rest, {"type": "null"}]
+    return {**about, "anyOf": [*either, {"enum": list(words)}, _PLACEHOLDER] if words else either}

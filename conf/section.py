@@ -14,7 +14,8 @@ from pydantic_core import PydanticCustomError
 class Section(BaseModel):
     """A mapping of the job file with known keys. It is frozen, and refuses unknown keys and other types.
 
-    ``refused_keys``: keys that are known but not allowed here, with the reason. The attributes have the names of the file's
+    ``refused_keys``: keys that are known but not allowed here, with the reason. ``words``: what may be written in place of the
+    mapping, the default first. The attributes have the names of the file's
     keys.
     """
 
@@ -22,6 +23,7 @@ class Section(BaseModel):
         frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True
     )
     refused_keys: ClassVar[Mapping[str, str]] = {}
+    words: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,17 @@ from pydantic import (
 
 from tidemark.conf.endpoint import Endpoint, parse_endpoint
 from tidemark.conf.problems import did_you_mean
+from tidemark.conf.schema_changes import CheckedSchemaChanges, SchemaChanges
 from tidemark.conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
 from tidemark.conf.source import NameOfTable, Tls
 from tidemark.conf.tables import TEMPLATE_FORM, RenameRule, TableTemplate, check_rename, parse_table_template
 
 SINK_TYPES = ("mirror", "files", "delta", "console")
-LATER_SINK_TYPES = ("iceberg", "kafka")
+LATER_SINK_TYPES = {
+    "iceberg": "for tables in a lake, sink.type delta has a mirror or a changelog",
+    "kafka": "for every change in its order, sink.type files writes JSON Lines or Parquet, and delta has style changelog",
+}
+"""Sink types that are planned, with what there is instead."""
 
 _URI_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/]*@")
 
@@ -78,12 +83,6 @@ def _check_catalog(name: str | None) -> str | None:
     return name
 
 
-def _not_ignore(value: Any) -> Any:
-    if value == "ignore":
-        raise refuse(not_supported_yet("on_schema_change: ignore") + ". Allowed: evolve, stop")
-    return value
-
-
 BadValuePolicy = Literal["park", "stop", "null", "text", "reject"]
 """The policies for a value that the target can't hold."""
 ReaderPolicy = Literal["park", "stop", "null"]
@@ -102,12 +101,14 @@ def _null_is_a_word(value: Any) -> Any:
 
 
 class _Sink(Section):
-    on_schema_change: Annotated[Literal["evolve", "stop"], BeforeValidator(_not_ignore)] = Field(
-        "evolve",
+    on_schema_change: CheckedSchemaChanges = Field(
+        SchemaChanges(),
         description="What happens if a table's schema was changed and the log can't be followed over the change: altered, "
         "swapped, dropped and created again. `evolve`: its copy is adapted and emptied, and its rows are read again, while the "
         "other tables continue. If that is not possible, the table is parked. Each later start tries it again. `stop`: "
-        "`source.on_table_error` says what happens. In modes other than full+incremental always `stop`.",
+        "`source.on_table_error` says what happens. A mapping has a policy for each kind of change, and also `ignore`: see "
+        "[sink.on_schema_change](#sinkon_schema_change). In modes other than full+incremental no table is read again.",
+        examples=["evolve", {"add_column": "ignore", "drop_table": "ignore"}],
     )
 
 
@@ -353,9 +354,11 @@ def _check_type(value: Any) -> Any:
             raise refuse(f"is missing. Allowed: {allowed}", key="type")
         keys = ", ".join(keys_of_sink(value[typo]))
         raise refuse(f"unknown key. Did you mean 'type'? Allowed here: {keys}", key=str(typo))
-    kind = value["type"]
+    kind = value["type"].lower() if str(value["type"]).lower() in LATER_SINK_TYPES else value["type"]
     if kind in LATER_SINK_TYPES:
-        raise refuse(not_supported_yet(f"the sink type {kind}") + f". Allowed: {allowed}", key="type")
+        raise refuse(
+            f"{not_supported_yet(f'the sink type {kind}')}; {LATER_SINK_TYPES[kind]}. Allowed: {allowed}", key="type"
+        )
     if kind not in SINK_TYPES:
         raise refuse(f"must be {' | '.join(SINK_TYPES)}", key="type", choices=SINK_TYPES)
     return value

@@ -27,8 +27,8 @@ from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resum
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.commands.validate import validate
-from tidemark.jobs.monitoring.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, debugging, ending_of
-from tidemark.jobs.monitoring.events import open_events
+from tidemark.jobs.monitoring.ending import INTERRUPTED, INTERRUPTION, UNEXPECTED, Ending, debugging, ending_of
+from tidemark.jobs.monitoring.events import JsonEvents, open_events
 from tidemark.jobs.monitoring.run_summary import summarised
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.recovery.rollback import roll_back
@@ -434,26 +434,35 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     install_redaction()
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: shells let what they start with & ignore it
         signal.signal(number, _interrupt)
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
         exit_code = app(args=arguments, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- the process ends here
         ending = ending_of(error)
         if ending.exit_code == UNEXPECTED and not isinstance(error, TidemarkError) and debugging():
             sys.excepthook(type(error), error, error.__traceback__)
-        _end(ending.exit_code, ending.last_line)
+        _fail(ending, as_json=as_json)
     if exit_code == INTERRUPTED:  # typer's answer to a KeyboardInterrupt
-        _end(INTERRUPTED, INTERRUPTION.last_line)
-    _end(exit_code if isinstance(exit_code, int) else 0)
+        _fail(INTERRUPTION, as_json=as_json)
+    _ignore_signals()
+    sys.exit(exit_code if isinstance(exit_code, int) else 0)
 
 
-def _end(exit_code: int, last_line: str = "") -> NoReturn:
-    """Ends the process. Signals are ignored from here on, so that nothing is printed after the last line."""
+def _fail(ending: Ending, *, as_json: bool) -> NoReturn:
+    """Ends the process with the cause and the remedy, the last line on stderr. `as_json`: and with the event `failed`, the last
+    line on stdout."""
+    _ignore_signals()
+    if as_json:
+        JsonEvents().note("failed", exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy)
+    sys.stdout.flush()
+    print(f"tidemark: {redact(ending.last_line)}", file=sys.stderr, flush=True)
+    sys.exit(ending.exit_code)
+
+
+def _ignore_signals() -> None:
+    """Ignores signals until the process ends, so that nothing is printed after the last line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if last_line:
-        sys.stdout.flush()
-        print(f"tidemark: {redact(last_line)}", file=sys.stderr, flush=True)
-    sys.exit(exit_code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,8 +6,10 @@ from typing_extensions import assert_never
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.sinks import sink_needs
+from tidemark.readers.schema_checks import CopiedColumns
 from tidemark.readers.signal_rows import SignalRow
 from tidemark.readers.source import FoundSource, Lease
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
 
@@ -16,13 +18,21 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
     """Connects to the source and checks it; the connection is open inside the `with` block. Raises SourceNotUsableError or
     SourceUnavailableError if the checks can't run. What they find is in `findings`. `state`: of a job that has started."""
     kind, needs = job.source.url.kind, sink_needs(job.sink)
+    copied: dict[TableId, CopiedColumns] = {}
+    if state is not None and job.sink.on_schema_change.add_column == "ignore":
+        newest = Checkpoint.at(job.checkpoint).newest_schemas()
+        copied = {table: CopiedColumns.of(*found) for table, found in newest.items()}
     needs_key, lists = needs.needs_key, needs.takes_lists if state is None else state.lists
     match kind:
         case "mysql" | "mariadb":
             from tidemark.readers.mysql.source import find_mysql
 
             return find_mysql(
-                job, needs_key=needs_key, appends_keyless=needs.appends_keyless, has_started=state is not None
+                job,
+                needs_key=needs_key,
+                appends_keyless=needs.appends_keyless,
+                has_started=state is not None,
+                copied=copied,
             )
         case "postgresql":
             from tidemark.readers.postgres.source import find_postgres
@@ -33,6 +43,7 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
                 appends_keyless=needs.appends_keyless,
                 lists=lists,
                 has_started=state is not None,
+                copied=copied,
             )
         case _:
             assert_never(kind)

@@ -4,26 +4,59 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemark.conf.model import JobFile
-from tidemark.conf.tables import TableGlob
+from tidemark.conf.tables import TableGlob, TableName
 from tidemark.readers.findings import MAX_NAMED, Finding, SettingError, exclusion_of, of_error, refusal, warning
 from tidemark.readers.projection.settings import columns_read
 from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
+from tidemark.state.projection import TableProjection
+from tidemark.state.remedies import read_again
 from tidemark.state.table import Column, TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedColumns:
+    """The columns that a job copied of a table when it last had it. `numbers`: `Column.number` of each. `excluded`: those that
+    the job file excluded then."""
+
+    numbers: Mapping[str, int | None]
+    excluded: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: TableSchema, projection: TableProjection | None) -> "CopiedColumns":
+        numbers = {column.name: column.number for column in schema.captured}
+        return cls(numbers, frozenset(() if projection is None else projection.excluded))
+
+    def lost(self, now: Mapping[str, int | None]) -> list[str]:
+        """Returns those that the table no longer has. A renamed one may be among them, if columns have no numbers."""
+        there = set(now.values())
+        return [
+            name
+            for name, number in self.numbers.items()
+            if (name not in now if number is None else number not in there)
+        ]
+
+    def new(self, now: Mapping[str, int | None]) -> list[str]:
+        """Returns the columns that are neither copied nor excluded, under any name."""
+        known = set(self.numbers.values()) - {None}
+        names = self.excluded | self.numbers.keys()
+        return [name for name, number in now.items() if name not in names and number not in known]
 
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
     """The job file's settings for single tables. `transforms`: the columns that transforms read, in lower case. `as_text`:
-    PostgreSQL's array columns that stay text. `hashed`: those masked by sha256."""
+    PostgreSQL's array columns that stay text. `hashed`: those masked by sha256. `copied`: of the tables of which no new column
+    is to be copied (`sink.on_schema_change`)."""
 
     exclude_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     keys: Mapping[TableId, tuple[str, ...]] = field(default_factory=dict)
     transforms: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     as_text: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
     hashed: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    copied: Mapping[TableId, CopiedColumns] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, job: JobFile) -> "TableSettings":
+    def of(cls, job: JobFile, copied: Mapping[TableId, CopiedColumns]) -> "TableSettings":
         source = job.source
         return cls(
             exclude_columns={TableId(t.database, t.name): frozenset(c.exclude) for t, c in source.columns.items()},
@@ -34,7 +67,32 @@ class TableSettings:
                 TableId(t.database, t.name): frozenset(name for name, kind in c.mask.items() if kind == "sha256")
                 for t, c in source.columns.items()
             },
+            copied=copied,
         )
+
+    def left_out(
+        self, table: TableId, columns: Mapping[str, int | None], primary: Collection[str]
+    ) -> tuple[frozenset[str], list[Finding]]:
+        """Returns the columns that are not copied: those that the job file excludes, and new ones if they are ignored. Refuses
+        a table of which it is not known what is new. `columns`: all that it has, with their numbers. `primary`: its primary
+        key, of which no column is ignored."""
+        excluded, copied = self.exclude_columns.get(table, frozenset[str]()), self.copied.get(table)
+        if copied is None:
+            return excluded, []
+        key = {*primary, *self.keys.get(table, ())}
+        new = [name for name in copied.new(columns) if name not in excluded and name not in key]
+        lost = [name for name in copied.lost(columns) if copied.numbers[name] is None]
+        if not (new and lost):
+            return excluded | set(new), []
+        name = TableName(table.database, table.name)
+        problem = refusal(
+            f"{table} has new columns ({', '.join(new)}) and lost others ({', '.join(lost)}): whether one is the other under a "
+            "new name is not known, and new columns are to be ignored (sink.on_schema_change, add_column).",
+            f"Name those that are not to be copied in source.columns: {{{name}: {{exclude: […]}}}}. If none is left, the table "
+            f"comes back at the next start. To copy new ones, write add_column: evolve. {read_again(name)}",
+            table=table,
+        )
+        return excluded, [problem]
 
 
 @dataclass(frozen=True, slots=True)

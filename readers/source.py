@@ -152,6 +152,14 @@ class ReadsPages(Protocol):
 
 
 @runtime_checkable
+class ProvesDropped(Protocol):
+    """A FoundSource that can tell a table that was dropped from one that the account may not see."""
+
+    def was_dropped(self, schema: TableSchema) -> bool:
+        """Returns True only if the source certainly has no such table any more. MySQL's and MariaDB's may have another name."""
+
+
+@runtime_checkable
 class PublishesTables(Protocol):
     """A FoundSource whose log contains only published tables."""
 

@@ -20,6 +20,7 @@ from tidemark.conf.model import JobFile, Metrics, Spark
 from tidemark.conf.notify import Notify
 from tidemark.conf.reading import Log, Snapshot
 from tidemark.conf.reconnect import Reconnect
+from tidemark.conf.schema_changes import SchemaChanges
 from tidemark.conf.section import Section, form_of
 from tidemark.conf.signals import Signals
 from tidemark.conf.sink import LATER_SINK_TYPES, AuditColumns, ConsoleSink, DeltaSink, FilesSink, MirrorSink, Rename
@@ -48,6 +49,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("sink: type files", FilesSink),
     ("sink: type delta", DeltaSink),
     ("sink: type console", ConsoleSink),
+    ("sink.on_schema_change", SchemaChanges),
     ("metrics", Metrics),
     ("notify", Notify),
     ("signals", Signals),
@@ -144,7 +146,7 @@ def _default(field: FieldInfo) -> str:
     """Returns the default as the file writes it, with units."""
     value = field.default
     if isinstance(value, Section):
-        return "all defaults"
+        return f"`{value.words[0]}`" if value.words else "all defaults"
     if value is None or value in ((), {}):
         return "none"
     return f"`{_yaml(_as_written(field, value))}`"
@@ -176,10 +178,7 @@ def _cell(text: str) -> str:
 
 def _later() -> str:
     later = [f"`{key}`: {reason}" for _, model in SECTIONS for key, reason in model.refused_keys.items()]
-    later += [f"`sink.type: {kind}`" for kind in LATER_SINK_TYPES]
-    later += [
-        "`sink.on_schema_change: ignore`",
-    ]
+    later += [f"`sink.type: {kind}`: {instead}" for kind, instead in LATER_SINK_TYPES.items()]
     introduction = "Planned, and refused until they are supported:"
     return "\n".join(["### Not supported yet", "", introduction, "", *(f"- {line}" for line in later), ""])
 

@@ -70,6 +70,14 @@ class SchemaChangedError(SourceNotUsableError):
     is_cured_by_reading = True
 
 
+class TableDroppedError(SchemaChangedError):
+    """A captured table was dropped; there may be another one of that name since."""
+
+
+class TruncatedError(SourceNotUsableError):
+    """A captured table was truncated, and `sink.on_schema_change` does not want its copy to be."""
+
+
 class PartitionsChangedError(SourceNotUsableError):
     """Rows of a partitioned table were added or removed with a partition, which no log contains."""
 

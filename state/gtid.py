@@ -131,3 +131,16 @@ def _state_entry(text: str) -> tuple[int, int, int]:
 def normal_uuid(text: str) -> str:
     digits = text.replace("-", "").lower()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def is_gtid_set(text: str) -> bool:
+    """True if `GtidSet.parse` reads the text, and it is not empty."""
+    try:
+        return bool(GtidSet.parse(text).intervals)
+    except DamagedLogError:
+        return False
+
+
+def is_mariadb_position(text: str) -> bool:
+    """True for a GTID position of MariaDB: `domain-server-number`, separated by commas."""
+    return re.fullmatch(r"\s*\d+-\d+-\d+\s*(,\s*\d+-\d+-\d+\s*)*,?\s*", text, re.ASCII) is not None

@@ -114,6 +114,7 @@ def _facts(job: JobFile, results: Sequence[TableResult], *, repair: bool) -> dic
                 "different": result.counts[Verdict.DIFFERENT],
                 "changing": result.moving,
                 "behind": result.behind,
+                "kept": result.kept,
                 "complete": not result.cut and result.skipped is None,
                 "skipped": result.skipped,
                 "repair": _kind_of_repair(result) if repair and result.differences else None,
@@ -155,6 +156,8 @@ def _note(result: TableResult) -> str:
         notes.append(f"{result.moving:,} not judged: they changed at every look")
     if not notes and not result.differences:
         notes.append("equal")
+    if result.kept:
+        notes.append(f"{result.kept:,} only in the copy, which may be so: TRUNCATE is ignored (sink.on_schema_change)")
     return "; ".join(notes)
 
 

@@ -18,6 +18,7 @@ from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.signals.steering import RESUME, steering_at
+from tidemark.jobs.tables.parking import is_dropped
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
@@ -60,7 +61,7 @@ def _facts(
     facts["left"] = [
         {
             "table": str(left.table),
-            "parked": left.is_parked,
+            "parked": left.is_parked and not is_dropped(job, left),
             "paused": left.paused,
             "why": left.why,
             "since": iso_time(left.at_us),

@@ -11,7 +11,7 @@ from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_p
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.signals.steering import RESUME, steering_at
-from tidemark.jobs.tables.parking import way_back
+from tidemark.jobs.tables.parking import DROPPED, way_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
@@ -59,6 +59,8 @@ def state_of(table: TableProgress, progress: JobProgress | None) -> str:
 def text_of(left: Left) -> str:
     """The state of a table that has left the job, for people."""
     since = f"since {time_text(left.at_us)}"
+    if left.why == DROPPED:
+        return f"dropped {since}: {left.why}"
     if left.paused:
         return f"paused {since}. Its copy stays as it is."
     return f"parked {since}: {left.why}" if left.is_parked else f"left {since}: excluded. Its copy stays as it is."

@@ -251,7 +251,8 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         gap_filter = GapFilter.empty()
         if work.split_columns:
             gap_filter = load_gap_filter(checkpoint.store, work.split_columns, work.unfinished, work.first_splits)
-        gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project)
+        on_truncate = task.job.sink.on_schema_change.truncate
+        gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project, on_truncate=on_truncate)
         commits = routing if work.unfinished and isinstance(routing, RoutesByTransaction) else None
         transactions: list[npt.NDArray[np.int64]] = []
         for batch in () if _is_empty(work.range) else reader.read(work.range):

@@ -50,13 +50,14 @@ class Repair:
 @dataclass(slots=True)
 class TableResult:
     """The result for one table. `rows`: of the source, as far as they were compared. `behind`: rows that differ where the job
-    has not come yet. `cut`: there were too many differences to go on. `skipped`: why the table was not compared, None if it
-    was."""
+    has not come yet. `kept`: those that only the copy has, where TRUNCATE is ignored; nothing tells which rows a TRUNCATE has
+    left there. `cut`: there were too many differences to go on. `skipped`: why the table was not compared, None if it was."""
 
     schema: TableSchema
     rows: int = 0
     counts: Counter[Verdict] = field(default_factory=Counter)
     behind: int = 0
+    kept: int = 0
     cut: bool = False
     skipped: str | None = None
     examples: list[Example] = field(default_factory=list)
@@ -204,7 +205,9 @@ class TableComparison:
             if verdict is Verdict.PENDING:
                 continue
             del suspects[key]
-            if verdict is not Verdict.EQUAL:
+            if verdict is Verdict.SURPLUS and self._sides.job.sink.on_schema_change.truncate == "ignore":
+                self.result.kept += 1
+            elif verdict is not Verdict.EQUAL:
                 self.result.counts[verdict] += 1
                 if verdict not in DIFFERENCES:
                     continue

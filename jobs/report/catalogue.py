@@ -9,6 +9,7 @@ from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.report.facts import ReportFacts
 from tidemark.jobs.report.page import PHASES, duration, size
 from tidemark.jobs.report.templates import rendered
+from tidemark.jobs.tables.parking import DROPPED
 from tidemark.state.phase import Phase
 from tidemark.state.run_state import RunState
 
@@ -78,7 +79,7 @@ def _of_run(facts: ReportFacts, now_us: int, *, is_paused: bool) -> dict[str, An
 
 def _of_tables(facts: ReportFacts) -> dict[str, Any]:
     progress = facts.progress
-    parked = sum(left.is_parked for left in facts.state.left)
+    parked = sum(left.is_parked and left.why != DROPPED for left in facts.state.left)
     told: dict[str, Any] = {"tables": len(facts.tables) + parked, "live": 0, "parked": parked, "is_parked": parked > 0}
     if progress is None:
         return told | {"phase": PHASES["starting"]}

@@ -11,6 +11,7 @@ from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sinks import make_sink
+from tidemark.jobs.tables.kinds_of_change import is_to_stop, was_dropped
 from tidemark.sinks.sink import JobIdentity, ProvesAbsence
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
@@ -35,11 +36,18 @@ from tidemark.state.table import TableId, TableSchema
 MAX_HEALS = 5
 """How many times in a row a table may come back by itself without its copy being complete in between."""
 NOT_FOUND = "The source has no such table, or hides it from the account."
+DROPPED = "The source has dropped it, and sink.on_schema_change leaves its copy as it is (drop_table: ignore)."
+"""Why a table has left that is no trouble of the job."""
 
 
 def evolves(job: JobFile) -> bool:
     """True if tables whose schema was changed come back by themselves (`sink.on_schema_change`)."""
-    return job.sink.on_schema_change == "evolve" and job.mode == "full+incremental"
+    return not job.sink.on_schema_change.stops_all and job.mode == "full+incremental"
+
+
+def is_dropped(job: JobFile, left: Left) -> bool:
+    """True for a table that left the job because it was dropped, which is to be ignored."""
+    return left.why == DROPPED and job.sink.on_schema_change.drop_table == "ignore"
 
 
 def unfinished_epoch(checkpoint: Checkpoint) -> int | None:
@@ -116,15 +124,24 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
         return False
     # What a check at the start has refused is checked again before the table joins.
     may_heal = error.is_cured_by_reading or (at_start and isinstance(error, SourceNotUsableError))
-    heals = _heals(checkpoint, job, state, schema, error) if may_heal and evolves(job) else 0
-    if job.source.on_table_error == "stop" and not (heals and error.is_cured_by_reading):
+    looks = (to_be_found(job, state), to_be_found(job, state, [schema.table]))
+    is_ignored = (
+        may_heal and job.sink.on_schema_change.drop_table == "ignore" and was_dropped(error, looks, state, schema)
+    )
+    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, looks, state, schema)
+    heals = _heals(checkpoint, job, state, schema, error) if may_heal else 0
+    if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
         return False
     if unfinished_epoch(checkpoint) is not None:
         if not isinstance(error, SinkError):
             return False  # the epoch can be written, or was
         if stays_unfinished(job, checkpoint, state) and not _is_read_without_tables(job, checkpoint, state):
             return False
-    checkpoint.create_left(state, (Left(schema.table, schema.version, _why(error), _now_us(), heals),))
+    why = DROPPED if is_ignored else _why(error)
+    checkpoint.create_left(state, (Left(schema.table, schema.version, why, _now_us(), heals),))
+    if is_ignored:
+        text = f"{DROPPED} It has what the job had copied up to its last epoch."
+        events.note("left", table=str(schema.table), text=text)
     if heals and error.is_cured_by_reading:
         text = f"{error.message} So it leaves the job, and comes back: its rows are read again (sink.on_schema_change)."
         events.note("left", table=str(schema.table), text=text)
@@ -186,14 +203,15 @@ def tell_parked(job: JobFile, state: JobState, events: Events) -> None:
     for left in _paused(job, state):
         events.note("paused", table=str(left.table), text=f"A signal has paused it. {way_back(job, left)}")
     for left in _stale(job, state):
-        if left.is_parked:
+        if left.is_parked and not is_dropped(job, left):
             text = f"{left.why} Its copy stays as it is, and the other tables continue. {way_back(job, left)}"
             events.note("parked", table=str(left.table), text=text)
 
 
 def require_none_parked(job: JobFile, state: JobState) -> None:
-    """Raises TablesParkedError if a table that the job file selects is parked, or waits to come back."""
-    stale = _stale(job, state)
+    """Raises TablesParkedError if a table that the job file selects is parked, or waits to come back. A table that was dropped,
+    which is to be ignored, does not count."""
+    stale = [left for left in _stale(job, state) if not is_dropped(job, left)]
     if stale:
         count = "1 table is parked" if len(stale) == 1 else f"{len(stale)} tables are parked"
         raise _parked_error(job, stale, f"All other tables are up to date, but {count}: the copies lack changes.")
@@ -248,6 +266,8 @@ def way_back(job: JobFile, left: Left) -> str:
         return f"To read the table again: tidemark signal JOB.yaml resume --table {_name(left.table)}."
     if job.mode != "full+incremental":
         return f"Name {left.table} in source.exclude_tables, and copy it by a job of its own."
+    if is_dropped(job, left):
+        return f"None is needed. If there is such a table again: {read_again(_name(left.table))} Its copy is emptied for that."
     by_itself = "It comes back by itself at a start that can read it. " if left.heals and evolves(job) else ""
     return f"{by_itself}{read_again(_name(left.table))} To leave it as it is, name it in source.exclude_tables."
 

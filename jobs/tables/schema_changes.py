@@ -8,6 +8,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
+from tidemark.jobs.tables.kinds_of_change import kinds_between
 from tidemark.jobs.tables.parking import to_be_found, unfinished_epoch
 from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.readers.added_columns import new_columns, wider_columns
@@ -34,11 +35,10 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
     known = next((schema for schema in state.schemas if schema.table == error.table), None)
     if known is None or not isinstance(error, SchemaChangedError) or not checkpoint.plan_epochs():
         return False
-    if job.sink.on_schema_change != "evolve" or unfinished_epoch(checkpoint) is not None:
+    if job.sink.on_schema_change.stops_all or unfinished_epoch(checkpoint) is not None:
         return False
     table = known.table
-    is_computed = job.transform(table.database, table.name) is not None
-    if is_computed or not _is_live(recover_state(checkpoint, job, state), state, table):
+    if not _is_live(recover_state(checkpoint, job, state), state, table):
         return False
     try:
         with find_source(to_be_found(job, state), state) as found:
@@ -47,7 +47,9 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         projections = () if schema is None else projections_of(job, [schema])
     except (SourceNotUsableError, JobFileError):  # it is gone, or more is wrong: the next check says what
         return False
-    if schema is None:
+    if schema is None or job.sink.on_schema_change.stops(*kinds_between(known, schema)):
+        return False
+    if job.transform(table.database, table.name) is not None and schema.captured != known.captured:
         return False
     new = [column for column in new_columns(known, schema) if column.captured]
     names, constants = [column.name for column in new], [column.name for column in new if column.constant is not None]
@@ -77,16 +79,20 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
     projection = projections[0] if projections else None
     checkpoint.create_altered(state, Altered(schema, projection, time.time_ns() // 1000))
     failpoint("schema.after_altered")
-    events.note("altered", table=str(table), text=_told(known, schema))
+    events.note("altered", table=str(table), text=_told(known, schema, job))
     return True
 
 
-def _told(known: TableSchema, schema: TableSchema) -> str:
+def _told(known: TableSchema, schema: TableSchema, job: JobFile) -> str:
     """Returns what changed, for people."""
+    excluded = job.source.excluded_columns(known.table.database, known.table.name)
+    ignored = [column.name for column in new_columns(known, schema) if not (column.captured or column.name in excluded)]
     new = [column.name for column in new_columns(known, schema) if column.captured]
     present = {column.name for column in schema.present}
     gone = [column.name for column in known.captured if column.name not in present]
     texts = [f"It has new columns ({', '.join(new)})."] if new else []
+    if ignored and job.sink.on_schema_change.add_column == "ignore":
+        texts.append(f"It has new columns that are not copied ({', '.join(ignored)}), as sink.on_schema_change wants.")
     texts += [f"It lost columns ({', '.join(gone)}). The copy keeps them."] if gone else []
     wider = [column.name for column in wider_columns(known, schema)]
     texts += [f"Columns have wider types or allow NULL ({', '.join(wider)})."] if wider else []

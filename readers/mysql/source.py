@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pymysql
+from pymysql.constants import ER
 
 from tidemark.conf.model import JobFile
 from tidemark.readers.added_columns import new_columns, with_changed_columns
@@ -18,7 +19,7 @@ from tidemark.readers.mysql.binlog.connection import ServerLog, different_log, f
 from tidemark.readers.mysql.binlog.positions import LogPositions, log_end
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
-from tidemark.readers.mysql.connect import Connection, connect, error_text, quote_table, sql_errors
+from tidemark.readers.mysql.connect import Connection, connect, error_code, error_text, quote_table, sql_errors
 from tidemark.readers.mysql.keys.key_columns import can_split_by
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.readers.mysql.lease import MySqlLock
@@ -51,7 +52,7 @@ from tidemark.readers.mysql.session import SqlSession, will_pass
 from tidemark.readers.mysql.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
-from tidemark.readers.schema_checks import TableSettings
+from tidemark.readers.schema_checks import CopiedColumns, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import ignored_targets, split_conditions, with_condition
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SourceUnavailableError
@@ -212,6 +213,17 @@ class FoundMySql(FoundTables):
             wait_for_alter(self.connection, table)
         return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
+    def was_dropped(self, schema: TableSchema) -> bool:
+        """`tidemark.readers.source.ProvesDropped`: an account without rights to the table gets another error."""
+        try:
+            with self.connection.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {quote_table(schema.table)} LIMIT 0")
+        except pymysql.MySQLError as error:
+            if will_pass(error, self.connection):
+                raise
+            return error_code(error) in {ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE}
+        return False
+
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         now = self.schemas_now([known.table]).get(known.table)
         if now is None:
@@ -275,10 +287,15 @@ class FoundMySql(FoundTables):
 
 @contextmanager
 def find_mysql(
-    job: JobFile, *, needs_key: bool, appends_keyless: bool = False, has_started: bool = False
+    job: JobFile,
+    *,
+    needs_key: bool,
+    appends_keyless: bool = False,
+    has_started: bool = False,
+    copied: Mapping[TableId, CopiedColumns] | None = None,
 ) -> Iterator[FoundMySql]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`.
-    `has_started`: all tables that a wildcard matched may be gone."""
+    `has_started`: all tables that a wildcard matched may be gone. `copied`: as in TableSettings."""
     source = job.source
     assert source.url.kind != "postgresql"
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
@@ -288,7 +305,7 @@ def find_mysql(
         facts = read_tables(connection, tables)
         views = views_left_out(kinds, source.tables, source.exclude_tables)
         views += wildcards_without_tables(kinds, source.tables)
-        demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless)
+        demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless)
         result = preflight(connection, server, facts, demands)
         yield FoundMySql(
             job=job,
@@ -325,14 +342,16 @@ def _await_transactions(positions: LogPositions, wanted: GtidSet) -> None:
     )
 
 
-def _demands(job: JobFile, *, needs_key: bool, appends_keyless: bool) -> Demands:
+def _demands(
+    job: JobFile, copied: Mapping[TableId, CopiedColumns], *, needs_key: bool, appends_keyless: bool
+) -> Demands:
     return Demands(
         mode=job.mode,
         needs_key=needs_key,
         parallelism=job.snapshot.parallelism,
         server_id_count=len(job.server_ids),
         cascades=job.source.cascades,
-        tables=TableSettings.of(job),
+        tables=TableSettings.of(job, copied),
         appends_keyless=appends_keyless,
     )
 

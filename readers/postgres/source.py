@@ -67,7 +67,7 @@ from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.postgres.timelines import shared_until
 from tidemark.readers.projection.settings import findings_with, masked_tables
-from tidemark.readers.schema_checks import Preflight, TableSettings
+from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
 from tidemark.state.errors import JobFileError, LogPositionLostError
@@ -354,6 +354,12 @@ class FoundPostgres(FoundTables):
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted
 
+    def was_dropped(self, schema: TableSchema) -> bool:
+        """`tidemark.readers.source.ProvesDropped`. Every role sees all tables in the catalog."""
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_class WHERE oid = %s", (schema.oid,))
+            return cursor.fetchone() is None
+
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:
         """The table's newest columns, added one after the other: with a column that was dropped in between, the log may have
         values of that under the same name."""
@@ -448,13 +454,15 @@ def find_postgres(
     appends_keyless: bool = False,
     lists: bool = False,
     has_started: bool = False,
+    copied: Mapping[TableId, CopiedColumns] | None = None,
 ) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`:
-    the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone."""
+    the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone. `copied`: as in
+    TableSettings."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
-        demands = _demands(job, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
+        demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         views: list[Finding] = []
         if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
             result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
@@ -496,12 +504,14 @@ def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[Table
     )
 
 
-def _demands(job: JobFile, *, needs_key: bool, appends_keyless: bool, lists: bool) -> Demands:
+def _demands(
+    job: JobFile, copied: Mapping[TableId, CopiedColumns], *, needs_key: bool, appends_keyless: bool, lists: bool
+) -> Demands:
     return Demands(
         needs_key=needs_key,
         slot=job.slot,
         publication=job.publication,
-        tables=TableSettings.of(job),
+        tables=TableSettings.of(job, copied),
         lists=lists,
         appends_keyless=appends_keyless,
     )

@@ -94,10 +94,11 @@ from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
+from tidemark.state.projection import TableProjection
 from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
-from tidemark.state.table import TableId
+from tidemark.state.table import TableId, TableSchema
 
 KEPT_PLANS = 100
 """Plans of committed epochs that are kept, for `tidemark checkpoints JOB.yaml list`."""
@@ -298,6 +299,25 @@ class Checkpoint:
         for name in altered:
             state = state.with_altered(ALTERED.decode(self._read(name), name))
         return state
+
+    def newest_schemas(self) -> dict[TableId, tuple[TableSchema, TableProjection | None]]:
+        """The newest schema and projection of each table that the job has or had."""
+        data = self.store.read(JOB_FILE)
+        if data is None:
+            return {}
+        first = JOB.decode(data, JOB_FILE)
+        names = [joined_file(number + 1) for number in range(len(self.store.list(JOINED_FOLDER)))]
+        joined = [JOINED.decode(self._read(name), name) for name in names]
+        found: dict[TableId, tuple[TableSchema, TableProjection | None]] = {}
+        facts = [(first.schemas, first.projections), *((each.schemas, each.projections) for each in joined)]
+        for schemas, projections in facts:
+            of_table = {projection.output.table: projection for projection in projections}
+            found |= {schema.table: (schema, of_table.get(schema.table)) for schema in schemas}
+        for altered in self.altered():
+            table = altered.schema.table
+            if found[table][0].version == altered.schema.version:
+                found[table] = altered.schema, altered.projection
+        return found
 
     def create_joined(self, state: JobState, joined: Joined) -> JobState:
         """Adds tables to the job. Raises JobHeldError if another driver did so."""

@@ -347,3 +347,15 @@ def test_a_run_that_fails_before_it_knows_its_job_tells_it_too(tidemark: Command
     summary.mkdir()
     ended = tidemark("run", tmp_path / "missing.yaml", "--summary", summary)
     assert (ended.code, "--summary" in ended.last_line) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("reconcile",), ("status", "--no-such-option")])
+def test_json_output_of_a_failure_ends_with_the_event_failed(
+    tidemark: CommandLine, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    command, *options = arguments
+    ended = tidemark(command, tmp_path / "none.yaml", "--json", *options)
+    (failed,) = ended.events()
+    assert (failed["event"], failed["exit_code"], ended.code) == ("failed", 2, 2)
+    assert ended.last_line == f"tidemark: {failed['cause']} Remedy: {failed['remedy']}"
+    assert tidemark(command, tmp_path / "none.yaml", *options).out == ""

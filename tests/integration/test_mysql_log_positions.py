@@ -156,8 +156,10 @@ def test_start_at_a_time(table: LoggedServer) -> None:
         moment = datetime.fromtimestamp(float(table.query("SELECT UNIX_TIMESTAMP(NOW(6))")[0][0]), timezone.utc)
         table.execute("SELECT SLEEP(1.1)", "INSERT INTO t VALUES (2, 'b')")
         assert ids_from(table, positions.resolve(StartAtTime(moment))) == [2]
-        future = positions.resolve(StartAtTime(moment + timedelta(days=1)))
-        assert (future.file, future.pos) == (table.end().file, table.end().pos)
+        soon = positions.resolve(StartAtTime(moment + timedelta(seconds=30)))
+        assert (soon.file, soon.pos) == (table.end().file, table.end().pos)
+        with pytest.raises(JobFileError, match="in the future"):
+            positions.resolve(StartAtTime(moment + timedelta(days=1)))
         first = positions.resolve(StartAtTime(moment - timedelta(days=1)))
         assert first.file == binary_logs(positions.connection)[0][0]
 

@@ -158,7 +158,9 @@ def test_the_command(
     assert "nobody" not in ended.out + ended.err
     ended = tidemark("reconcile", job, "--json", "--repair", "--examples", "1")
     assert ended.code == 8
-    told = json.loads(ended.out)
+    told, failed = map(json.loads, ended.out.splitlines())
+    assert (failed["event"], failed["exit_code"]) == ("failed", 8)
+    assert ended.last_line == f"tidemark: {failed['cause']} Remedy: {failed['remedy']}"
     assert not told["equal"]
     (orders,) = [table for table in told["tables"] if table["table"].endswith("orders")]
     assert (orders["rows"], orders["missing"], orders["different"], orders["surplus"]) == (60, 1, 1, 0)

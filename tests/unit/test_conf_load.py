@@ -137,7 +137,10 @@ def test_server_ids_follow_from_the_job_name_unless_given(tmp_path: Path) -> Non
         ("earliest", StartAtEnd("earliest")),
         ("latest", StartAtEnd("latest")),
         ("{file: binlog.000012, pos: 157}", StartAtFile("binlog.000012", 157)),
-        ("{gtid: 0-1-100}", StartAfterGtids("0-1-100")),
+        (
+            "{gtid: '3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5'}",
+            StartAfterGtids("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"),
+        ),
         ("{timestamp: 2024-01-31T12:00:00Z}", "2024-01-31T12:00:00Z"),
         ("{timestamp: '2024-01-31 13:00:00.5+01:00'}", "2024-01-31T12:00:00.500000Z"),
     ],
@@ -192,6 +195,11 @@ def test_a_postgres_job_may_start_at_an_lsn(tmp_path: Path) -> None:
             "log.start: is for MySQL and MariaDB sources only",
         ),
         (["mode=incremental", "log.start={lsn: 0/1}"], "log.start: is for PostgreSQL sources only"),
+        (["mode=incremental", "log.start={gtid: 0-1-1}"], "log.start.gtid: must be a GTID set of MySQL"),
+        (
+            ["source.url=mariadb://u@h/", "mode=incremental", "log.start={gtid: 'uuid:1'}"],
+            "log.start.gtid: must be a GTID position of MariaDB",
+        ),
         (
             [POSTGRES, "log.ignore_statements_on=[ops.beat]"],
             "log.ignore_statements_on: is for MySQL and MariaDB sources only",
@@ -446,9 +454,18 @@ REFUSED = [
     ),
     (
         "sink.type=iceberg",
-        "sink.type: the sink type iceberg is not supported yet. Allowed: mirror, files, delta, console",
+        "sink.type: the sink type iceberg is not supported yet; for tables in a lake, sink.type delta has a mirror or a "
+        "changelog. Allowed: mirror, files, delta, console",
     ),
-    ("sink.type=kafka", "sink.type: the sink type kafka is not supported yet. Allowed: mirror, files, delta, console"),
+    (
+        "sink.type=Kafka",
+        "sink.type: the sink type kafka is not supported yet; for every change in its order, sink.type files writes JSON Lines "
+        "or Parquet, and delta has style changelog. Allowed: mirror, files, delta, console",
+    ),
+    (
+        "snapshot.on_table_error=park",
+        "snapshot.on_table_error: unknown key. It is source.on_table_error. Allowed here:",
+    ),
     ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, delta, console"),
     (
         "sink={typ: files}",
@@ -463,9 +480,33 @@ REFUSED = [
     ),
     (
         "sink.on_schema_change=ignore",
-        "sink.on_schema_change: on_schema_change: ignore is not supported yet. Allowed: evolve, stop",
+        "sink.on_schema_change: must not be ignore for all kinds: rename_column and change_type can't be ignored. Write "
+        "{add_column: ignore, drop_column: ignore, truncate: ignore, drop_table: ignore}, or some of these",
     ),
-    ("sink.on_schema_change=stopp", "sink.on_schema_change: must be evolve | stop; found: stopp. Did you mean 'stop'?"),
+    (
+        "sink.on_schema_change=stopp",
+        "sink.on_schema_change: must be evolve | stop, or kinds like {add_column: ignore, truncate: stop}; found: stopp. Did "
+        "you mean 'stop'?",
+    ),
+    (
+        "sink.on_schema_change={rename_column: ignore}",
+        "sink.on_schema_change.rename_column: must not be ignore: the column's values come under its new name, and the copy "
+        "would get none of them. Allowed: evolve, stop",
+    ),
+    (
+        "sink.on_schema_change={change_type: ignore}",
+        "sink.on_schema_change.change_type: must not be ignore: the copy's column need not hold the new values. Allowed: "
+        "evolve, stop",
+    ),
+    (
+        "sink.on_schema_change={truncate: drop}",
+        "sink.on_schema_change.truncate: must be evolve | stop | ignore; found: drop",
+    ),
+    (
+        "sink.on_schema_change={add_colum: stop}",
+        "sink.on_schema_change.add_colum: unknown key. Did you mean 'add_column'? Allowed here: add_column, drop_column, "
+        "rename_column, change_type, truncate, drop_table",
+    ),
     (
         "spark.master=5",
         "spark.master: must be text; found: 5. Text that looks like a number or truth value must be in quotes",

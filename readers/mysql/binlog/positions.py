@@ -300,6 +300,15 @@ class LogPositions:
         time_us = round(time.replace(tzinfo=time.tzinfo or timezone.utc).timestamp() * 1_000_000)
         files = self._files()
         margin_us = _CLOCK_MARGIN_SECONDS * 1_000_000
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT UNIX_TIMESTAMP()")
+            ((now,),) = cursor.fetchall()
+        if time_us > int(now) * 1_000_000 + margin_us:
+            raise JobFileError(
+                f"log.start is {time.isoformat()}, which is in the future by the source's clock: what is committed until then "
+                "can't be left out.",
+                "Give an earlier time, or start the job then, with `latest`.",
+            )
         low, high = 0, len(files) - 1  # `low` becomes the newest file that was certainly created before
         while low < high:
             middle = (low + high + 1) // 2

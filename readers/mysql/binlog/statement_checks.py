@@ -8,7 +8,7 @@ from tidemark.readers.mysql.schema.types import parse_source_type
 from tidemark.readers.mysql.schema.widening import same_values
 from tidemark.readers.mysql.statements.classify import classify
 from tidemark.readers.mysql.statements.statement import AddedColumn, DroppedColumn, ModifiedColumn, Statement
-from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError
+from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, TableDroppedError, UnknownLogEventError
 from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId
 
@@ -40,7 +40,7 @@ class StatementChecks:
             return self._named(meaning.truncated)
         changed = self._wanted(meaning) or self._lacking(meaning)
         if changed:
-            raise SchemaChangedError(
+            raise (TableDroppedError if meaning.drops else SchemaChangedError)(
                 f"{log.position}: {meaning.what} on {', '.join(map(str, changed))}, which can't be followed.",
                 LEAVE_OUT,
                 changed[0],

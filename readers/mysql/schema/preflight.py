@@ -68,7 +68,10 @@ def preflight(
     ]
     schemas: dict[TableId, TableSchema] = {}
     for table, facts in tables.items():
-        excluded = demands.tables.exclude_columns.get(table, frozenset())
+        primary = () if facts.primary_key is None else facts.primary_key.column_names
+        names = dict.fromkeys(facts.column_names)
+        excluded, unclear = demands.tables.left_out(table, names, [name for name in primary if name is not None])
+        findings += unclear
         unreadable = check_select(connection, facts, exclude_columns=excluded)
         findings += unreadable
         findings += check_storage(facts, snapshots=demands.snapshots)

@@ -170,7 +170,7 @@ class _Parser(Cursor):
             self.words("IF", "NOT", "EXISTS")
             table = self.table()
             if replaces:
-                return Statement("CREATE OR REPLACE TABLE", frozenset([table]))
+                return Statement("CREATE OR REPLACE TABLE", frozenset([table]), drops=True)
             if self._selects():
                 return Statement("CREATE TABLE … SELECT", writes=True, written=table)
             return Statement("CREATE TABLE")
@@ -212,10 +212,10 @@ class _Parser(Cursor):
             return Statement("DROP TEMPORARY TABLE")
         if self.word("TABLE", "TABLES"):
             self.words("IF", "EXISTS")
-            return Statement("DROP TABLE", frozenset(self.tables()))
+            return Statement("DROP TABLE", frozenset(self.tables()), drops=True)
         if self.word("DATABASE", "SCHEMA"):
             self.words("IF", "EXISTS")
-            return Statement("DROP DATABASE", dropped_databases=frozenset([self.name()]))
+            return Statement("DROP DATABASE", dropped_databases=frozenset([self.name()]), drops=True)
         if self._is_index():
             return self._drop_index()
         return self._other("DROP")

@@ -56,7 +56,8 @@ class Statement:
     be written, also if stored functions that it calls may write others. `cascades`: tables that get a foreign key
     with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `altered`: the table that gets the columns
     `added`, loses `dropped`, and whose columns `modified` are of these types after it. `charsets`: the character sets, or
-    collations, that the statement makes the default of `altered`'s new columns.
+    collations, that the statement makes the default of `altered`'s new columns. `drops`: the tables of `changed` are dropped,
+    though the statement may create one of them again.
     """
 
     what: str
@@ -74,3 +75,4 @@ class Statement:
     dropped: tuple[DroppedColumn, ...] = ()
     modified: tuple[ModifiedColumn, ...] = ()
     charsets: tuple[str, ...] = ()
+    drops: bool = False

@@ -6,7 +6,7 @@ Names do not identify tables: another table may have the name now.
 from collections.abc import Collection, Iterable, Mapping
 
 from tidemark.readers.postgres.schema.table_facts import TableFacts
-from tidemark.state.errors import SchemaChangedError
+from tidemark.state.errors import SchemaChangedError, TableDroppedError
 from tidemark.state.partitions import WatchedTable
 from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
@@ -107,8 +107,8 @@ def was_renamed(table: TableId, name: TableId) -> SchemaChangedError:
     )
 
 
-def is_gone(table: TableId) -> SchemaChangedError:
-    return SchemaChangedError(
+def is_gone(table: TableId) -> TableDroppedError:
+    return TableDroppedError(
         f"{table} was dropped, and its rows with it, which is not in the log.",
         f"{START_OVER_NOW} If the table is not to be copied any more, take it out of source.tables.",
         table,

@@ -63,7 +63,9 @@ def preflight(
     ]
     schemas: dict[TableId, TableSchema] = {}
     for table, facts in tables.items():
-        excluded = demands.tables.exclude_columns.get(table, frozenset())
+        primary = () if facts.primary_key is None else facts.primary_key.columns
+        numbers = {column.name: column.number for column in facts.columns}
+        excluded, _ = demands.tables.left_out(table, numbers, [name for name in primary if name is not None])
         schema, problems = check_columns(
             facts,
             exclude_columns=excluded,
