@@ -99,6 +99,20 @@ def test_limits_of_the_server_cut_off_no_rejected_rows(request: pytest.FixtureRe
             assert session.query("SELECT @@max_execution_time") == [(0,)]
 
 
+def test_settings_of_a_mariadb_server_stop_no_job(request: pytest.FixtureRequest) -> None:
+    """With `sql_if_exists` the server refuses CREATE TABLE IF NOT EXISTS of a table that exists. With the others it ends a
+    connection whose transaction waits for rows."""
+    copy = make_case("mariadb", request)
+    assert isinstance(copy.sink, MirrorSink)
+    with global_settings(copy.place, sql_if_exists=1, idle_transaction_timeout=1, idle_write_transaction_timeout=1):
+        for number in (1, 2):
+            copy.sink.prepare(copy.job, [ORDERS])
+            copy.write(snapshot_part(number, number, ORDERS, [(number, "a", None, None, None)]), schemas=SCHEMAS)
+        with contextlib.closing(copy.sink.connect()) as session:
+            query = "SELECT @@idle_transaction_timeout, @@idle_write_transaction_timeout"
+            assert session.query(query) == [(0, 0)]
+
+
 TIMED = dataclasses.replace(ORDERS, columns=(ORDERS.columns[0], column("seen", "timestamp", "timestamptz")))
 OF_TIMED = {(TIMED.table, 1): TIMED}
 MOMENT = 1_000_000_000_000_000
