@@ -20,7 +20,7 @@ from tidemark.sinks.mirror.audit import AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity
-from tidemark.state.errors import RefusedRowsError
+from tidemark.state.errors import RefusedRowsError, SinkError
 
 pytestmark = pytest.mark.integration
 
@@ -172,6 +172,35 @@ def test_a_later_table_that_the_target_can_not_have_stops_no_other(
         run_epochs(path, notes=(notes := Notes()))
         assert any("max key length" in facts.get("text", "") for event, facts in notes.found if event == "parked")
     assert mysql_database.query("SELECT id FROM good ORDER BY id") == [(1,), (2,)]
+
+
+def test_labels_that_the_target_takes_for_one(mysql_database: Database, tmp_path: Path) -> None:
+    """A source without strict mode has such an ENUM. An ENUM of the copy would hold the first label for both."""
+    lenient = "SET sql_mode = ''"
+    cased = "cased (id INT PRIMARY KEY, e ENUM('a', 'A') COLLATE utf8mb4_general_ci)"
+    accented = "accented (id INT PRIMARY KEY, e ENUM('a', 'á') COLLATE utf8mb4_general_ci)"
+    mysql_database.execute("CREATE TABLE good (id INT PRIMARY KEY)", "INSERT INTO good VALUES (1)")
+    with fresh_database(mysql_database.server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        path = write_job(tmp_path, source=source_of(mysql_database, on_table_error="park"), sink=sink)
+        run_epochs(path)
+        mysql_database.execute(lenient, f"CREATE TABLE {cased}", "INSERT INTO cased VALUES (1, 1), (2, 2)")
+        mysql_database.execute(lenient, f"CREATE TABLE {accented}", "INSERT INTO good VALUES (2)")
+        run_epochs(path, notes=(notes := Notes()))
+        (parked,) = [facts for event, facts in notes.found if event == "parked"]
+        assert parked["table"].endswith(".accented")
+        assert "duplicated value 'a' in ENUM" in parked["text"]
+        mysql_database.execute("UPDATE cased SET id = id + 10")
+        run_epochs(path)
+        assert target.query("SELECT id FROM good ORDER BY id") == [(1,), (2,)]
+        assert target.query("SELECT id, e FROM cased ORDER BY id") == [(11, "a"), (12, "A")]
+    with fresh_database(mysql_database.server) as target:
+        target.execute(lenient, f"CREATE TABLE {cased}")
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        (other := tmp_path / "other").mkdir()
+        source = source_of(mysql_database, tables=[f"{mysql_database.name}.cased"])
+        with pytest.raises(SinkError, match=r"column e is enum.*, and its collation utf8mb4_general_ci takes some of"):
+            run_epochs(write_job(other, source=source, sink=sink))
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])
