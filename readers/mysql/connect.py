@@ -80,7 +80,11 @@ _SESSION = {
     "group_concat_max_len": "4194304",
 }
 _SESSION_MYSQL = {"max_execution_time": "0", "session_track_gtids": "'OFF'", "information_schema_stats_expiry": "0"}
-_SESSION_MARIADB = {"max_statement_time": "0"}
+_SESSION_MARIADB = {
+    "max_statement_time": "0",
+    "idle_transaction_timeout": "0",  # the session waits for the log while a transaction keeps its snapshot
+    "idle_readonly_transaction_timeout": "0",
+}
 _GIPK_SINCE = (8, 0, 30)
 _SECONDARY_ENGINE_SINCE = (8, 0, 13)
 """HeatWave has copies of tables that lag behind."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import ValueRange, holds
+from tidemark.sinks.mirror.value_ranges import Labels, ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER, read_again
@@ -323,6 +323,8 @@ def _column_problem(schema: TableSchema, column: Column, found: TargetColumn, di
         return str(exc)
     if found.value_range is None or not holds(found.value_range, value_range):
         return f"is {found.type_name}, which can't hold every {column.source_type}"
+    if isinstance(found.value_range, Labels) and found.value_range.meet(found.collation):
+        return f"is {found.type_name}, and its collation {found.collation} takes some of these labels for one"
     if column.nullable and column.name not in schema.key and not found.nullable:
         return "is NOT NULL, but the source's column may be null"
     return dialect.key_problem(column, found) if column.name in schema.key else None

@@ -4,6 +4,7 @@
 """
 
 import re
+import string
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -63,12 +64,21 @@ class Text:
     padded: bool = False
 
 
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
 @dataclass(frozen=True, slots=True)
 class Labels:
     """An ENUM, or a SET if `several`."""
 
     labels: tuple[str, ...]
     several: bool
+
+    def meet(self, collation: str | None) -> bool:
+        """True if the collation takes labels for one that differ in the case of a to z. A server without strict mode allows
+        them, and stores the first one for both. Labels that differ otherwise, as in accents, are not found."""
+        folded = {label.translate(_LOWER) for label in self.labels}
+        return collation is not None and collation.endswith("_ci") and len(folded) < len(set(self.labels))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,25 @@ def test_a_row_that_the_server_refuses_parks_its_table(case: Case) -> None:
     case.read_again()
 
 
+@pytest.mark.parametrize("case", PAIRS[2:3], indirect=True, ids="-".join)
+@pytest.mark.parametrize("in_log", [False, True], ids=["snapshot", "log"])
+def test_a_row_longer_than_the_targets_packets_parks_its_table(case: Case, in_log: bool) -> None:
+    case.source.execute("ALTER TABLE shop.readings ALTER v TYPE text")
+    ((usual,),) = case.target.query("SELECT @@GLOBAL.max_allowed_packet")
+    case.target.execute("SET GLOBAL max_allowed_packet = 262144")  # for sessions that open from now on
+    try:
+        if in_log:
+            assert case.run() == []
+        case.insert(2, "repeat('x', 300000)")
+        (told,) = case.run()
+    finally:
+        case.target.execute(f"SET GLOBAL max_allowed_packet = {usual}")
+    assert told["table"] == str(case.table)
+    assert "more than the target's max_allowed_packet" in told["text"]
+    assert case.ids("notes") == [1, 2]
+    case.read_again()
+
+
 @pytest.mark.parametrize("case", [PAIRS[0], PAIRS[2]], indirect=True, ids="-".join)
 def test_a_table_is_parked_though_another_connection_writes_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_writer, "MIN_BYTES", 1)

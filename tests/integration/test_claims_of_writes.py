@@ -273,6 +273,28 @@ def test_rows_that_are_copied_keep_the_first_policy_of_zero_dates(
     assert job.rows(target, "t") == [(1, None)]
 
 
+def test_values_of_an_enum_that_have_one_text(mysql_database: Database, target: Database, tmp_path: Path) -> None:
+    """Values travel as texts: a key that is none of its labels is an empty text, and a copy takes the first of equal labels."""
+    lenient = "SET sql_mode = ''"
+    labels = "(id INT PRIMARY KEY, e ENUM('a', 'á') COLLATE utf8mb4_general_ci)"
+    mysql_database.execute(
+        lenient,
+        "CREATE TABLE keyed (e ENUM('', 'a') PRIMARY KEY, v INT)",
+        "INSERT INTO keyed VALUES ('', 1), ('a', 2)",
+        f"CREATE TABLE labels {labels}",
+        "INSERT INTO labels VALUES (1, 2)",
+    )
+    target.execute(lenient, f"CREATE TABLE labels {labels}")
+    job = Mirrored(mysql_database, target, tmp_path)
+    job.run()
+    mysql_database.execute(lenient, "INSERT INTO keyed VALUES ('none of them', 3)")
+    job.run()
+    assert job.rows(mysql_database, "keyed") == [("", 1), ("", 3), ("a", 2)]
+    assert job.rows(target, "keyed") == [("", 3), ("a", 2)]
+    assert job.rows(mysql_database, "labels") == [(1, "á")]
+    assert job.rows(target, "labels") == [(1, "a")]
+
+
 @pytest.fixture(params=["mysql", "mariadb"])
 def unshared_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database on a server whose log no other test reads: a statement in it would end their jobs."""

@@ -51,6 +51,8 @@ def test_a_session_does_not_depend_on_the_servers_defaults(source_database: Data
     }
     if source_database.kind == "mysql":
         hostile["use_secondary_engine"] = "FORCED"
+    else:
+        hostile |= {"idle_transaction_timeout": "1", "idle_readonly_transaction_timeout": "1"}
     connection = connect(root_endpoint(source_database.server), None)
     with contextlib.closing(connection), connection.cursor() as cursor:
         for name, value in hostile.items():
@@ -64,6 +66,9 @@ def test_a_session_does_not_depend_on_the_servers_defaults(source_database: Data
         if source_database.kind == "mysql":
             cursor.execute("SELECT @@use_secondary_engine")
             assert cursor.fetchone() == ("OFF",)
+        else:
+            cursor.execute("SELECT @@idle_transaction_timeout, @@idle_readonly_transaction_timeout")
+            assert cursor.fetchone() == (0, 0)
 
 
 @pytest.mark.parametrize("completion", ["CHAIN", "RELEASE"])

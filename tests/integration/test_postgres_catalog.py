@@ -119,6 +119,27 @@ def test_types_that_can_not_be_carried_name_their_column(
     assert schema_of(facts_of(connection, "t"), exclude_columns={"ref"}).key == ("id",)
 
 
+def test_a_name_of_an_object_inside_of_another_type_is_found(
+    postgres_source_database: Database, connection: Connection
+) -> None:
+    """`ALTER TABLE … RENAME` would change the text of all its rows, and the log would have none of them."""
+    types = ("own[]", "named", "domained[]", "own_list", "t0", "regclass[]")
+    postgres_source_database.execute(
+        "CREATE TYPE own AS (i int, r regclass)",
+        "CREATE DOMAIN named AS own",
+        "CREATE DOMAIN domained AS regtype",
+        "CREATE TYPE own_list AS (i int, o own[])",
+        "CREATE TABLE t0 (d domained)",
+        f"CREATE TABLE t (id int PRIMARY KEY, {', '.join(f'c{n} {kind}' for n, kind in enumerate(types))}, p point, o oid)",
+    )
+    columns = {f"c{n}" for n in range(len(types))}
+    facts = facts_of(connection, "t")
+    for column in columns:
+        with pytest.raises(UnsupportedTypeError, match=f"Column {column} of public.t has .*, whose text has the name"):
+            schema_of(facts, exclude_columns=columns - {column})
+    assert schema_of(facts, exclude_columns=columns).key == ("id",)
+
+
 def test_a_key_is_primary_or_named(postgres_source_database: Database, connection: Connection) -> None:
     postgres_source_database.execute(
         "CREATE TABLE public.own (b int, a int, extra int, PRIMARY KEY (a, b) INCLUDE (extra))",

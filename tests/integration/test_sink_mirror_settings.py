@@ -20,7 +20,7 @@ from tidemark.sinks.mirror.audit import AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity
-from tidemark.state.errors import RefusedRowsError
+from tidemark.state.errors import RefusedRowsError, SinkError
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ HARMFUL = {
     "standard_conforming_strings": "off",
     "default_transaction_isolation": "'serializable'",
     "default_transaction_read_only": "on",
-    "statement_timeout": "1",
+    "statement_timeout": "5000",  # not shorter: it holds until the session has set its own, however slow the machine is
     "timezone": "'America/St_Johns'",
     "client_encoding": "'LATIN1'",
 }
@@ -64,8 +64,13 @@ def test_settings_of_the_database_change_no_value(kind: str, request: pytest.Fix
     source.execute(f"CREATE TABLE kept (id int PRIMARY KEY, {columns})", f"INSERT INTO kept VALUES (1, {row})")
     with fresh_database(source.server) as target:
         has_timeout = bool(target.query("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'"))
-        settings = HARMFUL | ({"transaction_timeout": "200"} if has_timeout else {})
+        settings = HARMFUL | ({"transaction_timeout": "5000"} if has_timeout else {})
         target.execute(*(f'ALTER DATABASE "{target.name}" SET {name} = {value}' for name, value in settings.items()))
+        sink = MirrorSink(parse_endpoint(target.url), TEMPLATE, None, "postgresql", STOP)
+        with contextlib.closing(sink.connect()) as session:
+            for name in settings:
+                if name.endswith("_timeout"):
+                    assert session.query(f"SHOW {name}") == [("0",)]
         path = write_job(
             tmp_path, source=source_of(source), sink={"type": "mirror", "url": target.url, "table": "{table}"}
         )
@@ -97,6 +102,20 @@ def test_limits_of_the_server_cut_off_no_rejected_rows(request: pytest.FixtureRe
         with contextlib.closing(copy.sink.connect()) as session:
             assert session.query("SELECT 1 UNION ALL SELECT 2") == [(1,), (2,)]
             assert session.query("SELECT @@max_execution_time") == [(0,)]
+
+
+def test_settings_of_a_mariadb_server_stop_no_job(request: pytest.FixtureRequest) -> None:
+    """With `sql_if_exists` the server refuses CREATE TABLE IF NOT EXISTS of a table that exists. With the others it ends a
+    connection whose transaction waits for rows."""
+    copy = make_case("mariadb", request)
+    assert isinstance(copy.sink, MirrorSink)
+    with global_settings(copy.place, sql_if_exists=1, idle_transaction_timeout=1, idle_write_transaction_timeout=1):
+        for number in (1, 2):
+            copy.sink.prepare(copy.job, [ORDERS])
+            copy.write(snapshot_part(number, number, ORDERS, [(number, "a", None, None, None)]), schemas=SCHEMAS)
+        with contextlib.closing(copy.sink.connect()) as session:
+            query = "SELECT @@idle_transaction_timeout, @@idle_write_transaction_timeout"
+            assert session.query(query) == [(0, 0)]
 
 
 TIMED = dataclasses.replace(ORDERS, columns=(ORDERS.columns[0], column("seen", "timestamp", "timestamptz")))
@@ -158,6 +177,35 @@ def test_a_later_table_that_the_target_can_not_have_stops_no_other(
         run_epochs(path, notes=(notes := Notes()))
         assert any("max key length" in facts.get("text", "") for event, facts in notes.found if event == "parked")
     assert mysql_database.query("SELECT id FROM good ORDER BY id") == [(1,), (2,)]
+
+
+def test_labels_that_the_target_takes_for_one(mysql_database: Database, tmp_path: Path) -> None:
+    """A source without strict mode has such an ENUM. An ENUM of the copy would hold the first label for both."""
+    lenient = "SET sql_mode = ''"
+    cased = "cased (id INT PRIMARY KEY, e ENUM('a', 'A') COLLATE utf8mb4_general_ci)"
+    accented = "accented (id INT PRIMARY KEY, e ENUM('a', 'á') COLLATE utf8mb4_general_ci)"
+    mysql_database.execute("CREATE TABLE good (id INT PRIMARY KEY)", "INSERT INTO good VALUES (1)")
+    with fresh_database(mysql_database.server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        path = write_job(tmp_path, source=source_of(mysql_database, on_table_error="park"), sink=sink)
+        run_epochs(path)
+        mysql_database.execute(lenient, f"CREATE TABLE {cased}", "INSERT INTO cased VALUES (1, 1), (2, 2)")
+        mysql_database.execute(lenient, f"CREATE TABLE {accented}", "INSERT INTO good VALUES (2)")
+        run_epochs(path, notes=(notes := Notes()))
+        (parked,) = [facts for event, facts in notes.found if event == "parked"]
+        assert parked["table"].endswith(".accented")
+        assert "duplicated value 'a' in ENUM" in parked["text"]
+        mysql_database.execute("UPDATE cased SET id = id + 10")
+        run_epochs(path)
+        assert target.query("SELECT id FROM good ORDER BY id") == [(1,), (2,)]
+        assert target.query("SELECT id, e FROM cased ORDER BY id") == [(11, "a"), (12, "A")]
+    with fresh_database(mysql_database.server) as target:
+        target.execute(lenient, f"CREATE TABLE {cased}")
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        (other := tmp_path / "other").mkdir()
+        source = source_of(mysql_database, tables=[f"{mysql_database.name}.cased"])
+        with pytest.raises(SinkError, match=r"column e is enum.*, and its collation utf8mb4_general_ci takes some of"):
+            run_epochs(write_job(other, source=source, sink=sink))
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mysql"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.identity import is_gone, is_unlogged, was_renamed
+from tidemark.readers.postgres.schema.types import INNER_TYPES
 from tidemark.state.partitions import Partition, Partitions, WatchedTable
 from tidemark.state.table import TableId
 
@@ -26,19 +27,13 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relpersistence = 'p',
             WHERE i.indrelid = c.oid AND i.indisunique)))
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%s::oid[])"""
-# All types that the text of a type's values depends on: of domains, arrays, ranges, and attributes of composite types.
-_INNER_TYPES = """
-        SELECT p.typbasetype UNION ALL SELECT p.typelem
-        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE p.oid IN (r.rngtypid, r.rngmultitypid)
-        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
-        WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped"""
 _TYPE_PARTS = f"""
 WITH RECURSIVE types(root, attnum, type) AS (
     SELECT a.attrelid, a.attnum, a.atttypid FROM pg_attribute AS a
     WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
     UNION
     SELECT t.root, t.attnum, inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type
-    CROSS JOIN LATERAL ({_INNER_TYPES}
+    CROSS JOIN LATERAL ({INNER_TYPES}
     ) AS inner_type(oid) WHERE inner_type.oid <> 0
 )
 SELECT t.root::bigint, concat_ws(' ', t.attnum, 'label', e.oid), e.enumlabel
@@ -80,7 +75,7 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint, concat_ws(' ',
     (WITH RECURSIVE types(type) AS (
         SELECT DISTINCT a.atttypid FROM pg_attribute AS a WHERE a.attrelid = ANY (%(roots)s::oid[]) AND a.attnum > 0
         UNION
-        SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL ({_INNER_TYPES}
+        SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type CROSS JOIN LATERAL ({INNER_TYPES}
         ) AS inner_type(oid) WHERE inner_type.oid <> 0
      )
      SELECT concat_ws(' ', count(*), bit_xor(hashint8extended(a.attrelid::bigint << 16 | a.attnum, a.xmin::text::bigint)))
@@ -188,7 +183,7 @@ WITH RECURSIVE types(type) AS (
     WHERE a.attrelid = %(oid)s::oid AND a.attnum = ANY (%(numbers)s::int2[])
     UNION
     SELECT inner_type.oid FROM types AS t JOIN pg_type AS p ON p.oid = t.type
-    CROSS JOIN LATERAL ({_INNER_TYPES}
+    CROSS JOIN LATERAL ({INNER_TYPES}
     ) AS inner_type(oid) WHERE inner_type.oid <> 0
 )
 SELECT EXISTS (

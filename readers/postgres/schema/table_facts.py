@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tidemark.readers.postgres.connect import Connection
-from tidemark.readers.postgres.schema.types import BaseType
+from tidemark.readers.postgres.schema.types import INNER_TYPES, NAMES_OF_OTHERS, BaseType
 from tidemark.state.errors import TableGoneError
 from tidemark.state.table import TableId
 
@@ -25,16 +25,25 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
 # NOT NULL may be NOT VALID since 18: older rows may have NULL.
-_COLUMNS = """
+_COLUMNS = f"""
 WITH RECURSIVE bases AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type, a.atttypmod AS modifier
     FROM pg_attribute a WHERE a.attrelid = ANY (%(tables)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
     SELECT b.attrelid, b.attnum, t.typbasetype, t.typtypmod
     FROM bases b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
+), parts(root, type) AS (
+    SELECT b.type, b.type FROM bases b
+    UNION
+    SELECT s.root, i.oid FROM parts s JOIN pg_type p ON p.oid = s.type
+    CROSS JOIN LATERAL ({INNER_TYPES}
+    ) AS i(oid) WHERE i.oid <> 0
+), names(root, type) AS (
+    SELECT s.root, min(p.typname::text) FROM parts s JOIN pg_type p ON p.oid = s.type
+    WHERE p.typnamespace = 'pg_catalog'::regnamespace AND p.typname::text = ANY (%(names)s) GROUP BY s.root
 )
 SELECT a.attrelid::bigint, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod),
-       CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END, b.modifier,
+       coalesce(s.type, CASE t.typnamespace WHEN 'pg_catalog'::regnamespace THEN t.typname::text ELSE '' END), b.modifier,
        a.attnotnull AND NOT EXISTS (SELECT FROM pg_constraint v WHERE v.conrelid = a.attrelid AND v.contype = 'n'
                                     AND NOT v.convalidated AND a.attnum = ANY (v.conkey)),
        a.attgenerated <> '', has_column_privilege(a.attrelid, a.attnum, 'SELECT'),
@@ -43,6 +52,7 @@ SELECT a.attrelid::bigint, a.attnum, a.attname, format_type(a.atttypid, a.atttyp
            FROM pg_collation l JOIN pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END
 FROM bases b
 JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+LEFT JOIN names s ON s.root = b.type
 JOIN pg_attribute a ON a.attrelid = b.attrelid AND a.attnum = b.attnum
 ORDER BY a.attrelid, a.attnum"""
 # An index's columns are the first indnkeyatts of its indkey; the others are INCLUDEd. 0 is an expression.
@@ -158,8 +168,10 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
         cursor.execute(_TABLES, (schemas, names))
         heads = {TableId(row[1], row[2]): row for row in cursor.fetchall()}
         hypertables = _hypertables(cursor)
-        oids = {"tables": [row[0] for row in heads.values()]}
-        columns, indexes, partitions = (_by_table(cursor, query, oids) for query in (_COLUMNS, _INDEXES, _PARTITIONS))
+        arguments = {"tables": [row[0] for row in heads.values()], "names": sorted(NAMES_OF_OTHERS)}
+        columns, indexes, partitions = (
+            _by_table(cursor, query, arguments) for query in (_COLUMNS, _INDEXES, _PARTITIONS)
+        )
     found = {}
     for table in tables:
         if table not in heads:

@@ -12,7 +12,7 @@
 | text, varchar, name | text |
 | char(n) | text, padded with spaces to n |
 | json, jsonb, uuid, xml, enums, arrays, ranges, composite types, time, interval, inet, money, bit, tsvector, … and types of extensions (citext, hstore, PostGIS as hex EWKB) | text: the server's output form under the settings of `connect.SESSION` |
-| regclass, regtype, … and aclitem | refused: their text is a name, which can change without a change of the row |
+| regclass, regtype, … and aclitem, also inside of other types | refused: their text is a name, which can change without a change of the row |
 | a domain | as its base type |
 | arrays of these types, of char, json, jsonb, uuid, time, interval and network addresses, outside a key, for sinks that take lists | list of what an element is. Several dimensions and other first indices than 1 do not fit: the job stops |
 
@@ -46,7 +46,7 @@ _PLAIN = {
     "timestamp": "timestamp",
     "timestamptz": "timestamptz",
 }
-_NAMES_OF_OTHERS = frozenset(
+NAMES_OF_OTHERS = frozenset(
     {
         "aclitem",
         "regclass",
@@ -63,6 +63,13 @@ _NAMES_OF_OTHERS = frozenset(
         "regtype",
     }
 )
+INNER_TYPES = """
+        SELECT p.typbasetype UNION ALL SELECT p.typelem
+        UNION ALL SELECT r.rngsubtype FROM pg_range AS r WHERE p.oid IN (r.rngtypid, r.rngmultitypid)
+        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
+        WHERE a.attrelid = p.typrelid AND a.attnum > 0 AND NOT a.attisdropped"""
+"""The types that the text of a value of the type p, a row of pg_type, depends on, as SQL: of domains, arrays, ranges, and
+attributes of composite types. 0 is none."""
 _LISTED_TEXTS = frozenset(
     {
         "bpchar",
@@ -89,7 +96,8 @@ _TEXT_IN_BINARY = frozenset({"text", "name", "json", "bpchar", "character", "cha
 @dataclass(frozen=True, slots=True)
 class BaseType:
     """A column's type without its domains: pg_type.typname, "" outside pg_catalog, and the modifier
-    (pg_attribute.atttypmod, or the domain's pg_type.typtypmod)."""
+    (pg_attribute.atttypmod, or the domain's pg_type.typtypmod). If one of NAMES_OF_OTHERS is inside the type, such as in a
+    composite type, it has that name."""
 
     name: str
     modifier: int
@@ -97,9 +105,9 @@ class BaseType:
 
 def canonical_type(table: TableId, column: str, source_type: str, base: BaseType) -> str:
     """Returns a canonical type name (state/table.py). Raises UnsupportedTypeError."""
-    if base.name.removeprefix("_") in _NAMES_OF_OTHERS:
+    if base.name.removeprefix("_") in NAMES_OF_OTHERS:
         raise UnsupportedTypeError(
-            f"Column {column} of {table} has type {source_type}, whose text is the name of an object. Renaming the object "
+            f"Column {column} of {table} has type {source_type}, whose text has the name of an object. Renaming the object "
             "changes the text without a change in the log.",
             f"Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}. Or change its type to oid.",
         )

@@ -70,6 +70,7 @@ _ABOUT_ROWS = frozenset(
         ER.TOO_BIG_SCALE,
         ER.TOO_BIG_PRECISION,
         ER.DUP_FIELDNAME,
+        ER.DUPLICATED_VALUE_IN_TYPE,
         ER.WRONG_COLUMN_NAME,
         ER.WRONG_TABLE_NAME,
         ER.INVALID_CHARACTER_STRING,
@@ -116,6 +117,7 @@ _REMEDIES: dict[int, str] = {
     ER.TOO_LONG_KEY: "Choose another key (source.keys), exclude the table, or create its copy yourself with a shorter key that "
     "holds the same values.",
     ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,
+    ER.DUPLICATED_VALUE_IN_TYPE: "Exclude that column (source.columns), or create the copy yourself with VARCHAR in its place.",
     ER.RECORD_FILE_FULL: _FULL,
     ER.DISK_FULL: _FULL,
     ER.NET_PACKET_TOO_LARGE: "Raise max_allowed_packet on the target's server.",

@@ -228,9 +228,10 @@ class MySqlTableRows:
             columns.append((fields, frame))
         return interleave(columns)
 
-    def _too_long(self, byte_count: int) -> SinkError:
-        return SinkError(
-            f"A row of {self._schema.table} takes {byte_count} bytes as a statement, more than the target accepts.",
+    def _too_long(self, byte_count: int) -> RefusedRowsError:
+        return RefusedRowsError(
+            f"A row of {self._schema.table} takes {byte_count} bytes as a statement, more than the target's "
+            "max_allowed_packet.",
             "Raise max_allowed_packet on the target's server (up to 1G).",
         )
 

@@ -39,7 +39,11 @@ _SESSION = (
 )
 _SESSION_MYSQL = "range_optimizer_max_mem_size = 0, max_execution_time = 0"
 _collations: dict[tuple[str, str], dict[str, str]] = {}
-_SESSION_MARIADB = "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0"
+_SESSION_MARIADB = (
+    "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0, "
+    "sql_if_exists = 0, "  # with it, CREATE TABLE IF NOT EXISTS fails if the table exists
+    "idle_transaction_timeout = 0, idle_write_transaction_timeout = 0"  # a part may be read slowly; wait_timeout is enough
+)
 
 
 class MySqlSession(LedgerSession):

@@ -159,7 +159,7 @@ class MySqlDialect:
                 return f"varbinary({4 * kind.numbers[0]})" if kind.numbers and kind.numbers[0] < 4096 else "mediumblob"
             case "geomcollection":
                 return "geometrycollection"  # MariaDB's name for it; MySQL accepts it too
-            case "enum" | "set" if "?" in kind.arguments:
+            case "enum" | "set" if "?" in kind.arguments or _labels_meet(value_range, column):
                 return f"{_label_text(value_range)}{self._collation_clause(column, key=key)}"
         text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
         if not isinstance(value_range, Text | Labels):
@@ -256,9 +256,13 @@ class MySqlDialect:
                 )
 
 
+def _labels_meet(value_range: ValueRange, column: Column) -> bool:
+    return isinstance(value_range, Labels) and value_range.meet(column.collation)
+
+
 def _label_text(value_range: ValueRange) -> str:
-    """Returns a text type for an ENUM or SET whose labels are not exactly known: the catalog shows `?` for characters beyond
-    U+FFFF."""
+    """Returns a text type for an ENUM or SET whose labels meet, or are not exactly known: the catalog shows `?` for characters
+    beyond U+FFFF."""
     assert isinstance(value_range, Labels)
     lengths = [len(label) for label in value_range.labels]
     characters = sum(lengths) + len(lengths) if value_range.several else max(lengths)
