@@ -128,6 +128,10 @@ class RefusedRowsError(SinkError):
     """The target can't hold rows of a table. Nothing of their part was written."""
 
 
+class RefusedValueError(RefusedRowsError):
+    """The same because of a value for which `sink.on_bad_value` says park or stop."""
+
+
 class SinkUnavailableError(TidemarkError):
     """The target could not be reached, or accepted no writes, within the configured number of attempts. Not a SinkError: it may
     pass."""

@@ -115,6 +115,10 @@ def test_job_stops_and_goes_on_with_another_policy(mirror: SinkCase) -> None:  #
         write(copy, part)
     assert copy.rows(READINGS) == []
     assert f"on_bad_value_in: {{shop.readings: {{{name}: " in caught.value.remedy
+    choose(copy, "park", **{name: "stop"})
+    with pytest.raises(SinkError) as caught:
+        write(copy, part)
+    assert caught.value.table is None  # else it would be parked
     choose(copy, "stop", **{name: "reject"})
     assert write(copy, part) == (BadValues(TABLE, name, "reject", 1),)
     assert copy.rows(READINGS) == [good(1), good(3)]

@@ -145,6 +145,14 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
     return SinkError(message, _TLS if _is_tls(error) else _REMEDIES.get(error_code(error), _OTHER))
 
 
+def too_long(what: str, byte_count: int) -> RefusedRowsError:
+    """The error of a row for which the server takes no statement. `what`: such as `A row of shop.orders takes`."""
+    return RefusedRowsError(
+        f"{what} {byte_count} bytes as a statement, more than the target accepts.",
+        "Raise max_allowed_packet on the target's server (up to 1G).",
+    )
+
+
 def error_code(error: pymysql.MySQLError) -> int:
     """Returns the server's error number; 0 for PyMySQL's own errors about a closed connection."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else 0

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.mysql.bad_values import bad_values
+from tidemark.sinks.mirror.mysql.errors import too_long
 from tidemark.sinks.mirror.mysql.types import MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.target import TargetName, TargetTable
@@ -228,11 +229,8 @@ class MySqlTableRows:
             columns.append((fields, frame))
         return interleave(columns)
 
-    def _too_long(self, byte_count: int) -> SinkError:
-        return SinkError(
-            f"A row of {self._schema.table} takes {byte_count} bytes as a statement, more than the target accepts.",
-            "Raise max_allowed_packet on the target's server (up to 1G).",
-        )
+    def _too_long(self, byte_count: int) -> RefusedRowsError:
+        return too_long(f"A row of {self._schema.table} takes", byte_count)
 
 
 def _row(columns: str, count: int) -> str:
