@@ -195,7 +195,9 @@ class MySqlTableRows:
 
     def create_temporary(self, columns: str) -> str:
         """See `completion.Statements`. The outer join makes columns nullable; sql_require_primary_key requires the key."""
-        number = next(_NUMBERS)
+        # In the session it would hide a copy of the same name.
+        own = self._target.table.lower()
+        number = next(number for number in _NUMBERS if own != f"tidemark_{number}")
         name = full_name(TargetName(self._target.schema, f"tidemark_{number}"))
         self._runner.execute(
             f"CREATE TEMPORARY TABLE {name} (tidemark_row_{number} BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB "
