@@ -37,7 +37,7 @@ def concerning(table: TableId) -> Iterator[None]:
     """Columns and values that can't be read inside are this table's own trouble, unless the error names another table."""
     try:
         yield
-    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError) as error:
+    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError, TableLockedError) as error:
         if error.table is None:
             error.table = table
             error.args = (error.message, error.remedy, table)
@@ -106,6 +106,14 @@ class SourceUnavailableError(TidemarkError):
     """The source could not be reached within the configured number of attempts. Not a SourceNotUsableError: it may pass."""
 
     exit_code = 7
+
+
+class TableLockedError(TidemarkError):
+    """Another session kept a table locked for so long that its rows were not read. The other tables do not wait any longer. Not
+    a SourceNotUsableError: it may pass. Not a SourceUnavailableError: the others can be read."""
+
+    exit_code = 7
+    is_cured_by_reading = True
 
 
 class LogPositionLostError(TidemarkError):

@@ -125,6 +125,10 @@ _TLS = (
     "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
     "in sink.url. A server without TLS needs a certificate of its own first."
 )
+_LOCKED = (
+    "Let that session end its transaction, or end it (SHOW PROCESSLIST, information_schema.INNODB_TRX). Then start the "
+    "job again."
+)
 _OTHER = "Correct the cause that the server names, then start the job again."
 
 
@@ -134,6 +138,8 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
     Row values that the server quotes are left out.
     """
     message = f"The target's server failed {doing}: {error_text(error)}"
+    if error_code(error) == ER.LOCK_WAIT_TIMEOUT:
+        return SinkBusyError(f"{message}. Another session keeps rows or a table of the target locked.", _LOCKED)
     if is_transient(error):
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."
