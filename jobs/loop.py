@@ -21,7 +21,7 @@ from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.repairs import goes_on, unfinished
 from tidemark.sinks.sink import added_up
-from tidemark.state.errors import PausedError
+from tidemark.state.errors import PausedError, TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, SnapshotWork
@@ -34,6 +34,8 @@ MAX_PAUSE_SECONDS = 1.0
 """The longest time between two looks at the log while splits wait (`snapshot.max_rows_per_second`)."""
 WARN_SECONDS = 10.0
 """How long a run waits for them before it says so."""
+LOCKED_SECONDS = 600.0
+"""How long a run that ends by itself waits for a table that another session keeps locked."""
 FORGET_SECONDS = 10.0
 """The least time between two calls that let the sink's ledger drop old entries."""
 
@@ -71,6 +73,8 @@ class EpochLoop:
         self._idle_after: int | None = None
         self._waits = 0
         self._is_lag_told = False
+        self._locked_at = dict[TableId, float]()
+        self._locked_told = set[TableId]()
         self._has_parts = bool(unfinished(context.checkpoint, context.state))
         self.must_open_again = False
         """The next batch of a part of a table is to be read. The running epoch was the last one."""
@@ -101,6 +105,7 @@ class EpochLoop:
                 if max_epochs is None and self._reads_on(planner):
                     self.must_open_again = True
                     return
+                self._look_at_locked(planner)
                 began = time.monotonic()
                 waits_until = self._splits_at
                 stopped = self._steering.stopped_us is not None
@@ -113,12 +118,16 @@ class EpochLoop:
                     self._mark()
                     if self._interval_seconds is None or self._has_parts or not _reads_all(record):
                         continue
-                elif planner.waits(self.committed) and (stopped or planner.is_stopped(self.committed, tables)):
+                elif planner.has_splits_left(self.committed) and (
+                    stopped or planner.is_stopped(self.committed, tables)
+                ):
                     if self._interval_seconds is None:
                         raise _snapshot_stopped(planner.state_after(self.committed), tables, of_job=stopped)
                 elif planner.waits(self.committed):
                     if planner.lag_seconds is not None:
                         self._wait_for_replica(planner.lag_seconds)
+                    elif planner.locked:
+                        self._wait_for_tables(planner)
                     elif began < waits_until:
                         self._stop.wait(min(MAX_PAUSE_SECONDS, waits_until - began))
                     else:
@@ -153,6 +162,24 @@ class EpochLoop:
             )
             text = f"No splits are read now: the source is a replica that {lag} (snapshot.max_replica_lag_seconds)."
             self._notes.add("warning", text=text)
+        self._stop.wait(MAX_PAUSE_SECONDS)
+
+    def _look_at_locked(self, planner: Planner) -> None:
+        """Says once which session keeps a table locked, if it does for long."""
+        now = time.monotonic()
+        self._locked_at = {table: self._locked_at.get(table, now) for table in planner.locked}
+        for table, began in self._locked_at.items():
+            if now - began >= WARN_SECONDS and table not in self._locked_told:
+                self._locked_told.add(table)
+                text = f"No rows of it are read now: {planner.locked[table]} The log is followed."
+                self._notes.add("warning", table=str(table), text=text)
+
+    def _wait_for_tables(self, planner: Planner) -> None:
+        """Waits a little. A run that ends by itself raises TableLockedError after LOCKED_SECONDS."""
+        for table, began in self._locked_at.items():
+            if self._interval_seconds is None and time.monotonic() - began >= LOCKED_SECONDS:
+                text = f"No rows of {table} could be read for {LOCKED_SECONDS:.0f} s: {planner.locked[table]}"
+                raise TableLockedError(text, "Then run the job again.", table)
         self._stop.wait(MAX_PAUSE_SECONDS)
 
     def _wait_for_commits(self) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, TableLockedError
 
 Row: TypeAlias = Sequence[Any]
 Answer = TypeVar("Answer")
@@ -15,6 +15,10 @@ Connection = TypeVar("Connection")
 ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 5.0
+FIND_LOCK = (
+    "Let that session end, or end it. PostgreSQL shows it in pg_locks, MySQL in performance_schema.metadata_locks, both also "
+    "in the list of their processes."
+)
 
 
 class AskingSession(ABC, Generic[Connection]):
@@ -64,6 +68,12 @@ class AskingSession(ABC, Generic[Connection]):
                         f"The source refuses a query about a table: {self.error_text(error)}",
                         "Check that the table still exists and that the account may SELECT from it.",
                     ) from error
+                if attempt == ATTEMPTS and self.is_locked(error):
+                    raise TableLockedError(
+                        f"Another session kept a table locked, and a query about it waited {attempt} times in vain: "
+                        f"{self.error_text(error)}",
+                        FIND_LOCK,
+                    ) from error
                 if attempt == ATTEMPTS:
                     raise SourceUnavailableError(
                         f"The connection was lost {attempt} times in a row: {self.error_text(error)}",
@@ -86,6 +96,11 @@ class AskingSession(ABC, Generic[Connection]):
     @abstractmethod
     def is_gone(error: Any) -> bool:
         """True if the server has no such table or column."""
+
+    @staticmethod
+    @abstractmethod
+    def is_locked(error: Any) -> bool:
+        """True if the query waited too long for another session's lock."""
 
     @staticmethod
     @abstractmethod

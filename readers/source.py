@@ -4,7 +4,7 @@ A source of every kind has the protocols of the first part. The second part has 
 sources have: callers ask with `isinstance`, each capability in one place.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -221,6 +221,14 @@ class MeasuresReplicaLag(Protocol):
 
     def replica_lag_seconds(self) -> float | None:
         """Returns how far the source is behind its own source, None if it is no replica. Infinite if it does not follow."""
+
+
+@runtime_checkable
+class FindsLocks(Protocol):
+    """A PlannerAccess of a source in which a session can keep all others from reading a table."""
+
+    def locked_tables(self, tables: Collection[TableId]) -> Mapping[TableId, str]:
+        """Returns those of the tables that can't be read now, each with a text: which session keeps it, and what ends that."""
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ def concerning(table: TableId) -> Iterator[None]:
     """Columns and values that can't be read inside are this table's own trouble, unless the error names another table."""
     try:
         yield
-    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError) as error:
+    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError, TableLockedError) as error:
         if error.table is None:
             error.table = table
             error.args = (error.message, error.remedy, table)
@@ -116,6 +116,14 @@ class SourceUnavailableError(TidemarkError):
     exit_code = 7
 
 
+class TableLockedError(TidemarkError):
+    """Another session kept a table locked for so long that its rows were not read. The other tables do not wait any longer. Not
+    a SourceNotUsableError: it may pass. Not a SourceUnavailableError: the others can be read."""
+
+    exit_code = 7
+    is_cured_by_reading = True
+
+
 class LogPositionLostError(TidemarkError):
     """The position from which the job must continue is no longer in the source's log, or is another server's."""
 
@@ -134,6 +142,10 @@ class TargetSetBackError(SinkError):
 
 class RefusedRowsError(SinkError):
     """The target can't hold rows of a table. Nothing of their part was written."""
+
+
+class RefusedValueError(RefusedRowsError):
+    """The same because of a value for which `sink.on_bad_value` says park or stop."""
 
 
 class SinkUnavailableError(TidemarkError):

@@ -10,7 +10,7 @@ the next plan is durable: until then everything can be read again.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import (
@@ -30,13 +30,13 @@ from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.jobs.tables.partition_watch import PartitionWatch
 from tidemark.readers.log.finished_splits import write_segment
-from tidemark.readers.source import MeasuresReplicaLag, PlannerAccess, RetainsLog
+from tidemark.readers.source import FindsLocks, MeasuresReplicaLag, PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.phase import Phase
-from tidemark.state.plan import EnumeratorState, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.reread import Reread
@@ -68,6 +68,8 @@ class Planner:
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
         self.lag_seconds: float | None = None
         """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
+        self.locked: Mapping[TableId, str] = {}
+        """The tables whose splits wait because another session keeps them locked, and which."""
 
     def end_at_log_end(self) -> None:
         """From now on plans only up to the present end of the log (trigger `once`)."""
@@ -112,6 +114,11 @@ class Planner:
         state = self.state_after(committed)
         return state.phase is Phase.SNAPSHOT or bool(state.rereads)
 
+    def has_splits_left(self, committed: int) -> bool:
+        """True if `next_epoch` has found nothing to run although rows are to be copied."""
+        state = self.state_after(committed)
+        return state.phase is Phase.SNAPSHOT and any(not isinstance(t.cursor, Exhausted) for t in state.tables)
+
     def is_stopped(self, committed: int, stopped: Collection[TableId]) -> bool:
         """True if splits are left, but only of these tables."""
         return are_all_stopped(self.state_after(committed), stopped)
@@ -136,8 +143,10 @@ class Planner:
         state = self.state_after(committed)
         self.lag_seconds = self._too_long_lag(state)
         splits_wait = splits_wait or self.lag_seconds is not None
+        self.locked = self._locked(state)
         extent = self._access.log_extent()
-        observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, stopped)
+        left_out = stopped.union(self.locked)
+        observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, left_out)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
             self._partitions.look(committed)
@@ -174,6 +183,10 @@ class Planner:
             return None
         lag = self._access.replica_lag_seconds() if isinstance(self._access, MeasuresReplicaLag) else None
         return lag if lag is not None and lag > self._max_lag_seconds else None
+
+    def _locked(self, state: EnumeratorState) -> Mapping[TableId, str]:
+        unread = [table.table for table in state.tables if not isinstance(table.cursor, Exhausted)]
+        return self._access.locked_tables(unread) if unread and isinstance(self._access, FindsLocks) else {}
 
     def _planned_state(self, committed: int) -> EnumeratorState:
         if committed == 0:

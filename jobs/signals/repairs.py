@@ -35,7 +35,7 @@ from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError
+from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError, TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
@@ -209,11 +209,10 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
                 rest = None
             else:
                 read, lacking, output, rest = reading.part(wish, schema, columns)
-        except (PartRefusedError, SourceNotUsableError, SinkError) as error:
-            is_of_table = isinstance(error, SourceNotUsableError) and error.table is not None
-            if wish.signal.kind == "repair" or is_of_table:
+        except (PartRefusedError, SourceNotUsableError, TableLockedError, SinkError) as error:
+            if isinstance(error, SourceNotUsableError) and error.table is not None:
                 raise  # such as an altered table: the job has a way to go on
-            _end(checkpoint, number, str(error), done=False)
+            _refuse(checkpoint, number, wish.signal, str(error))
             continue
         name = repair_file(number, _now_us())
         rows = write_repair(checkpoint.store, name, read, lacking, output)

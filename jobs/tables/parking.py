@@ -18,7 +18,7 @@ from tidemark.state.errors import (
     BadValueError,
     LogPositionLostError,
     PausedError,
-    RefusedRowsError,
+    RefusedValueError,
     SchemaChangedError,
     SinkError,
     SourceNotUsableError,
@@ -184,18 +184,14 @@ def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: 
 
 def _why(error: TidemarkError) -> str:
     """The reason for which a table is parked. A row that was corrected since is read as it is then."""
-    if (
-        isinstance(error, SinkError)
-        and START_OVER not in error.remedy
-        and not isinstance(error, BadValueError | RefusedRowsError)
-    ):
+    if isinstance(error, BadValueError | RefusedValueError):
+        return (
+            f"{error.message} Correct the row in the source, or set sink.on_bad_value or on_bad_value_in, before the table is "
+            "read again."
+        )
+    if isinstance(error, SinkError) and START_OVER not in error.remedy:
         return f"{error.message} {error.remedy}"
-    if not isinstance(error, BadValueError | RefusedRowsError):
-        return error.message
-    return (
-        f"{error.message} Correct the row in the source, or set sink.on_bad_value or on_bad_value_in, before the table is "
-        "read again."
-    )
+    return error.message
 
 
 def tell_parked(job: JobFile, state: JobState, events: Events) -> None:

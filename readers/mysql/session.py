@@ -9,8 +9,8 @@ from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
-_PASSING = frozenset({1205, 1213})
-"""Lock wait timeout and deadlock."""
+_LOCK_TIMEOUT, _DEADLOCK = 1205, 1213
+_PASSING = frozenset({_LOCK_TIMEOUT, _DEADLOCK})
 
 
 def will_pass(error: pymysql.MySQLError, connection: Connection) -> bool:
@@ -26,6 +26,10 @@ class SqlSession(AskingSession[Connection]):
     @staticmethod
     def is_gone(error: pymysql.MySQLError) -> bool:
         return error_code(error) in {1054, 1146}
+
+    @staticmethod
+    def is_locked(error: pymysql.MySQLError) -> bool:
+        return error_code(error) == _LOCK_TIMEOUT
 
     @staticmethod
     def is_open(connection: Connection) -> bool:

@@ -23,6 +23,9 @@ from tidemark.state.table import TableId
 Connection: TypeAlias = psycopg2.extensions.connection
 
 APPLICATION_NAME = "tidemark"
+LOCK_SECONDS = 60
+"""How long a query about a table waits for a session that has locked it, such as one that alters it."""
+LOCK_TIMEOUT = "55P03"
 
 SESSION = {
     "TimeZone": "UTC",
@@ -162,6 +165,17 @@ def prepare_session(connection: Connection) -> None:
             "each query another session of the server, while a job's lease, snapshots and settings belong to one session.",
             "Connect directly: write the server's own host and port in source.url.",
         )
+
+
+def limit_lock_waits(connection: Connection) -> None:
+    """Lets a query fail that waits for another session's lock for LOCK_SECONDS."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+
+
+def end_limit_of_lock_waits(connection: Connection) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = 0")
 
 
 @contextmanager

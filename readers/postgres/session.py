@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, is_transient
+from tidemark.readers.postgres.connect import LOCK_TIMEOUT, Connection, error_code, error_text, is_transient
 from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
@@ -23,6 +23,10 @@ class SqlSession(AskingSession[Connection]):
     @staticmethod
     def is_gone(error: psycopg2.Error) -> bool:
         return error_code(error) in {"42P01", "42703", "3F000"}
+
+    @staticmethod
+    def is_locked(error: psycopg2.Error) -> bool:
+        return error_code(error) == LOCK_TIMEOUT
 
     @staticmethod
     def is_open(connection: Connection) -> bool:

@@ -1,7 +1,7 @@
 """PostgreSQL as a source of jobs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,15 @@ from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
-from tidemark.readers.postgres.connect import Connection, connect, error_text, quote_table, sql_errors
+from tidemark.readers.postgres.connect import (
+    Connection,
+    connect,
+    end_limit_of_lock_waits,
+    error_text,
+    limit_lock_waits,
+    quote_table,
+    sql_errors,
+)
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.lease import AdvisoryLock
 from tidemark.readers.postgres.partitions.catalog import fingerprint, first_look, values_of_older_rows
@@ -43,7 +51,7 @@ from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
-from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import OpenTransaction, wait_for_open_transactions
 from tidemark.readers.postgres.slot.publication import (
     add_tables,
     create_publication,
@@ -63,6 +71,7 @@ from tidemark.readers.postgres.slot.slot import (
     slot_extent,
 )
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
+from tidemark.readers.postgres.snapshot.locks import locked_tables
 from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.postgres.timelines import shared_until
@@ -147,8 +156,8 @@ class PostgresServer:
 
 
 class PostgresAccess:
-    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions` and `RetainsLog`. Connects at the first query.
-    `join_lsns`: where tables joined."""
+    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions`, `RetainsLog` and `FindsLocks`. Connects at the
+    first query. `join_lsns`: where tables joined."""
 
     def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
         self._slot_source = server.slot_source
@@ -160,6 +169,7 @@ class PostgresAccess:
         self._extent: WalExtent | None = None
         self._reached: WalPosition | None = None
         self._warned: str | None = None
+        self._limits_waits = False
         self._looked: tuple[tuple[WatchedTable, ...], str] | None = None
         self._schemas = {schema.table: schema for schema in schemas}
         self.keys: KeySource = PostgresKeys(self._session, self._schemas)
@@ -171,8 +181,17 @@ class PostgresAccess:
         self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
         return self._extent
 
+    def locked_tables(self, tables: Collection[TableId]) -> Mapping[TableId, str]:
+        """From now on until the partitions are looked at, queries about keys don't wait without limit for a later lock."""
+        found = self._session.ask(lambda connection: _locked_now(connection, tables))
+        self._limits_waits = True
+        return {table: f"{keeper.text} keeps it locked. {keeper.ending}." for table, keeper in found.items()}
+
     def look_at_partitions(self, known: Partitions) -> PartitionLook:
         """Looks at partitions, and warns of transactions that hold the slot back, once for each."""
+        if self._limits_waits:
+            self._session.ask(end_limit_of_lock_waits)
+            self._limits_waits = False
         seen = self._look(known)
         held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
         if held_back is None or held_back.holder == self._warned:
@@ -223,6 +242,12 @@ class PostgresAccess:
         """Raises SourceNotUsableError if somebody else keeps reading from the slot."""
         while not advance_slot(connection, self._slot, reached):
             require_slot(connection, self._slot_source, reached)
+
+
+def _locked_now(connection: Connection, tables: Collection[TableId]) -> Mapping[TableId, OpenTransaction]:
+    found = locked_tables(connection, tables)
+    limit_lock_waits(connection)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +320,14 @@ class FoundPostgres(FoundTables):
         """Implements `tidemark.readers.source.ChecksConditions`."""
         try:
             with self.connection.cursor() as cursor:
-                cursor.execute(f"SELECT 1 FROM {quote_table(table)} WHERE (\n{where}\n) LIMIT 0")
+                try:
+                    limit_lock_waits(self.connection)
+                    cursor.execute(f"SELECT 1 FROM {quote_table(table)} WHERE (\n{where}\n) LIMIT 0")
+                finally:
+                    if not self.connection.closed:
+                        end_limit_of_lock_waits(self.connection)
         except psycopg2.Error as error:
-            if will_pass(error, self.connection):
+            if will_pass(error, self.connection) and not SqlSession.is_locked(error):
                 raise
             return error_text(error)
         return None

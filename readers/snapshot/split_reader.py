@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
-from tidemark.readers.session import AskingSession, pause
+from tidemark.readers.session import FIND_LOCK, AskingSession, pause
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, concerning
+from tidemark.state.errors import (
+    SchemaChangedError,
+    SourceNotUsableError,
+    SourceUnavailableError,
+    TableLockedError,
+    concerning,
+)
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.split import Split
@@ -93,12 +99,18 @@ class RetryingSplitReader(ABC, Generic[Connection]):
         self.counters.lost_connections += 1
         if not passing:
             raise self._refusal(table, error, text) from error
+        if lost == READ_ATTEMPTS and self._session.is_locked(error):
+            raise self._locked(table, text) from error
         if lost == READ_ATTEMPTS:
             raise SourceUnavailableError(
                 f"The connection was lost {lost} times while reading a split of {table}: {text}",
                 "Check the server and the network between it and the executors.",
             ) from error
         pause(lost)
+
+    def _locked(self, table: TableId, text: str) -> TableLockedError:
+        """The error of a table that could not be read in READ_ATTEMPTS attempts, because another session keeps it locked."""
+        return TableLockedError(f"Another session keeps {table} locked: {text}.", FIND_LOCK, table)
 
     def _refusal(self, table: TableId, error: Exception, text: str) -> SourceNotUsableError:
         if self._error_code(error) in self.table_is_gone:

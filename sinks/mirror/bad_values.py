@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.sinks.sink import BadValues
-from tidemark.state.errors import RefusedRowsError
+from tidemark.state.errors import RefusedValueError
 from tidemark.state.table import TableId, TableSchema
 
 Mask = npt.NDArray[np.bool_]
@@ -64,7 +64,7 @@ class ValueGate:
 
     def passed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, "RejectedRows | None"]:
         """Returns `rows`, which have the captured columns, without the rejected ones and with bad values replaced; and the
-        rejected ones. Raises RefusedRowsError where the policy is to stop or to park the table, or can't be followed."""
+        rejected ones. Raises RefusedValueError where the policy is to stop or to park the table, or can't be followed."""
         bad = self._bad_values(rows)
         if not bad:
             return rows, None
@@ -92,7 +92,7 @@ class ValueGate:
         return replaced.filter(pa.array(~is_rejected)), RejectedRows(rows.filter(taken), tuple(why), is_rejected)
 
     def keyed(self, changes: pa.RecordBatch) -> tuple[pa.RecordBatch, "RejectedRows | None"]:
-        """Returns changes without those whose key is not known, and these. Raises RefusedRowsError unless the policy is to
+        """Returns changes without those whose key is not known, and these. Raises RefusedValueError unless the policy is to
         reject them."""
         nulls = {
             name: ~np.asarray(changes.column(name).is_valid())
@@ -151,7 +151,7 @@ class ValueGate:
         self.counts[name, policy] += int(np.count_nonzero(is_bad))
         return pc.if_else(pa.array(is_bad), replacement, array)
 
-    def _refused(self, name: str, why: str, values: pa.Array) -> RefusedRowsError:
+    def _refused(self, name: str, why: str, values: pa.Array) -> RefusedValueError:
         """The error names no row: its key would be in logs. `reject` shows it in the target."""
         has_text = name not in self.schema.key and self.as_text(name, values) is not None
         policies = (
@@ -159,7 +159,7 @@ class ValueGate:
         )
         table, first, others = self.schema.table, policies[0], policies[1:]
         or_other = f" (or {', or '.join(others)})" if others else ""
-        return RefusedRowsError(
+        return RefusedValueError(
             f"{table}: a value of column {name} {why}, which the target can't hold.",
             f"Set sink.on_bad_value_in: {{{table}: {{{name}: {first}}}}}{or_other}, then start the job again. "
             "To correct the row in the source is not enough: its change stays in the log.",

@@ -17,7 +17,7 @@ from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_table
 from tidemark.sinks.sink import BadValues, Finding, Schemas, raise_problems
 from tidemark.state.change_batch import LOG_PART, table_part
-from tidemark.state.errors import RefusedRowsError, SinkError
+from tidemark.state.errors import RefusedRowsError, RefusedValueError, SinkError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -119,7 +119,7 @@ class Filling:
 
     def _of_table(self, error: RefusedRowsError, table: TableId) -> RefusedRowsError:
         """Returns the error as one of the table alone: the transaction has nothing of what the server has refused."""
-        if error.table is not None or self.copies.policies.default == "stop":
+        if error.table is not None or isinstance(error, RefusedValueError) or self.copies.policies.default == "stop":
             return error
         return RefusedRowsError(error.message, error.remedy, table)
 

@@ -126,6 +126,10 @@ class MirrorSink:
         for name in needed:
             if not session.schema_exists(name):
                 yield Finding(None, f"schema {name} will be created")
+                if session.dialect.is_reserved_schema(name):
+                    for schema in (schema for schema, target in targets if target.schema == name):
+                        message = f"The target's server keeps the name {name} for itself: no schema can have it."
+                        yield Finding(schema.table, message, "Choose another name by sink.table.")
         for schema in schemas:
             yield from reserved_name_findings(schema)
         yield from route_problems(targets, session.dialect, appends_keyless=self.appends_keyless)

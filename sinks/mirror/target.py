@@ -92,6 +92,9 @@ class Dialect(Protocol):
 
     def name_fits(self, name: str) -> bool: ...
 
+    def is_reserved_schema(self, name: str) -> bool:
+        """True if nobody can create a schema of this name."""
+
     def same_name(self, name: str) -> str:
         """Returns the same text for table names that the target treats as one name."""
 

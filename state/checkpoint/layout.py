@@ -65,7 +65,7 @@ import socket
 import time
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemark.state.checkpoint.codec import (
     ALTERED,
@@ -395,7 +395,14 @@ class Checkpoint:
         return any(number_of(name) not in answered for name in self.store.list(SIGNALS_FOLDER))
 
     def create_signal(self, signal: Signal) -> int:
-        """Returns the signal's number. No signal has had it before, also if files were lost: the answer would be there."""
+        """Returns the signal's number. No signal has had it before, also if files were lost: the answer would be there.
+
+        A signal is taken for followed if its table came back to the job later than it was given. The clock of this machine may
+        be behind the driver's, so it is given later than all that the checkpoint has already."""
+        state = self.job_state()
+        back = None if state is None or signal.table is None else state.came_back.get(signal.table)
+        if back is not None and back.at_us >= signal.at_us:
+            signal = replace(signal, at_us=back.at_us + 1)
         while True:
             names = (
                 *self.store.list(SIGNALS_FOLDER),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_sink_mirror_settings import global_settings
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
@@ -125,22 +126,53 @@ def test_a_row_that_the_server_refuses_parks_its_table(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", PAIRS[2:3], indirect=True, ids="-".join)
-@pytest.mark.parametrize("in_log", [False, True], ids=["snapshot", "log"])
-def test_a_row_longer_than_the_targets_packets_parks_its_table(case: Case, in_log: bool) -> None:
+def test_a_row_of_the_first_load_that_is_too_long_for_the_server(case: Case) -> None:
     case.source.execute("ALTER TABLE shop.readings ALTER v TYPE text")
-    ((usual,),) = case.target.query("SELECT @@GLOBAL.max_allowed_packet")
-    case.target.execute("SET GLOBAL max_allowed_packet = 262144")  # for sessions that open from now on
-    try:
-        if in_log:
-            assert case.run() == []
-        case.insert(2, "repeat('x', 300000)")
+    case.insert(2, "repeat('x', 300000)")
+    with global_settings(case.target, max_allowed_packet=262144):
         (told,) = case.run()
-    finally:
-        case.target.execute(f"SET GLOBAL max_allowed_packet = {usual}")
     assert told["table"] == str(case.table)
-    assert "more than the target's max_allowed_packet" in told["text"]
+    assert "more than the target accepts" in told["text"]
     assert case.ids("notes") == [1, 2]
     case.read_again()
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_row_that_is_too_long_for_the_server_parks_its_table(
+    kind: str, request: pytest.FixtureRequest, postgres_database: Database, tmp_path: Path
+) -> None:
+    target: Database = request.getfixturevalue(f"{kind}_database")
+    source = postgres_database
+    source.execute(
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.files (id int PRIMARY KEY, x double precision, body text)",
+        "CREATE TABLE shop.notes (id int PRIMARY KEY)",
+        "INSERT INTO shop.files VALUES (1, 1, 'short')",
+    )
+    sink = {"type": "mirror", "url": f"{target.server.url}{target.name}", "table": "copy_{table}"}
+    settings = source_of(source, tables=["shop.*"], on_table_error="park")
+    path = write_job(tmp_path, source=settings, sink=sink)
+    with global_settings(target, max_allowed_packet=2 << 20):
+        run_epochs(path)
+        for row, policy in (("2, 1", "park"), ("3, 'Infinity'", "reject")):  # the rejects have no place for it either
+            source.execute(
+                "DELETE FROM shop.files WHERE id > 1",
+                f"INSERT INTO shop.files VALUES ({row}, repeat('x', 3000000))",
+                f"INSERT INTO shop.notes VALUES ({row[0]})",
+            )
+            if policy == "reject":
+                resnapshot(load_job_file(path), [TableName("shop", "files")])
+            run_epochs(path, f"sink.on_bad_value={policy}", notes=(notes := Notes()))
+            told = [facts for event, facts in notes.found if event == "parked"][-1]
+            assert told["table"] == "shop.files"
+            assert "more than the target accepts. Raise max_allowed_packet on the target's server" in told["text"]
+            assert "on_bad_value" not in told["text"]
+        assert target.query("SELECT id FROM copy_notes") == [(2,), (3,)]
+    resnapshot(load_job_file(path), [TableName("shop", "files")])
+    run_epochs(path, "sink.on_bad_value=reject", notes=(notes := Notes()))
+    assert [event for event, _ in notes.found if event == "parked"] == []
+    assert target.query("SELECT id FROM copy_files") == [(1,)]
+    assert target.query("SELECT row_key FROM tidemark_rejects") == [('{"id":3}',)]
 
 
 @pytest.mark.parametrize("case", [PAIRS[0], PAIRS[2]], indirect=True, ids="-".join)

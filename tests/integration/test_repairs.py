@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from tests.support.reconciling import (
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.jobs.commands.signal import list_signals
+from tidemark.jobs.commands.signal import list_signals, stop_snapshot
 from tidemark.jobs.reconcile import repair as repairing
 from tidemark.jobs.reconcile import table_comparison
 from tidemark.jobs.recovery.rollback import roll_back
@@ -34,7 +36,12 @@ from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
 from tidemark.state.errors import DifferencesError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.key_source import KeySource
+from tidemark.state.log_extent import LogExtent
+from tidemark.state.plan import EnumeratorState, Plan
 from tidemark.state.position import Position
+from tidemark.state.signals import Signal
+from tidemark.state.split import KeyRange
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -121,6 +128,52 @@ def test_a_repair_is_not_done_if_its_rows_park_the_table(
     list_signals(load_job_file(job))
     told = " ".join(capsys.readouterr().out.split())
     assert ("failed" in told, "The table has left the job." in told, "done" in told) == (True, True, False)
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[3]], indirect=True)
+def test_a_repair_that_the_source_refuses_fails_and_the_job_goes_on(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    """The refusal is about no table that could leave the job: a condition that fails for a row which came later."""
+    source.execute("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 1)")
+    table = TableId(source.schema, "items")
+    where = {str(table): "1 / (id - 5) < 9"}
+    snapshot = {"split_rows": 40, "parallelism": 2, "where": where}
+    job = job_of(source, target, tmp_path, snapshot=snapshot)
+    run_epochs(job)
+    checkpoint = Checkpoint.at(load_job_file(job).checkpoint)
+    number = checkpoint.create_signal(
+        Signal(table, time.time_ns() // 1000, "repair", keys=(("5",),), ranges=(KeyRange(None, None),))
+    )
+    source.execute("INSERT INTO items VALUES (5, 2)")
+    run_epochs(job)
+    answer = checkpoint.signals()[number][1]
+    assert answer is not None
+    assert (answer.accepted, "division by zero" in answer.text) == (False, True)
+    assert target.query("SELECT id FROM copy_items ORDER BY id") == [(1,), (5,)]
+
+
+@pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
+def test_rows_of_a_repair_wait_for_the_log_although_no_splits_are_read(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to be copied, so a run does not end because of `stop-snapshot`."""
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET version = 0 WHERE id = 5")
+    repair(job)
+    stop_snapshot(load_job_file(job))
+    planned, asked = enumerator._plan_rereads, list[int]()
+
+    def plan(state: EnumeratorState, extent: LogExtent) -> tuple[Plan | None, EnumeratorState]:
+        asked.append(state.epoch)
+        return planned(state, extent) if len(asked) > 2 else (None, state)  # the log does not reach so far yet
+
+    monkeypatch.setattr(enumerator, "_plan_rereads", plan)
+    run_epochs(job)
+    assert len(asked) == 3
+    assert_equal(job, row_counts(source))
 
 
 @pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)

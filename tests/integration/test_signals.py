@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidemark.jobs import startup
 from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, set_settings, stop_snapshot
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
+from tidemark.jobs.signals import requests
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.readers.source import FoundSource
 from tidemark.state import failpoints
@@ -94,6 +96,19 @@ def test_a_paused_table_leaves_the_others_go_on_and_resume_reads_it_again(
     told = " ".join(capsys.readouterr().out.split())
     assert "its rows have been read" in told
     assert not case.state.left
+
+
+def test_a_signal_from_a_machine_whose_clock_is_behind_is_followed(
+    mysql_case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given after the table came back, and says that it was before."""
+    mysql_case.run()
+    hour_us = 3600 * 10**6
+    for lag_us in (0, hour_us):
+        monkeypatch.setattr(requests, "_now_us", lambda lag_us=lag_us: time.time_ns() // 1000 - lag_us)
+        resnapshot(mysql_case.job, [mysql_case.customers])
+        told = [event for event, facts in mysql_case.run().found if facts.get("table") == str(mysql_case.customers)]
+        assert "joined" in told
 
 
 def test_a_paused_table_that_can_t_be_read_any_more_is_parked_by_resume(mysql_case: Case) -> None:

@@ -2,6 +2,7 @@
 are the source's rows, whatever happens to a rejected row later."""
 
 import dataclasses
+import itertools
 import json
 import random
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.support.servers import Database
 from tests.support.sink_state import SinkCase, any_mirror, make_case, mirror, mirror_of_postgres, target_name  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies, Policy
+from tidemark.sinks.mirror.mysql import rows as mysql_rows
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import BadValues
 from tidemark.state.errors import SinkError
@@ -115,6 +117,10 @@ def test_job_stops_and_goes_on_with_another_policy(mirror: SinkCase) -> None:  #
         write(copy, part)
     assert copy.rows(READINGS) == []
     assert f"on_bad_value_in: {{shop.readings: {{{name}: " in caught.value.remedy
+    choose(copy, "park", **{name: "stop"})
+    with pytest.raises(SinkError) as caught:
+        write(copy, part)
+    assert caught.value.table is None  # else it would be parked
     choose(copy, "stop", **{name: "reject"})
     assert write(copy, part) == (BadValues(TABLE, name, "reject", 1),)
     assert copy.rows(READINGS) == [good(1), good(3)]
@@ -225,6 +231,22 @@ def test_values_that_the_log_left_out_come_from_the_copy_and_from_the_rejects(re
     write(copy, log_part(4, (LONG, [(DELETE, (1, None, None, None)), (INSERT, (7, 2.5, UNCHANGED, UNCHANGED))])), LONG)
     assert copy.rows(LONG) == [(2, 1.5, body, None), (3, 1.5, body, b"new"), (7, 2.5, body, scan)]
     assert rejects(copy) == []
+
+
+@pytest.mark.once_per_family
+def test_a_copy_that_is_named_like_a_temporary_table(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temporary table hides a table of the same name."""
+    schema = dataclasses.replace(LONG, table=TableId("tidemark", "8"))
+    copy = make_case("mysql", request, source="postgresql")
+    copy.sink.prepare(copy.job, [schema])
+    body = "it's" * 100
+    write(copy, snapshot_part(1, 1, schema, [(1, 0.5, body, None)]), schema)
+    for epoch, number in ((2, 8), (3, 7)):  # the first one, then the second one of the two that are needed
+        monkeypatch.setattr(mysql_rows, "_NUMBERS", itertools.count(number))
+        write(copy, log_part(epoch, (schema, [(UPDATE, (1, float(epoch), UNCHANGED, None))])), schema)
+        assert copy.rows(schema) == [(1, float(epoch), body, None)]
 
 
 def test_a_rejected_row_is_completed_although_its_table_got_a_column_since(request: pytest.FixtureRequest) -> None:

@@ -262,6 +262,20 @@ def wait_for_lock(copy: SinkCase) -> None:
     raise AssertionError("nobody waits")
 
 
+@pytest.mark.once_per_family
+def test_a_wait_for_another_session_says_what_to_end(copy: SinkCase) -> None:
+    table = target_name(copy, ORDERS)
+    assert isinstance(copy.sink, MirrorSink)
+    with contextlib.closing(copy.place.connect()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT id FROM {table} WHERE id = 1 FOR UPDATE")
+        with contextlib.closing(copy.sink.connect()) as session:
+            session.wait_for_locks(1)
+            with pytest.raises(SinkBusyError, match="Another session keeps") as error:
+                session.execute(f"UPDATE {table} SET note = 'x' WHERE id = 1")  # type: ignore[attr-defined]
+    assert "Let that session end its transaction" in error.value.remedy
+
+
 @pytest.mark.pitfall(84)
 def test_errors_say_what_to_do_and_hide_values_and_passwords(copy: SinkCase) -> None:
     copy.place.execute(f"INSERT INTO {target_name(copy, ORDERS)} (id, customer) VALUES (77, 'secret customer')")

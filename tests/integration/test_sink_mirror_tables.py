@@ -4,6 +4,7 @@ import dataclasses
 import struct
 from typing import Any
 
+import pymysql
 import pytest
 
 from devtools.servers import start_server
@@ -316,6 +317,26 @@ def test_a_name_with_a_character_that_the_target_has_not_is_its_tables_trouble(m
     else:
         assert [finding.table for finding in found] == [odd.table]
         assert "no emoji" in found[0].text
+
+
+@pytest.mark.once_per_family
+def test_names_that_only_the_server_keeps_for_itself_are_their_tables_trouble(mirror: SinkCase) -> None:  # noqa: F811
+    """They are found before anything is created: else a table that joins later would stop the job."""
+    if mirror.kind == "postgres":
+        odd = dataclasses.replace(ORDERS, table=TableId("pg_data", "orders"))
+        (found,) = problems(routed(mirror, "{schema}.{table}"), ORDERS, odd)
+        assert "keeps the name pg_data for itself" in found.text
+    else:
+        number = column("fts_doc_id", "bigint unsigned", "uint64")
+        odd = TableSchema(TableId("shop", "texts"), 1, (ORDERS.columns[0], number), ("id",))
+        (found,) = problems(mirror, ORDERS, odd)
+        assert "column fts_doc_id: InnoDB keeps this name" in found.text
+        keyed = dataclasses.replace(number, name="FTS_DOC_ID", nullable=False)
+        fits = TableSchema(TableId("shop", "numbers"), 1, (keyed,), ("FTS_DOC_ID",))
+        mirror.sink.prepare(mirror.job, [fits])
+        with pytest.raises(pymysql.MySQLError, match="FTS_DOC_ID"):  # why the check is needed
+            mirror.place.execute("CREATE TABLE texts (id int PRIMARY KEY, FTS_DOC_ID bigint unsigned NULL)")
+    assert found.table == odd.table
 
 
 def test_template_may_name_a_schema_which_is_created(mirror: SinkCase) -> None:  # noqa: F811

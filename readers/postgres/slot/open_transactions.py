@@ -54,7 +54,7 @@ def describe(connection: Connection, xids: Collection[str] | None = None) -> lis
         rows = cursor.fetchall()
     found: dict[tuple[int | None, str | None], OpenTransaction] = {}  # a process holds one lock for each subtransaction
     for pid, user, application, gid, database, since in rows:
-        found.setdefault((pid, gid), _described(pid, user, application, gid, database, since))
+        found.setdefault((pid, gid), described(pid, user, application, gid, database, since))
     return list(found.values())
 
 
@@ -84,9 +84,10 @@ def open_for_long(connection: Connection, xids: Collection[str]) -> SourceNotUsa
     )
 
 
-def _described(
+def described(
     pid: int | None, user: str | None, application: str | None, gid: str | None, database: str | None, since: str | None
 ) -> OpenTransaction:
+    """Returns a transaction of the process, or one that was prepared as `gid`."""
     if gid is not None:
         return OpenTransaction(
             f"the prepared transaction {gid} in database {database}, since {since}",

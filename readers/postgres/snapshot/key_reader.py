@@ -18,9 +18,11 @@ from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read
 from tidemark.readers.postgres.keys.key_text import key_expression, key_text, whole_key_text
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, require_shape, select_where, take_snapshot
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
+from tidemark.state.errors import TableLockedError
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.split import KeyRange, Report, Split
 from tidemark.state.table import TableId, TableSchema
@@ -57,6 +59,10 @@ class KeyReader(RetryingSplitReader[Connection]):
         """Drops the snapshot: the next read takes a later one."""
         self._session.close()
         self._begun = None
+
+    def _locked(self, table: TableId, text: str) -> TableLockedError:
+        others = sorted(other for other in self._schemas if other != table)
+        return locked_error(self._session, [table, *others], text)  # all are locked at once
 
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         connection = self._session.connection

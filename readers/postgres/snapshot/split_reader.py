@@ -18,7 +18,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.bad_values import STOP, BadValueRule
-from tidemark.readers.postgres.connect import Connection, connect, error_code, quote_table
+from tidemark.readers.postgres.connect import Connection, connect, error_code, limit_lock_waits, quote_table
 from tidemark.readers.postgres.keys.key_columns import (
     KeyColumn,
     TableKey,
@@ -31,10 +31,11 @@ from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.pages import import_snapshot
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import SourceNotUsableError, TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.split import Report, SharedSnapshot, Split, StageChunk
@@ -87,8 +88,12 @@ class SnapshotSource:
             self.tls,
             reconnect=self.reconnect,
             primary=True,
-            check=lambda opened: require_identity(opened, self.identity),
+            check=self._check,
         )
+
+    def _check(self, connection: Connection) -> None:
+        require_identity(connection, self.identity)
+        limit_lock_waits(connection)
 
 
 class SplitReader(RetryingSplitReader[Connection]):
@@ -102,6 +107,9 @@ class SplitReader(RetryingSplitReader[Connection]):
         super().__init__(SqlSession(source.connect))
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
+
+    def _locked(self, table: TableId, text: str) -> TableLockedError:
+        return locked_error(self._session, [table], text)
 
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         connection, hooks = self._session.connection, self._hooks

@@ -127,6 +127,10 @@ _TLS = (
     "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
     "in sink.url. A server without TLS needs a certificate of its own first."
 )
+_LOCKED = (
+    "Let that session end its transaction, or end it (SHOW PROCESSLIST, information_schema.INNODB_TRX). Then start the "
+    "job again."
+)
 _OTHER = "Correct the cause that the server names, then start the job again."
 
 
@@ -136,6 +140,8 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
     Row values that the server quotes are left out.
     """
     message = f"The target's server failed {doing}: {error_text(error)}"
+    if error_code(error) == ER.LOCK_WAIT_TIMEOUT:
+        return SinkBusyError(f"{message}. Another session keeps rows or a table of the target locked.", _LOCKED)
     if is_transient(error):
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."
@@ -145,6 +151,14 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
     if error_code(error) in _ABOUT_ROWS:
         return RefusedRowsError(message, _REMEDIES.get(error_code(error), _OTHER))
     return SinkError(message, _TLS if _is_tls(error) else _REMEDIES.get(error_code(error), _OTHER))
+
+
+def too_long(what: str, byte_count: int) -> RefusedRowsError:
+    """The error of a row for which the server takes no statement. `what`: such as `A row of shop.orders takes`."""
+    return RefusedRowsError(
+        f"{what} {byte_count} bytes as a statement, more than the target accepts.",
+        "Raise max_allowed_packet on the target's server (up to 1G).",
+    )
 
 
 def error_code(error: pymysql.MySQLError) -> int:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.mysql.bad_values import bad_values
+from tidemark.sinks.mirror.mysql.errors import too_long
 from tidemark.sinks.mirror.mysql.types import MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.target import TargetName, TargetTable
@@ -194,7 +195,9 @@ class MySqlTableRows:
 
     def create_temporary(self, columns: str) -> str:
         """See `completion.Statements`. The outer join makes columns nullable; sql_require_primary_key requires the key."""
-        number = next(_NUMBERS)
+        # In the session it would hide a copy of the same name.
+        own = self._target.table.lower()
+        number = next(number for number in _NUMBERS if own != f"tidemark_{number}")
         name = full_name(TargetName(self._target.schema, f"tidemark_{number}"))
         self._runner.execute(
             f"CREATE TEMPORARY TABLE {name} (tidemark_row_{number} BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB "
@@ -229,11 +232,7 @@ class MySqlTableRows:
         return interleave(columns)
 
     def _too_long(self, byte_count: int) -> RefusedRowsError:
-        return RefusedRowsError(
-            f"A row of {self._schema.table} takes {byte_count} bytes as a statement, more than the target's "
-            "max_allowed_packet.",
-            "Raise max_allowed_packet on the target's server (up to 1G).",
-        )
+        return too_long(f"A row of {self._schema.table} takes", byte_count)
 
 
 def _row(columns: str, count: int) -> str:

@@ -70,6 +70,9 @@ class MySqlDialect:
         is_allowed = 0 < len(name) <= MAX_NAME_LENGTH and not name.endswith(" ") and "\0" not in name
         return is_allowed and max(name) <= "\uffff"  # names are utf8mb3
 
+    def is_reserved_schema(self, name: str) -> bool:
+        return False
+
     def same_name(self, name: str) -> str:
         return name.lower() if self.fold_names else name
 
@@ -140,6 +143,8 @@ class MySqlDialect:
         return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"
 
     def column_type(self, column: Column, *, key: bool) -> str:
+        if column.name.upper() == "FTS_DOC_ID" and not (key and column.source_type == "bigint unsigned"):
+            raise ValueError("InnoDB keeps this name for the numbers of its full-text indexes")
         if not self._has_mysql_type(column):
             return self._canonical_type(column, key=key)
         value_range = self.value_range(column)

@@ -42,6 +42,10 @@ _TLS = (
     "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
     "in sink.url; a server that accepts only encrypted connections needs sink.tls, one without TLS a certificate first."
 )
+_LOCKED = (
+    "Let that session end its transaction, or end it (pg_stat_activity, pg_locks, pg_terminate_backend). Then start the "
+    "job again."
+)
 _OTHER = "Correct the cause that the server names, then start the job again."
 
 
@@ -51,6 +55,8 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
     Only the server's first line is kept, because detail and context quote row values.
     """
     message = f"The target's server failed {doing}: {error_text(error)}"
+    if error.pgcode == "55P03":
+        return SinkBusyError(f"{message}. Another session keeps rows or a table of the target locked.", _LOCKED)
     if is_transient(error):
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."

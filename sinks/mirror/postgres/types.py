@@ -49,6 +49,9 @@ class PostgresDialect:
     def name_fits(self, name: str) -> bool:
         return 0 < len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name
 
+    def is_reserved_schema(self, name: str) -> bool:
+        return name.startswith("pg_")
+
     def same_name(self, name: str) -> str:
         return name
 

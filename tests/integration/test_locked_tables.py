@@ -1,0 +1,131 @@
+"""A table that another session keeps locked: the log and the other tables go on, and no run waits without limit."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import Notes, run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.jobs import loop
+from tidemark.jobs.epoch.planner import Planner
+from tidemark.jobs.loop import EpochLoop
+from tidemark.readers import session
+from tidemark.readers.mysql import connect as mysql_connect
+from tidemark.readers.postgres import connect as postgres_connect
+from tidemark.readers.postgres import source as postgres_source
+from tidemark.readers.snapshot import split_reader
+from tidemark.state.errors import TableLockedError
+
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+
+
+@contextlib.contextmanager
+def locked(
+    database: Database, table: str, monkeypatch: pytest.MonkeyPatch, *, planned: bool = False
+) -> Iterator[Callable[[], None]]:
+    """Inside the block everybody is kept from reading the table, from the moment on when a job begins to plan its first epoch,
+    or has planned it. Yields what ends that sooner."""
+    next_epoch, has_lock = Planner.next_epoch, threading.Event()
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+
+        def lock() -> None:
+            if has_lock.is_set():
+                return
+            has_lock.set()
+            if database.kind == "postgres":
+                cursor.execute("SET application_name = 'nightly'")
+                cursor.execute(f"BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            else:
+                cursor.execute(f"LOCK TABLES {table} WRITE")
+
+        def plan(self: Planner, committed: int, **settings: Any) -> int:
+            if not planned:
+                lock()
+            epoch = next_epoch(self, committed, **settings)
+            lock()
+            return epoch
+
+        monkeypatch.setattr(Planner, "next_epoch", plan)
+        yield lambda: cursor.execute("COMMIT" if database.kind == "postgres" else "UNLOCK TABLES")
+
+
+def job_of(source: Database, folder: Path, **settings: Any) -> Path:
+    for table in ("held", "free"):
+        source.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1), (2)")
+    sink = {"type": "files", "path": str(folder / "out"), "on_schema_change": "evolve"}
+    return write_job(folder, source=source_of(source, on_table_error="park"), sink=sink, **settings)
+
+
+def ids(folder: Path, source: Database, table: str) -> list[int]:
+    ids: list[int] = read_history(folder / "out", source.schema, table).column("id").to_pylist()
+    return sorted(number for number in ids if number is not None)  # None: the copy was emptied
+
+
+def test_the_log_is_followed_until_the_lock_is_gone(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, waited = postgres_database, list[str]()
+    path = job_of(source, tmp_path)
+    monkeypatch.setattr(loop, "WARN_SECONDS", 0.0)
+    with locked(source, "held", monkeypatch) as release:
+
+        def wait(self: EpochLoop, planner: Planner) -> None:
+            if not waited:
+                waited.extend(planner.locked.values())
+                source.execute("INSERT INTO free VALUES (3)")
+                planner.end_at_log_end()
+            elif 3 in ids(tmp_path, source, "free"):  # the log was read although rows of a table are left
+                release()
+
+        monkeypatch.setattr(EpochLoop, "_wait_for_tables", wait)
+        run_epochs(path, notes=(notes := Notes()))
+    assert "application nightly" in waited[0]
+    assert "pg_terminate_backend" in waited[0]
+    (text,) = [facts["text"] for event, facts in notes.found if event == "warning" and "No rows" in facts["text"]]
+    assert waited[0] in text
+    assert ids(tmp_path, source, "held") == [1, 2]
+    assert ids(tmp_path, source, "free") == [1, 2, 3]
+
+
+def test_a_run_that_ends_by_itself_does_not_wait_without_limit(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job_of(postgres_database, tmp_path, mode="full")
+    monkeypatch.setattr(loop, "LOCKED_SECONDS", 0.0)
+    with (
+        locked(postgres_database, "held", monkeypatch),
+        pytest.raises(TableLockedError, match="application nightly") as error,
+    ):
+        run_epochs(path)
+    assert error.value.exit_code == 7
+    assert ids(tmp_path, postgres_database, "free") == [1, 2]
+
+
+@pytest.mark.parametrize(("kind", "planned"), [("mysql", False), ("mariadb", True), ("postgres", True)])
+def test_a_table_that_is_locked_when_its_rows_are_read_stops_no_other(
+    kind: str, planned: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    path = job_of(source, tmp_path)
+    monkeypatch.setattr(postgres_connect, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(postgres_source, "JOINING_WAIT_SECONDS", 0.5)
+    monkeypatch.setitem(mysql_connect._SESSION, "lock_wait_timeout", "1")
+    monkeypatch.setattr(split_reader, "READ_ATTEMPTS", 1)
+    monkeypatch.setattr(session, "ATTEMPTS", 1)
+    with locked(source, "held", monkeypatch, planned=planned):
+        run_epochs(path, notes=(notes := Notes()))
+    name = f"{source.schema}.held"
+    left, *_, last = [facts["text"] for event, facts in notes.found if facts.get("table") == name and "text" in facts]
+    assert "locked" in left
+    assert "So it leaves the job, and comes back" in left
+    assert ("application nightly" in left) == (kind == "postgres")
+    assert "It comes back by itself" in last
+    assert ids(tmp_path, source, "free") == [1, 2]
+    run_epochs(path)
+    assert ids(tmp_path, source, "held") == [1, 2]
