@@ -105,7 +105,7 @@ class _Sink(Section):
     on_schema_change: Annotated[Literal["evolve", "stop"], BeforeValidator(_not_ignore)] = Field(
         "evolve",
         description="What happens if a table's schema was changed and the log can't be followed over the change: altered, "
-        "swapped, dropped and created again. `evolve`: its copy is adapted and emptied, and its rows are read again, while the "
+        "swapped, dropped and created again. `evolve`: its copy is adapted, and its rows are read again, while the "
         "other tables continue. If that is not possible, the table is parked. Each later start tries it again. `stop`: "
         "`source.on_table_error` says what happens. In modes other than full+incremental always `stop`.",
     )

@@ -61,7 +61,7 @@ class Gap:
     def _truncation(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Emits a TRUNCATE or drops it. It can't do either if some splits or key re-reads were taken before the TRUNCATE and
         some after it: raises SchemaChangedError, so that the table is read again. Splits that are left do not matter: the copy
-        has none of their rows."""
+        has none of their rows, or they replace what it has."""
         version = rows.column("_commit_version")[0].as_py()
         xids = self._transactions(rows)
         finished_splits = self._filter.of_table(table, version)
