@@ -163,6 +163,7 @@ JOINED = Joined(
     version_offset=2**41,
     reached=Reached(40, 2),
     rereads=(REREAD,),
+    replaced=(TABLE,),
 )
 EPOCH = EpochStretch(1, 2, "stream", 10, 20, 0.5, 1, 2, 3, 4, 5, 6, 7, 0.25, 8)
 

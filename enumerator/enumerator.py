@@ -259,7 +259,7 @@ def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
 def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
     untouched = _untouched(joined.schemas, joined.split_keys)
     tables = tuple(replace(table, first_split=state.next_split_id) for table in untouched)
-    state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.back))
+    state = replace(state, joined=state.joined + 1, empties=(*state.empties, *joined.emptied))
     if joined.restarts:
         # What was read before may be of another server, whose positions are others.
         state = replace(state, rereads=())

@@ -258,14 +258,15 @@ def signal_command(
     """Steers a job: pauses it, reads tables again, changes settings. The running driver follows the signal, or the next run.
     Needs no passwords.
 
-    resnapshot empties the copy of a table and reads its rows again, while the other tables continue. It brings back a parked
-    table. With --keys or --where, only some rows are read again, and the rest of the copy stays (mirrors only).
+    resnapshot reads the rows of a table again, while the other tables continue. They replace those of a mirror's copy range
+    by range, if its key allows that; other copies are emptied first. It brings back a parked table. With --keys or --where,
+    only some rows are read again, and the rest of the copy stays (mirrors only).
 
     pause finishes the running epoch. No more epochs are planned until resume. The source must keep its log meanwhile. A run
     with trigger once ends with exit code 10.
 
-    pause --table takes a table out of the job: its copy stays as it is. resume --table empties the copy and reads the rows
-    again, because the changes in between are not kept.
+    pause --table takes a table out of the job: its copy stays as it is. resume --table reads all rows again, as resnapshot,
+    because the changes in between are not kept.
 
     stop-snapshot reads no more splits until resume, while the log is followed. With --table, only these tables stop; resume
     --table continues where it stopped.

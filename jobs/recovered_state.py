@@ -158,3 +158,10 @@ def offset_from(job: JobFile, state: JobState, start: Position) -> int | None:
     greatest = max(position.version for position in reached) + before
     offset = max(0, greatest - start.version_before)
     return None if offset == before else offset
+
+
+def is_going_back(checkpoint: Checkpoint, state: JobState) -> bool:
+    """True if the target was set back, and no epoch was planned since then."""
+    newest = max(checkpoint.plan_epochs(), default=0)
+    taken_in = checkpoint.plan(newest).state.joined if newest else 0
+    return any(joined.reached is not None for joined in state.joined[taken_in:])

@@ -2,7 +2,7 @@
 the sink."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -10,10 +10,10 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.write_parts import Writing
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
-from tidemark.jobs.recovered_state import needed_log, recover_state, require_known_tables
+from tidemark.jobs.recovered_state import is_going_back, needed_log, recover_state, require_known_tables
 from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.lost_log import reads_all_again
-from tidemark.jobs.recovery.set_back import goes_back, is_going_back
+from tidemark.jobs.recovery.set_back import goes_back
 from tidemark.jobs.signals.repairs import read_again
 from tidemark.jobs.signals.signal_table import SignalTable
 from tidemark.jobs.signals.steering import answer_steering, require_goes_on, steered, steering_at, tell_steering
@@ -52,7 +52,7 @@ from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import projections_of, require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
-from tidemark.sinks.sink import Adapts, JobIdentity, Sink, Written, raise_problems
+from tidemark.sinks.sink import Adapts, JobIdentity, ReplacesRanges, Sink, Written, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,
@@ -124,6 +124,32 @@ class _Trouble:
     signals: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """An `Admit`."""
+
+    job: JobFile
+    sink: Sink
+
+    def __call__(self, state: JobState | None, schemas: Sequence[TableSchema]) -> None:
+        if state is None:
+            raise_problems(self.sink.check(schemas))
+            return
+        identity = JobIdentity(state.job_uuid, state.job_name)
+        back = [schema for schema in schemas if schema.table in state.left_tables]
+        if back and isinstance(self.sink, Adapts):
+            self.sink.adapt(identity, back)
+        written = Checkpoint.at(self.job.checkpoint).written_tables(state)
+        raise_problems(self.sink.check(schemas, identity, written))
+
+    def replaceable(
+        self, state: JobState, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+    ) -> frozenset[TableId]:
+        if not isinstance(self.sink, ReplacesRanges):
+            return frozenset()
+        return self.sink.replaceable(JobIdentity(state.job_uuid, state.job_name), schemas, columns)
+
+
 @contextmanager
 def open_job(
     job: JobFile, events: Events, *, standby: bool = False, recorder: RunRecorder | None = None
@@ -140,18 +166,7 @@ def _opened(
     job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None, rows: SignalTable | None
 ) -> OpenedJob:
     sink = make_sink(job)
-
-    def admit(state: JobState | None, schemas: Sequence[TableSchema]) -> None:
-        if state is None:
-            raise_problems(sink.check(schemas))
-            return
-        identity = JobIdentity(state.job_uuid, state.job_name)
-        back = [schema for schema in schemas if schema.table in state.left_tables]
-        if back and isinstance(sink, Adapts):
-            sink.adapt(identity, back)
-        written = Checkpoint.at(job.checkpoint).written_tables(state)
-        raise_problems(sink.check(schemas, identity, written))
-
+    admit = _Admission(job, sink)
     trouble = _Trouble(rows)
     while True:
         try:

@@ -1,6 +1,6 @@
 """The protocol of comparisons: `tidemark reconcile` asks this of a sink whose copies it can compare with the source."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, TypeAlias
 import pyarrow as pa
 
 from tidemark.sinks.sink import Finding, JobIdentity
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
 Key: TypeAlias = tuple[str, ...]
@@ -21,34 +22,6 @@ class Pair:
     key: Key
     expected: str | None
     held: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerRange:
-    """The keys in [start, end) of columns that hold integers, compared one column after the other; None is unbounded."""
-
-    columns: tuple[str, ...]
-    start: tuple[int, ...] | None
-    end: tuple[int, ...] | None
-
-    def condition(self, expression_of: Callable[[str], str]) -> str:
-        """Returns the range as a condition in SQL. `expression_of`: of a column's name."""
-        names = [expression_of(name) for name in self.columns]
-        conditions = ["TRUE"]
-        if self.start is not None:
-            conditions.append(_from(names, self.start))
-        if self.end is not None:
-            conditions.append(f"NOT {_from(names, self.end)}")
-            conditions.append(f"{names[0]} <= {self.end[0]}")  # lets the server end its walk through the key
-        return " AND ".join(conditions)
-
-
-def _from(names: Sequence[str], values: Sequence[int]) -> str:
-    """Returns the condition that the columns are at or after the values."""
-    (name, *names), (value, *values) = names, values
-    if not names:
-        return f"({name} >= {value})"
-    return f"({name} >= {value} AND ({name} > {value} OR {_from(names, values)}))"
 
 
 class CopyComparison(Protocol):

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from tidemark.sinks.sink import SinkBusyError
-from tidemark.state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile
+from tidemark.state.change_batch import ChangeBatch, PartEnd, PartItem, PublishedFile, ReplacedRange
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId
@@ -14,10 +14,15 @@ _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged che
 
 class Part:
     """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete. Then `after` is
-    what the target must have before it, and `has_left` tells that its table has left the job (PartEnd)."""
+    what the target must have before it, and `has_left` tells that its table has left the job (PartEnd).
 
-    def __init__(self, epoch: int, name: str, items: Iterator[PartItem]) -> None:
+    `replaced`: the range of a copy that the part's rows replace, None for none. It is known once the first batch was read, or
+    the part is complete. `replaces`: the sink can do that."""
+
+    def __init__(self, epoch: int, name: str, items: Iterator[PartItem], *, replaces: bool = False) -> None:
         self.epoch, self.name = epoch, name
+        self.replaced: ReplacedRange | None = None
+        self._replaces = replaces
         self.row_count = 0
         self.complete = False
         self.after: Reached | None = None
@@ -45,12 +50,20 @@ class Part:
                 self.complete, self.after, self.has_left = True, item.after, item.has_left
                 return
             self._batch_count += 1
+            if isinstance(item, ReplacedRange):
+                self._replace(item)
+                continue
             self.row_count += item.row_count if isinstance(item, PublishedFile) else item.rows.num_rows
             yield item
         raise SinkBusyError(
             f"The input of {self} ended before its last row; nothing of it was written.",
             "The reader's error, earlier in the log, says why. Start the job again.",
         )
+
+    def _replace(self, item: ReplacedRange) -> None:
+        if not self._replaces or self._batch_count > 1:
+            raise SinkError(f"{self} replaces a range of a copy, which this sink can't do here.", _REPORT)
+        self.replaced = item
 
     def read_to_end(self) -> None:
         """Reads the remaining items without using them."""
@@ -74,12 +87,13 @@ class Part:
             )
 
 
-def parts_of(items: Iterable[PartItem]) -> Iterator[Part]:
-    """Yields the parts. Each one must be read to its end before the next one is requested."""
+def parts_of(items: Iterable[PartItem], *, replaces: bool = False) -> Iterator[Part]:
+    """Yields the parts. Each one must be read to its end before the next one is requested. `replaces`: the sink can replace
+    ranges of a copy."""
     source = iter(items)
     for first in source:
         # No generator with `yield from`: closing that would close the whole input.
-        part = Part(first.epoch, first.part, itertools.chain([first], source))
+        part = Part(first.epoch, first.part, itertools.chain([first], source), replaces=replaces)
         yield part
         if not part.complete:
             raise RuntimeError(f"{part} was not read to its end")

@@ -217,12 +217,25 @@ class Adapts(Protocol):
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
         """Lets the copies of tables that come back to the job take rows of `schemas`, as far as it can; `check` finds what does
-        not fit then. The copies are emptied before rows are written to them again, so their values are not needed. May be
+        not fit then. All rows of the copies are written again, so their values are not needed. May be
         repeated. Raises SinkError."""
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         """Adds columns to the copy of a table that stays in the job. They are NULL in all its rows. May be repeated. Raises
         SinkError if the copy has such a column already, but of another type or with values."""
+
+
+@runtime_checkable
+class ReplacesRanges(Protocol):
+    """A sink that can write the rows of a split in place of those that the copy has in the split's range: it takes
+    `ReplacedRange` as the first item of a split (`parts_of(items, replaces=True)`)."""
+
+    def replaceable(
+        self, job: JobIdentity, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+    ) -> frozenset[TableId]:
+        """Returns those of the tables whose copies, as they are now, can be replaced range by range. Called before `adapt`.
+        `columns`: the split keys of the tables whose split keys hold the same integers in the source and in the copy. Raises
+        SinkError."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId, TableSchema
 
@@ -126,8 +127,21 @@ class PublishedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedRange:
+    """The first item of a split whose rows replace those of the copy: what the copy has in the range goes, then the rows of the
+    part come. Only for sinks that replace ranges; it has no form for Spark."""
+
+    epoch: int
+    part: str
+    seq: int
+    table: TableId
+    schema_version: int
+    range: IntegerRange
+
+
+@dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The part is complete: `row_count` rows in `seq` batches and files. `after`: of a log part, what the target must have
+    """The part is complete: `row_count` rows in `seq` items before it. `after`: of a log part, what the target must have
     before the part, None if the plan does not say. `has_left`: the split's table has left the job. The part is empty, even if
     it was written with rows before."""
 
@@ -139,7 +153,7 @@ class PartEnd:
     has_left: bool = False
 
 
-PartItem: TypeAlias = ChangeBatch | PublishedFile | PartEnd
+PartItem: TypeAlias = ChangeBatch | PublishedFile | ReplacedRange | PartEnd
 
 
 def to_transport(item: PartItem) -> pa.RecordBatch:
@@ -154,6 +168,8 @@ def to_transport(item: PartItem) -> pa.RecordBatch:
         case PublishedFile(epoch, part, seq, table, version, row_count, name):
             values = [epoch, part, seq, table.database, table.name, version, row_count, None, name, False]
             values += [None, None]
+        case ReplacedRange(part=part):
+            raise ValueError(f"{part} replaces a range of a copy, which Spark does not write")
         case PartEnd(epoch, part, seq, row_count, after):
             values = [epoch, part, seq, None, None, None, row_count, None, None, False]
             values += [None, None] if after is None else [after.log_epoch, after.splits]

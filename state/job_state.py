@@ -45,10 +45,11 @@ class Joined:
 
     `start`: the end of the log after they were found. From there on the log is read for them too. None of their splits is
     read before the job has reached it. `split_keys`: () in mode `incremental`. `partitions`, `conditions`: as in JobState.
-    `back`: those of the tables that had left the job. Their copies are emptied before their rows are read. `left_files`: how
-    many times tables had left the job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since
-    1970. `restarts`: the job goes on from `start` without reading the log up to there, which the source may have lost. It had
-    no other tables, or another server answers, whose log has up to `start` what the job had read.
+    `back`: those of the tables that had left the job. `replaced`: those of them whose copies keep their rows until each split
+    replaces what its range has; the copies of the others are emptied first. `left_files`: how many times tables had left the
+    job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since 1970. `restarts`: the job goes
+    on from `start` without reading the log up to there, which the source may have lost. It had no other tables, or another
+    server answers, whose log has up to `start` what the job had read.
     `server_identity`: of that server, "" for the same as before. `version_offset`: what is added to the positions of the log
     after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
     has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
@@ -71,6 +72,12 @@ class Joined:
     version_offset: int | None = None
     reached: Reached | None = None
     rereads: tuple[Reread, ...] = ()
+    replaced: tuple[TableId, ...] = ()
+
+    @property
+    def emptied(self) -> tuple[TableId, ...]:
+        """The tables whose copies are emptied before their rows are read."""
+        return tuple(table for table in self.back if table not in self.replaced)
 
     def without(self, tables: Collection[TableId]) -> "Joined":
         """Returns the entry without these tables."""
@@ -84,6 +91,7 @@ class Joined:
             conditions=_but(tables, self.conditions),
             back=tuple(table for table in self.back if table not in tables),
             rereads=_but(tables, self.rereads),
+            replaced=tuple(table for table in self.replaced if table not in tables),
         )
 
 
@@ -123,11 +131,12 @@ class Altered:
 @dataclass(frozen=True, slots=True)
 class CameBack:
     """A table that came back to the job. `start`, `at_us`: as in Joined. `version`: `_commit_version` of the emptying of its
-    copy."""
+    copy. `is_replaced`: the copy is not emptied, but replaced range by range."""
 
     start: Position
     at_us: int
     version: int
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,12 @@ class JobState:
     def came_back(self) -> dict[TableId, CameBack]:
         """The tables that came back to the job."""
         return {
-            table: CameBack(joined.start, joined.at_us, joined.start.version_before + self.version_offset(count))
+            table: CameBack(
+                joined.start,
+                joined.at_us,
+                joined.start.version_before + self.version_offset(count),
+                is_replaced=table in joined.replaced,
+            )
             for count, joined in enumerate(self.joined, 1)
             for table in joined.back
         }

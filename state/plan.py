@@ -177,7 +177,8 @@ class EnumeratorState:
     `last_high`: the greatest high. None before the first report, and again when tables join after the log has passed it.
     `unseen`: transactions of the log before `position` that SELECTs may not see yet. `batch_bytes`: how much log an epoch reads
     at most. `joined`: how many of JobState.joined are taken in.
-    `empties`: tables that came back to the job. The next epoch empties their copies, then their splits are read.
+    `empties`: tables that came back to the job. The next epoch empties their copies, then their splits are read. Tables whose
+    copies are replaced range by range are not among them.
     `rereads`: rows that were read again. The next epoch of the log begins with them.
     `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
     version started.

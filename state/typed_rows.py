@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from tidemark.state.change_batch import CHANGE_TYPE_NAMES, PartEnd, PartItem, PublishedFile, batch_schema
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, PartEnd, PartItem, PublishedFile, ReplacedRange, batch_schema
 from tidemark.state.table import TableSchema
 
 _TEXTS = frozenset({"_change_type", "_txn_id"})
@@ -21,8 +21,8 @@ def typed_batches(items: Iterable[PartItem]) -> Iterator[pa.RecordBatch]:
     for item in items:
         if isinstance(item, PartEnd):
             continue
-        if isinstance(item, PublishedFile):
-            raise TypeError(f"{item.part} is the file {item.name}")
+        if isinstance(item, PublishedFile | ReplacedRange):
+            raise TypeError(f"{item.part} has more than rows: {item}")
         rows = item.rows
         columns = []
         for field, column in zip(rows.schema, rows.columns, strict=True):

@@ -36,10 +36,12 @@ from tidemark.state.change_batch import (
     PartEnd,
     PartItem,
     PublishedFile,
+    ReplacedRange,
     split_part,
 )
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.failpoints import failpoint
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import CameBack
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
@@ -189,6 +191,8 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
             if isinstance(split.pages, StageChunk):
                 yield part.end()
                 continue
+            if split.table in task.came_back and task.came_back[split.table].is_replaced:
+                yield part.replace(split)
             if task.published_format == "parquet":
                 yield from part.add_file(split.table, published)
             for rows in published.batches:
@@ -214,6 +218,13 @@ class _Part:
             yield ChangeBatch(self._epoch, self._name, self._seq, table, self._versions[table], rows)
             self._seq += 1
             self.row_count += rows.num_rows
+
+    def replace(self, split: Split) -> ReplacedRange:
+        """Returns the item that makes room for the split's rows. To be called before rows are added."""
+        replaced = IntegerRange.of(split.columns, split.range)
+        assert replaced is not None, "only copies whose split keys are integers are replaced"
+        version, seq, self._seq = self._versions[split.table], self._seq, self._seq + 1
+        return ReplacedRange(self._epoch, self._name, seq, split.table, version, replaced)
 
     def add_file(self, table: TableId, published: PublishedSplit) -> Iterator[PublishedFile]:
         row_count = published.report.row_count

@@ -86,7 +86,7 @@ def _go_on_there(
             message, remedy = f"{what} {lost.message}", f"{_RESNAPSHOT} {error.remedy}" if is_copy else error.remedy
             raise LogPositionLostError(message, remedy) from lost
         leaving, start, restarts = {schema.table for schema in state.schemas}, found.joining_start(()), True
-        text = f"{what} {lost.message} So all copies are emptied, and their rows are read again (source.on_log_lost)."
+        text = f"{what} {lost.message} So the rows of all tables are read again (source.on_log_lost)."
     is_same_log = isinstance(places, SharesLog) and start == now.position  # else versions may become smaller
     if leaving:
         leave_to_come_back(checkpoint, state, leaving)

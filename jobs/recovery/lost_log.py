@@ -1,7 +1,7 @@
 """Reads all rows again if the source no longer has the log that the job needs (`source.on_log_lost`).
 
 All tables leave the job. They come back with the log's present end as their start, from which the job then goes on: their
-copies are emptied, and their rows are read again. What was planned of the lost log is committed without reading it. So is
+rows are read again. What was planned of the lost log is committed without reading it. So is
 what a job without tables would read until they come back: `Joined.restarts`.
 """
 
@@ -31,9 +31,7 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
             "If this is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
         )
         raise LogPositionLostError(error.message, f"{remedy} {error.remedy}") from error
-    text = (
-        f"{error.message} So the copies of all tables are emptied, and their rows are read again (source.on_log_lost)."
-    )
+    text = f"{error.message} So the rows of all tables are read again (source.on_log_lost)."
     events.note("warning", text=text)
     take_out_all(job, state)
     return True

@@ -10,7 +10,7 @@ import time
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import offset_from, recover_state
+from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
 from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.parking import leave_to_come_back, to_be_found
@@ -24,13 +24,6 @@ from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId
-
-
-def is_going_back(checkpoint: Checkpoint, state: JobState) -> bool:
-    """True if the target was set back, and no epoch was planned since then."""
-    newest = max(checkpoint.plan_epochs(), default=0)
-    taken_in = checkpoint.plan(newest).state.joined if newest else 0
-    return any(joined.reached is not None for joined in state.joined[taken_in:])
 
 
 def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
@@ -61,7 +54,7 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             start = found.joining_start(())
-        what = "So all copies are emptied, and their rows are read again (source.on_log_lost)."
+        what = "So the rows of all tables are read again (source.on_log_lost)."
     else:
         start = position
         what = f"So the log is read again from {start} on."

@@ -24,7 +24,6 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
 from tidemark.jobs.epoch.planner import LEFT_BEFORE, NOT_WRITTEN
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.reconcile.ranges import in_copy
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.steering import RESUME, steering_at
@@ -37,6 +36,7 @@ from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer,
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
 from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError, TableLockedError
 from tidemark.state.failpoints import failpoint
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.key_source import KeySource
 from tidemark.state.phase import Phase
@@ -326,7 +326,7 @@ class _Reading:
         gathered = _gathered(reads)
         if signal.where:
             return gathered, _no_keys(output), output, rest
-        within = in_copy(columns, KeyRange(whole.start, here.end))
+        within = IntegerRange.of(columns, KeyRange(whole.start, here.end))
         assert within is not None, "its bounds are integers"
         keys = copied_keys(self.job, output, within, gathered.rows.num_rows)
         return gathered, self._lacking(keys, gathered, output), output, rest

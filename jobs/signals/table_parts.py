@@ -13,11 +13,12 @@ from tidemark.conf.condition import check_given_condition
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import MirrorSink
 from tidemark.conf.tables import TableName
-from tidemark.jobs.reconcile.ranges import same_integers
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key, is_readable, keys_of, ranges_around
 from tidemark.jobs.sinks import comparable_sink
+from tidemark.jobs.tables.integer_keys import same_integers
 from tidemark.readers.source import BoundsKeys
-from tidemark.sinks.comparing import IntegerRange, Key
+from tidemark.sinks.comparing import Key
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import JobState
 from tidemark.state.key_source import KeySource
 from tidemark.state.remedies import read_again as whole_table

@@ -3,16 +3,17 @@
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import offset_from
+from tidemark.jobs.recovered_state import is_going_back, offset_from
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.tables.parking import still_parked
+from tidemark.jobs.tables.integer_keys import same_integers
+from tidemark.jobs.tables.parking import how_read_again, still_parked
 from tidemark.readers.projection.settings import projections_of
 from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -28,9 +29,18 @@ from tidemark.state.table import TableId, TableSchema
 
 _OF_A_TOOL = re.compile(r"_.+_(gho|ghc|del|new|old)")
 
-Admit: TypeAlias = Callable[[JobState | None, Sequence[TableSchema]], None]
-"""Called with the job before the tables join, None at its first start, and with all tables including the new ones. Raises
-TidemarkError if the target can't take them."""
+
+class Admit(Protocol):
+    """What the target says to tables that are to join the job."""
+
+    def __call__(self, state: JobState | None, schemas: Sequence[TableSchema]) -> None:
+        """Called with the job before the tables join, None at its first start, and with all tables including the new ones.
+        Raises TidemarkError if the target can't take them."""
+
+    def replaceable(
+        self, state: JobState, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+    ) -> frozenset[TableId]:
+        """As `tidemark.sinks.sink.ReplacesRanges`, for tables that come back. Called before they are admitted."""
 
 
 class TablesAlteredError(SourceNotUsableError):
@@ -90,11 +100,17 @@ def with_later_tables(
     later = _with_good_conditions(job, found, later, left, events)
     checkpoint = Checkpoint.at(job.checkpoint)
     back = [replace(s, version=left[s.table].version + 1) for s in later if s.table in left]
-    unfit = set[TableId]()
+    unfit, replaced = set[TableId](), set[TableId]()
+    # An epoch of the log must be the first one after a target was set back: only its fence tells how far the target is.
+    may_replace = not is_going_back(checkpoint, state)
     for schema in back:
         try:
             _require_condition(job, found, schema.table)
-            admit(state, outputs_of([schema], projections_of(job, [schema])))
+            (output,) = outputs_of([schema], projections_of(job, [schema]))
+            columns = found.split_columns[schema.table]
+            if may_replace and same_integers(job, schema, output, columns):
+                replaced |= admit.replaceable(state, [output], {schema.table: columns})
+            admit(state, [output])
         except (SinkError, JobFileError) as error:
             unfit.add(schema.table)
             state = still_parked(job, checkpoint, state, [schema.table], error.message)
@@ -104,7 +120,7 @@ def with_later_tables(
         for schema in later
         if schema.table not in unfit
     )
-    return _joined(job, found, state, later, events, admit) if later else state
+    return _joined(job, found, state, later, events, admit, replaced=replaced) if later else state
 
 
 def _with_good_conditions(
@@ -147,7 +163,10 @@ def _joined(
     later: tuple[TableSchema, ...],
     events: Events,
     admit: Admit,
+    *,
+    replaced: Collection[TableId],
 ) -> JobState:
+    """`replaced`: those of the tables that come back whose copies can be replaced range by range."""
     later = _admitted(job, state, later, events, admit)
     if not later:
         return state
@@ -181,13 +200,14 @@ def _joined(
         at_us=time.time_ns() // 1000,
         restarts=restarts,
         version_offset=offset_from(job, state, start) if restarts else None,
+        replaced=tuple(table for table in back if table in replaced),
     )
     failpoint("tables.before_joined")
     state = checkpoint.create_joined(state, joined)
     failpoint("tables.after_joined")
     for table in tables:
         if table in back:
-            text = "It comes back to the job. Its copy is emptied, and its rows are read again."
+            text = f"It comes back to the job. {how_read_again(is_replaced=table in joined.replaced)}"
             events.note("joined", table=str(table), start=str(start), text=text)
             continue
         events.note("joined", table=str(table), start=str(start))

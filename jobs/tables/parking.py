@@ -102,14 +102,14 @@ def pause_left(job: JobFile, state: JobState) -> JobState:
 
 def take_out_all(job: JobFile, state: JobState) -> None:
     """Takes all tables out of the job, durable, so that they come back at once. The epoch that is not committed yet does not
-    matter: all copies are emptied after it."""
+    matter: all copies are emptied or replaced after it."""
     _leave(Checkpoint.at(job.checkpoint), state, state.schemas, "")
     failpoint("log.lost")
 
 
 def leave_to_come_back(checkpoint: Checkpoint, state: JobState, tables: Collection[TableId]) -> None:
     """Takes tables out of the job, durable, so that they come back at once. What the planned epoch has of them does not
-    matter: their copies are emptied after it."""
+    matter: their copies are emptied or replaced after it."""
     _leave(checkpoint, state, [schema for schema in state.schemas if schema.table in tables], "")
 
 
@@ -372,13 +372,20 @@ def answer_signals(
             text = absent or left.why or "It did not join the job."
             if left.paused:
                 state = still_parked(job, checkpoint, state, [table], text)
-        accepted = "Its copy is emptied, and its rows are read again."
+        accepted = how_read_again(is_replaced=table in state.came_back and state.came_back[table].is_replaced)
         if signal.kind == "resume" and table not in before.left_tables:
             accepted = "The reading of its rows continues." if stopped else "It was not paused."
         if signal.kind == "pause":
             accepted = "It has left the job, and its copy stays as it is."
         checkpoint.create_answer(number, Answer(text is None, accepted if text is None else text, _now_us()))
     return state
+
+
+def how_read_again(*, is_replaced: bool) -> str:
+    """Returns what becomes of the copy of a table that came back, for people."""
+    if is_replaced:
+        return "Its rows are read again, and replace those of its copy, one range of keys after the other."
+    return "Its copy is emptied, and its rows are read again."
 
 
 def still_parked(

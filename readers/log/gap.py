@@ -81,7 +81,7 @@ class Gap:
     def _truncation(self, table: TableId, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Emits a TRUNCATE or drops it. It can't do either if some splits or key re-reads were taken before the TRUNCATE and
         some after it: raises SchemaChangedError, so that the table is read again. Splits that are left do not matter: the copy
-        has none of their rows."""
+        has none of their rows, or they replace what it has."""
         is_emitted = self._is_emitted(table, rows)
         if is_emitted is not None:
             return rows.slice(0, len(rows) if is_emitted else 0)

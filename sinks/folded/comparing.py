@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from tidemark.sinks.comparing import IntegerRange, Key, Pair
+from tidemark.sinks.comparing import Key, Pair
 from tidemark.sinks.folded.state import FoldedState
+from tidemark.state.integer_range import IntegerRange
 
 
 class Staging(Protocol):

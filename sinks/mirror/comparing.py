@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidemark.sinks.comparing import IntegerRange, Key, Pair
+from tidemark.sinks.comparing import Key, Pair
 from tidemark.sinks.mirror.bad_values import ValueGate
 from tidemark.sinks.mirror.target import ComparingRows, ComparingSql, Session, TargetName
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema
 
 

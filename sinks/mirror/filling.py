@@ -1,24 +1,24 @@
 """Writes the changes of a part into the copies, in the open transaction of one session."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidemark.conf.tables import TableTemplate
+from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.audit import AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
-from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
+from tidemark.sinks.mirror.planning import emptied, holds_integers, table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import DeletedRows, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_table
 from tidemark.sinks.sink import BadValues, Finding, Schemas, raise_problems
-from tidemark.state.change_batch import LOG_PART, table_part
+from tidemark.state.change_batch import LOG_PART, ReplacedRange, table_part
 from tidemark.state.errors import RefusedRowsError, RefusedValueError, SinkError
-from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.remedies import START_OVER_NOW, read_again
 from tidemark.state.table import TableId, TableSchema
 
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
@@ -63,9 +63,7 @@ class Filling:
         for (table, _), batches in chunk.items():
             self._rows[table] += sum(batch.num_rows for batch in batches)
         chunk = {key: batches for key, batches in chunk.items() if key[0] not in self._done}
-        new = [self.schemas[key] for key in chunk if key[0] not in self._writings]
-        existing = self.session.inspect_all([self._target_of(schema) for schema in new])
-        self._noted |= self._require_rows(new, existing)
+        existing = self._inspected([self.schemas[key] for key in chunk if key[0] not in self._writings])
         for (table, version), batches in chunk.items():
             schema = self.schemas[table, version]
             if table not in self._writings:
@@ -74,6 +72,28 @@ class Filling:
                 self._writings[table].apply(schema, batches, is_log=self.part.name == LOG_PART)
             except RefusedRowsError as error:
                 raise self._of_table(error, table) from error
+
+    def replace(self, replaced: ReplacedRange) -> None:
+        """Removes what the copy has in the part's range. Its rows are written after that, in the same transaction."""
+        schema = self.schemas[replaced.table, replaced.schema_version]
+        existing = self._inspected([schema])
+        writing = self._writings[schema.table] = self._writing(schema, existing)
+        target = self._target_of(schema)
+        if not holds_integers(schema, existing[target], self.session.dialect, replaced.range.columns):
+            raise SinkError(
+                f"{target}: the key's columns ({', '.join(replaced.range.columns)}) are no integers any more.",
+                f"Give them their types again. {read_again(TableName(schema.table.database, schema.table.name))}",
+                schema.table,
+            )
+        try:
+            writing.replace(schema, replaced.range)
+        except RefusedRowsError as error:
+            raise self._of_table(error, schema.table) from error
+
+    def _inspected(self, schemas: Sequence[TableSchema]) -> dict[TargetName, TargetTable]:
+        existing = self.session.inspect_all([self._target_of(schema) for schema in schemas])
+        self._noted |= self._require_rows(schemas, existing)
+        return existing
 
     def finish(self) -> None:
         """Writes what belongs to the transaction's end. The part is complete."""

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.mirror.bad_values import RejectedRows
 from tidemark.sinks.mirror.net_effect import NetEffect, PartialRows
 from tidemark.sinks.rows.json_lines import json_rows
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
 ROWS_PER_STATEMENT = 100
@@ -100,6 +101,11 @@ class Rejects:
         """Removes all rows of a table that was emptied."""
         self.session.execute(f"DELETE FROM {self.session.rejects} WHERE {_OF_TABLE}", self._of(table))
         self._keys[table] = set()
+
+    def forget_range(self, table: TableId, keys: IntegerRange) -> None:
+        """Removes the rows with keys of the range, which are about to be written again."""
+        found = [(key, json.loads(key)) for key in self.keys(table)]
+        self._remove(table, [key for key, row in found if keys.contains(tuple(int(row[c]) for c in keys.columns))])
 
     def _remove(self, table: TableId, keys: Sequence[str]) -> None:
         known = self.keys(table)

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +23,7 @@ from tidemark.sinks.mirror.planning import (
     adapting_clauses,
     added_columns,
     find_column,
+    is_replaceable,
     ownership_findings,
     policy_problems,
     route_problems,
@@ -193,6 +194,25 @@ class MirrorSink:
         replaced = {t: table for t, table in current.items() if was_replaced(table, owners[t])}
         session.note_incarnations(replaced)
         session.mark_created([target for target, owner in owners.items() if not owner.created])
+
+    def replaceable(
+        self, job: JobIdentity, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+    ) -> frozenset[TableId]:
+        """See `tidemark.sinks.sink.ReplacesRanges`."""
+        with contextlib.closing(self.connect()) as session:
+            targets = [(s, target) for s, target in self._targets(session, schemas) if s.table in columns]
+            owners = session.owners([target for _, target in targets])
+            existing = session.inspect_all([target for _, target in targets])
+            return frozenset(
+                schema.table
+                for schema, target in targets
+                if target in existing
+                and target in owners
+                and (owners[target].job.uuid, owners[target].source_table) == (job.uuid, str(schema.table))
+                and is_replaceable(
+                    self.audit.extended(schema), existing[target], session.dialect, columns[schema.table]
+                )
+            )
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
         """Creates copies that were dropped, adds columns, and replaces those of another type. Leaves other jobs' tables

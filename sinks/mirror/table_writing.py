@@ -15,6 +15,7 @@ from tidemark.sinks.mirror.unchanged import missing_value_error
 from tidemark.sinks.sink import BadValues
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
 from tidemark.state.errors import SinkError
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import Column, TableSchema
 
 _UNCHANGED = UNCHANGED_FIELD.name
@@ -64,6 +65,11 @@ class TableWriting:
                 self._insert(schema, changes.select(names))
             else:
                 self._write_net_effect(schema, changes)
+
+    def replace(self, schema: TableSchema, keys: IntegerRange) -> None:
+        """Removes what the copy has in a range of keys, before the source's rows of the range are written."""
+        self.rows.delete_range(keys)
+        self.rejects.forget_range(schema.table, keys)
 
     def told(self) -> tuple[BadValues, ...]:
         """Returns what became of bad values. Rejected rows that the source has deleted are nowhere."""

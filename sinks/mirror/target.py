@@ -10,6 +10,7 @@ from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity, Written
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -152,6 +153,9 @@ class TableRows(Protocol):
 
     def empty(self) -> None:
         """Deletes all rows."""
+
+    def delete_range(self, keys: IntegerRange) -> None:
+        """Deletes the rows with keys of the range. Its columns hold integers in the target."""
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         """Finds the values that the target's column can't hold, None if it can hold all of them."""

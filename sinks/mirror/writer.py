@@ -66,7 +66,7 @@ class MirrorWriter:
     def write(self, items: Iterable[PartItem], schemas: Schemas) -> Iterator[PartResult]:
         once = contextlib.closing(_Connection(self.connect, self.waiting))
         with once if self.kept is None else self.kept.used() as connection:
-            for part in parts_of(items):
+            for part in parts_of(items, replaces=True):
                 batches = part.batches()
                 first = _collect(batches)
                 if self._is_shared(connection, part, first):
@@ -124,6 +124,8 @@ class MirrorWriter:
     def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> tuple[BadValues, ...]:
         """Writes the rows and commits."""
         filling = self._filling(session, part, schemas)
+        if part.replaced is not None:
+            filling.replace(part.replaced)
         for chunk in chunks:
             filling.apply(chunk)
         filling.finish()

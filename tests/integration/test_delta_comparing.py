@@ -20,12 +20,13 @@ from tests.support.change_parts import (
 )
 from tests.support.delta import write_epochs
 from tidemark.conf.tables import TableName
-from tidemark.sinks.comparing import Comparisons, IntegerRange, Key
+from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.locations import FolderLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration

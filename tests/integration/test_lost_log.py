@@ -70,7 +70,7 @@ def test_all_rows_are_read_again_each_time(
         source.execute(*UPDATE_ALL)
         notes = Notes()
         run_epochs(job, notes=notes)
-        assert sum("the copies of all tables are emptied" in text for text in warnings(notes)) == 1
+        assert sum("the rows of all tables are read again" in text for text in warnings(notes)) == 1
         assert_equal()
         source.execute(*UPDATE_ALL)
         assert run_epochs(job) == ["stream"]

@@ -1,5 +1,5 @@
 """A table that can't be followed any more is parked, and the others go on. Parked and excluded tables come back: their copies
-are emptied, and their rows are read again (docs/adr/0026)."""
+are emptied or replaced range by range, and their rows are read again (docs/adr/0026, docs/adr/0052)."""
 
 import contextlib
 import random

@@ -101,13 +101,26 @@ class Sink:
     entries: dict[tuple[TableId, Key], list[Entry]] = field(default_factory=lambda: defaultdict(list))
     emptied: dict[TableId, int] = field(default_factory=dict)
     """The version of the schema for which a table was emptied last."""
+    old: dict[tuple[TableId, Key], list[Entry]] = field(default_factory=dict)
+    """What a table had that came back without being emptied."""
 
-    def commit(self, epoch: int, entries: list[Entry], empties: Mapping[TableId, int]) -> None:
+    def keep(self, tables: Sequence[TableId]) -> None:
+        """Tables come back whose copies are replaced range by range."""
+        self.old = {place: entries for place, entries in self.old.items() if place[0] not in tables}
+        self.old |= {place: list(entries) for place, entries in self.entries.items() if place[0] in tables}
+
+    def commit(
+        self, epoch: int, entries: list[Entry], empties: Mapping[TableId, int], replaced: Sequence[Split] = ()
+    ) -> None:
         if epoch in self.ledger:
             return
         self.ledger.add(epoch)
         self.emptied |= empties
-        for place in [place for place in self.entries if place[0] in empties]:
+        gone = [place for place in self.entries if place[0] in empties]
+        for split in replaced:
+            table = _table(split.table)
+            gone += [(t, k) for t, k in self.entries if t == split.table and in_range(table, k, split.range)]
+        for place in gone:
             del self.entries[place]
         for entry in entries:
             self.entries[entry.table, entry.key].append(entry)
@@ -179,13 +192,15 @@ class Job:
         version = next(schema.version for schema in state.schemas if schema.table == table)
         Checkpoint("model", self.store).create_left(state, (Left(table, version),))
 
-    def come_back(self) -> None:
-        """All tables that have left."""
+    def come_back(self, *, is_replaced: bool) -> None:
+        """All tables that have left. `is_replaced`: the copies of those with a key are not emptied."""
         left = {left.table: left.version for left in self.job_state().left}
         tables = [table for table in TABLES if table.id in left]
         schemas = tuple(replace(s, version=left[s.table] + 1) for s in _schemas(tables))
         back = tuple(table.id for table in tables)
-        self._join(Joined(self.database.log_end(), schemas, self._split_keys(tables), back=back))
+        replaced = tuple(table.id for table in tables if is_replaced and table.split_columns)
+        self._join(Joined(self.database.log_end(), schemas, self._split_keys(tables), back=back, replaced=replaced))
+        self.sink.keep(replaced)
 
     def _split_keys(self, tables: Sequence[ModelTable]) -> tuple[SplitKey, ...]:
         return () if self.mode == "incremental" else tuple(SplitKey(t.id, t.split_columns) for t in tables)
@@ -454,6 +469,7 @@ class Driver:
     def commit(self, *, crash_after_sink: bool) -> None:
         assert self.running is not None
         empties: dict[TableId, int] = {}
+        replaced: list[Split] = []
         match self.running.work:
             case LogWork(empties=tables):
                 assert self.output is not None
@@ -463,7 +479,9 @@ class Driver:
                 empties = {schema.table: schema.version for schema in known if schema.table in tables}
             case SnapshotWork():
                 entries = [entry for split in self.splits() for entry in self.published(split)[1]]
-        self.job.sink.commit(self.running.epoch, entries, empties)
+                back = self.job.job_state().came_back
+                replaced = [s for s in self.splits() if s.table in back and back[s.table].is_replaced]
+        self.job.sink.commit(self.running.epoch, entries, empties, replaced)
         if crash_after_sink:
             return
         if isinstance(self.running.work, SnapshotWork):

@@ -1,6 +1,8 @@
 """For any key set and any split size the splits are disjoint, cover everything, come in order, and can be resumed
 anywhere."""
 
+import contextlib
+import sqlite3
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +15,7 @@ from pydantic import TypeAdapter
 
 from devtools.key_source import WithoutPages
 from tidemark.enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics
 from tidemark.state.plan import Exhausted, Stepping, TableState
@@ -161,6 +164,33 @@ def test_unsigned_keys_beyond_the_signed_range(values: list[int], split_rows: in
     source = KeyList.of_integers(values, unsigned=True)
     ranges, _ = plan_all(source, split_rows, counts)
     assert sum(rows_in(r, source.encoded_keys) for r in check_tiling(ranges)) == len(values)
+
+
+@given(values=integers, others=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20), split_rows=split_sizes)
+def test_each_integer_that_a_copy_may_have_is_in_one_range(
+    values: list[int], others: list[int], split_rows: int
+) -> None:
+    """Also if the source does not have it: what a copy has in each range is replaced (docs/adr/0052)."""
+    found = [IntegerRange.of(("k",), r) for r in plan_all(KeyList.of_integers(values), split_rows)[0]]
+    for key in {-(2**63), 2**63 - 1, *values[:20], *others}:
+        assert [r is not None and r.contains((key,)) for r in found].count(True) == 1
+
+
+threes = st.tuples(st.integers(-2, 2), st.integers(-(2**63), 2**63 - 1), st.integers(-1, 1))
+
+
+@given(bounds=st.lists(threes, min_size=1, max_size=4, unique=True), keys=st.lists(threes, min_size=1, max_size=9))
+def test_ranges_of_several_columns_are_the_same_in_sql(
+    bounds: list[tuple[int, int, int]], keys: list[tuple[int, int, int]]
+) -> None:
+    columns, ends = ("a", "b", "c"), [None, *sorted(bounds), None]
+    ranges = [IntegerRange(columns, start, end) for start, end in pairwise(ends)]
+    with contextlib.closing(sqlite3.connect(":memory:")) as server:
+        for key in (*keys, *bounds):
+            values = dict(zip(columns, map(str, key), strict=True))
+            (found,) = server.execute(f"SELECT {', '.join(r.condition(values.__getitem__) for r in ranges)}")
+            assert list(map(bool, found)) == [r.contains(key) for r in ranges]
+            assert sum(found) == 1
 
 
 @pytest.mark.pitfall(14)

@@ -32,6 +32,7 @@ from tidemark.sinks.rows.text import (
 )
 from tidemark.state import marks
 from tidemark.state.errors import RefusedRowsError, SinkError
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
@@ -164,6 +165,9 @@ class MySqlTableRows:
     def empty(self) -> None:
         """Uses DELETE, because TRUNCATE would end the transaction."""
         self.run(f"{self._remove} TRUE")
+
+    def delete_range(self, keys: IntegerRange) -> None:
+        self.run(f"{self._remove} {keys.condition(quoted)}")
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         return bad_values(

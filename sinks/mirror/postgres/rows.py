@@ -20,6 +20,7 @@ from tidemark.sinks.rows.postgres_numerics import decimals, numeric_texts
 from tidemark.sinks.rows.postgres_times import dates, timestamps
 from tidemark.sinks.rows.text import cast_text, float_list_bytes
 from tidemark.state.errors import SinkError
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
@@ -132,9 +133,15 @@ class PostgresTableRows:
 
     def empty(self) -> None:
         """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
+        self._remove("TRUE")
+
+    def delete_range(self, keys: IntegerRange) -> None:
+        self._remove(keys.condition(lambda name: f"t.{quoted(name)}"))
+
+    def _remove(self, condition: str) -> None:
         table = f"{full_name(self._target)} t"
         delete = f"UPDATE {table} SET {self._marks}" if self._marks else f"DELETE FROM {table}"
-        self.run(f"{delete} WHERE {self._is_there}")
+        self.run(f"{delete} WHERE {self._is_there} AND {condition}")
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         type_name = "text" if column in self._kept else self._types[column]

@@ -1,0 +1,103 @@
+"""A split whose rows replace what a mirror's copy has in the split's range (docs/adr/0052)."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.support.change_parts import column, snapshot_part
+from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case  # noqa: F401  # fixtures
+from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.sinks.mirror.bad_values import Policies
+from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
+from tidemark.state.errors import SinkError
+from tidemark.state.integer_range import IntegerRange
+from tidemark.state.table import TableId, TableSchema
+
+PAIRS = TableSchema(
+    TableId("shop", "pairs"),
+    2,
+    (
+        column("a", "bigint", "int64", key=True),
+        column("b", "smallint unsigned", "int32", key=True),
+        column("note", "text", "string"),
+    ),
+    ("a", "b"),
+)
+SCHEMAS = {(PAIRS.table, 2): PAIRS}
+LEAST, GREATEST = -(2**63), 2**63 - 1
+
+
+def replacing(epoch: int, split: int, keys: IntegerRange, rows: list[Any]) -> list[Any]:
+    """The part of a split that replaces a range."""
+    *batches, end = snapshot_part(epoch, split, PAIRS, rows)
+    assert isinstance(end, PartEnd)
+    moved = [dataclasses.replace(batch, seq=batch.seq + 1) for batch in batches if isinstance(batch, ChangeBatch)]
+    first = ReplacedRange(epoch, end.part, 0, PAIRS.table, PAIRS.version, keys)
+    return [first, *moved, dataclasses.replace(end, seq=end.seq + 1)]
+
+
+def held(case: SinkCase) -> list[tuple[int, int, str]]:
+    return [(int(a), int(b), note) for a, b, note in case.rows(PAIRS)]
+
+
+def keys_of(case: SinkCase) -> list[tuple[int, int]]:
+    return [key[:2] for key in held(case)]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, mirror_writer.CHUNK_BYTES])
+def test_rows_of_the_range_go_and_all_others_stay(
+    any_mirror: SinkCase,  # noqa: F811
+    chunk_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the part is written while it is read, if it has no rows, and if it comes again."""
+    monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", chunk_bytes)
+    case = any_mirror
+    case.sink.prepare(case.job, [PAIRS])
+    keys = [(LEAST, 0), (-1, 65535), (0, 0), (5, 7), (5, 8), (6, 0), (GREATEST, 65535)]
+    case.write(snapshot_part(1, 1, PAIRS, [(*key, "old") for key in keys]), schemas=SCHEMAS)
+    middle = replacing(2, 2, IntegerRange(("a", "b"), (0, 0), (5, 8)), [(5, 7, "new"), (3, 3, "new")])
+    case.write(middle, schemas=SCHEMAS)
+    expected = {key: "old" for key in keys if key != (0, 0)} | {(5, 7): "new", (3, 3): "new"}
+    assert held(case) == [(*key, note) for key, note in sorted(expected.items())]
+    (repeated,) = case.write(middle, schemas=SCHEMAS)
+    assert repeated.skipped
+    case.write(replacing(2, 3, IntegerRange(("a",), None, (0,)), []), schemas=SCHEMAS)
+    assert keys_of(case) == [(3, 3), (5, 7), (5, 8), (6, 0), (GREATEST, 65535)]
+    case.write(replacing(2, 4, IntegerRange(("a", "b"), (5, 8), None), [(5, 9, "new")]), schemas=SCHEMAS)
+    assert keys_of(case) == [(3, 3), (5, 7), (5, 9)]
+    if case.keeps_deleted:
+        marked = [(int(a), int(b), note) for a, b, note in case.deleted_rows(PAIRS)]
+        assert marked == [(*key, "old") for key in keys if key != (5, 7)], "with their last values"
+    case.write(replacing(2, 5, IntegerRange(("a", "b"), None, None), []), schemas=SCHEMAS)
+    assert held(case) == []
+
+
+@pytest.mark.integration
+def test_rejected_rows_of_the_range_are_forgotten(request: pytest.FixtureRequest) -> None:
+    case = make_case("postgres", request)
+    assert isinstance(case.sink, MirrorSink)
+    case.sink = dataclasses.replace(case.sink, policies=Policies("reject"))
+    case.sink.prepare(case.job, [PAIRS])
+    case.write(snapshot_part(1, 1, PAIRS, [(n, n, "a\0b") for n in range(6)]), schemas=SCHEMAS)
+    rows = [(1, 1, "good now"), (2, 2, "bad\0"), (4, 9, "good")]
+    case.write(replacing(2, 2, IntegerRange(("a", "b"), (1, 1), (4, 5)), rows[:2]), schemas=SCHEMAS)
+    rejects = case.place.query("SELECT row_key FROM tidemark_rejects ORDER BY row_key")
+    assert keys_of(case) == [(1, 1)]
+    assert [key for (key,) in rejects] == [f'{{"a":{n},"b":{n}}}' for n in (0, 2, 5)]
+
+
+def test_a_sink_that_replaces_no_ranges_refuses_such_a_part(any_sink: SinkCase) -> None:  # noqa: F811
+    """Instead of leaving rows in its copy. A mirror refuses a range that comes after rows."""
+    case = any_sink
+    case.sink.prepare(case.job, [PAIRS])
+    items = replacing(1, 1, IntegerRange(("a",), None, None), [(1, 1, "x")])
+    if isinstance(case.sink, MirrorSink):
+        first, batch, end = items
+        assert isinstance(first, ReplacedRange)
+        assert isinstance(batch, ChangeBatch)
+        items = [dataclasses.replace(batch, seq=0), dataclasses.replace(first, seq=1), end]
+    with pytest.raises(SinkError, match="replaces a range of a copy"):
+        case.write(items, schemas=SCHEMAS)
