@@ -1,7 +1,9 @@
 """Writes the changes of one table in a part's transaction: the net effect, without the rows that the target can't hold."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,9 @@ from tidemark.state.table import Column, TableSchema
 _UNCHANGED = UNCHANGED_FIELD.name
 NO_MARKS = Marks()
 
+Step: TypeAlias = Callable[[], None]
+"""Writes what was prepared, by the session of the transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableWriting:
@@ -35,17 +40,18 @@ class TableWriting:
     deleted: "DeletedRows | None" = None
     is_read_again: bool = False
 
-    def apply(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
-        """Writes changes, which are in the order of the log."""
+    def prepared(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> list[Step]:
+        """Returns the steps that write changes, which are in the order of the log. Does not use the session: a thread may
+        prepare changes while another one writes the ones before."""
+        steps: list[Step] = []
         last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
         if last is not None:
             if self.deleted is not None:
-                self.apply(schema, batches[:last], is_log=is_log)  # the last states of the rows
-            self.rows.empty()
-            self.rejects.forget_all(schema.table)
+                steps += self.prepared(schema, batches[:last], is_log=is_log)  # the last states of the rows
+            steps.append(partial(self._empty, schema))
             batches = batches[last + 1 :]
         if not batches:
-            return
+            return steps
         names = [column.name for column in schema.captured]
         needed = [*names, "_change_type"]
         if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
@@ -61,14 +67,19 @@ class TableWriting:
                     schema.table,
                 )
             if only_inserts and not (is_log and schema.key):
-                self._insert(schema, changes.select(names))
+                steps.append(partial(self._insert, schema, changes.select(names)))
             else:
-                self._write_net_effect(schema, changes)
+                steps.append(self._net_effect(schema, changes))
+        return steps
 
     def told(self) -> tuple[BadValues, ...]:
         """Returns what became of bad values. Rejected rows that the source has deleted are nowhere."""
         deleted = () if self.deleted is None else self.deleted.gate.told()
         return (*self.gate.told(), *(bad for bad in deleted if bad.policy != "reject"))
+
+    def _empty(self, schema: TableSchema) -> None:
+        self.rows.empty()
+        self.rejects.forget_all(schema.table)
 
     def _insert(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
         passed, rejected = self.gate.passed(rows)
@@ -79,16 +90,25 @@ class TableWriting:
         if rejected is not None:
             self.rejects.add(schema, rejected)
 
-    def _write_net_effect(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
+    def _net_effect(self, schema: TableSchema, changes: pa.RecordBatch) -> Step:
         keyed, unkeyed = self.gate.keyed(changes)
+        kinds = []
         if unkeyed is not None:
-            kinds = changes.column("_change_type").filter(pa.array(unkeyed.among)).to_pylist()
-            self.rejects.add(schema, unkeyed, [CHANGE_TYPE_NAMES[kind] for kind in kinds])
-        if keyed.num_rows:
-            self._write_keyed(schema, keyed)
+            numbers = changes.column("_change_type").filter(pa.array(unkeyed.among)).to_pylist()
+            kinds = [CHANGE_TYPE_NAMES[number] for number in numbers]
+        effect = net_effect(schema, keyed, with_deleted=self.deleted is not None) if keyed.num_rows else None
+        return partial(self._write, schema, effect, unkeyed, kinds)
 
-    def _write_keyed(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
-        effect = net_effect(schema, changes, with_deleted=self.deleted is not None)
+    def _write(
+        self, schema: TableSchema, effect: NetEffect | None, unkeyed: RejectedRows | None, kinds: list[str]
+    ) -> None:
+        """`unkeyed`: changes whose key is not known, and `kinds` which ones they are."""
+        if unkeyed is not None:
+            self.rejects.add(schema, unkeyed, kinds)
+        if effect is not None:
+            self._write_keyed(schema, effect)
+
+    def _write_keyed(self, schema: TableSchema, effect: NetEffect) -> None:
         kept = self._states(schema, effect, self.gate)
         removed = [effect.gone] if self.rows.updates_in_place else [effect.touched]
         deleted = None

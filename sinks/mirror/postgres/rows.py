@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.mirror.ahead import ahead_if
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.net_effect import PartialRows
@@ -194,9 +196,8 @@ class PostgresTableRows:
 
     def _copy(self, table: str, rows: pa.RecordBatch) -> None:
         columns = ", ".join(quoted(name) for name in rows.schema.names)
-        copied = self._runner.copy(
-            f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
-        )
+        with closing(ahead_if(rows.num_rows > ROWS_AT_ONCE, self._pieces(rows))) as pieces:
+            copied = self._runner.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(pieces))
         check_row_count(str(self._target), copied, rows.num_rows)
 
     def _pieces(self, rows: pa.RecordBatch) -> Iterator[bytes | memoryview]:
