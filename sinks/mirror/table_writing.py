@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.mirror.audit import Marks, marked, marked_partial
@@ -134,7 +135,8 @@ class TableWriting:
         effect = self.rejects.completed(schema, effect)
         partial, partial_rejected = self._partial(schema, effect, gate)
         passed, rejected = gate.passed(effect.rows)
-        return _States(passed, partial, [some for some in (partial_rejected, rejected) if some is not None])
+        new = effect.new if rejected is None and partial is None else None
+        return _States(passed, partial, [some for some in (partial_rejected, rejected) if some is not None], new)
 
     def _partial(
         self, schema: TableSchema, effect: NetEffect, gate: ValueGate
@@ -176,6 +178,8 @@ class _States:
     whole: pa.RecordBatch
     partial: PartialRows | None
     rejected: list[RejectedRows]
+    new: npt.NDArray[np.bool_] | None
+    """See `NetEffect.new`."""
 
 
 def _complete(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
@@ -185,6 +189,6 @@ def _complete(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> No
 
 
 def _upsert(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
-    rows.upsert(marked(states.whole, marks))
+    rows.upsert(marked(states.whole, marks), states.new)
     if states.partial is not None:
         rows.upsert_completed()

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -102,14 +103,14 @@ class MySqlTableRows:
         for count, affected in self._send(table, rows, b""):
             check_row_count(str(self._target), affected, count)
 
-    def upsert(self, rows: pa.RecordBatch) -> None:
+    def upsert(self, rows: pa.RecordBatch, new: npt.NDArray[np.bool_] | None = None) -> None:
         if not self.updates_in_place:
             self.insert(rows)
             return
         self._require_values(rows)
         alias = self._dialect.has_row_alias
-        new = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
-        after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(new)}"
+        value = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
+        after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(value)}"
         for _ in self._send(full_name(self._target), rows, after.encode()):
             pass
 
