@@ -5,6 +5,7 @@ the table of rejects (rejects.py) as long as the source has it in this form, and
 written, so a job that has stopped can go on with another one.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class ValueGate:
     find: FindBadValues
     as_text: Callable[[str, pa.Array], pa.Array | None]
     counts: Counter[tuple[str, Policy]] = field(default_factory=Counter)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    """One thread may prepare changes while another one writes the ones before."""
 
     def passed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, "RejectedRows | None"]:
         """Returns `rows`, which have the captured columns, without the rejected ones and with bad values replaced; and the
@@ -82,7 +85,7 @@ class ValueGate:
         if not rejecting:
             return replaced, None
         for name, mask in rejecting.items():
-            self.counts[name, "reject"] += int(np.count_nonzero(mask.rows))
+            self._count(name, "reject", mask.rows)
         names = list(rejecting)
         by_row = np.stack([mask.rows for mask in rejecting.values()], axis=1)[is_rejected]
         why = [
@@ -104,7 +107,7 @@ class ValueGate:
         for name, rows in nulls.items():
             if self._policy(name) != "reject":
                 raise self._refused(name, NULL_KEY, changes.column(name))
-            self.counts[name, "reject"] += int(np.count_nonzero(rows))
+            self._count(name, "reject", rows)
         is_rejected: Mask = np.logical_or.reduce(list(nulls.values()))
         rejected = changes.filter(pa.array(is_rejected))
         rows_of = rejected.select([column.name for column in self.schema.captured])
@@ -136,6 +139,10 @@ class ValueGate:
                 found[name] = mask
         return found
 
+    def _count(self, column: str, policy: Policy, rows: Mask) -> None:
+        with self._counting:
+            self.counts[column, policy] += int(np.count_nonzero(rows))
+
     def _policy(self, column: str) -> Policy:
         return self.policies.of(self.schema.table, column)
 
@@ -148,7 +155,7 @@ class ValueGate:
             replacement = self.as_text(name, array)
         if replacement is None:
             raise self._refused(name, mask.why, array)
-        self.counts[name, policy] += int(np.count_nonzero(is_bad))
+        self._count(name, policy, is_bad)
         return pc.if_else(pa.array(is_bad), replacement, array)
 
     def _refused(self, name: str, why: str, values: pa.Array) -> RefusedValueError:

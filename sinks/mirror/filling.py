@@ -1,18 +1,20 @@
 """Writes the changes of a part into the copies, in the open transaction of one session."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.sinks.mirror.ahead import ahead
 from tidemark.sinks.mirror.audit import AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
 from tidemark.sinks.mirror.planning import emptied, holds_integers, table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
-from tidemark.sinks.mirror.table_writing import DeletedRows, TableWriting
+from tidemark.sinks.mirror.table_writing import DeletedRows, Step, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
 from tidemark.sinks.parts import Part, check_repeated_table
 from tidemark.sinks.sink import BadValues, Finding, Schemas, raise_problems
@@ -23,6 +25,18 @@ from tidemark.state.table import TableId, TableSchema
 
 Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
 """Changes by table and schema version, in the order of the log; tables in the order of their first change."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChanges:
+    """Changes of one table and schema version: `steps` writes them. None for a table that was not written yet: what it is like
+    in the target must be asked first."""
+
+    batches: list[pa.RecordBatch]
+    steps: list[Step] | None
+
+
+PreparedChunk: TypeAlias = dict[tuple[TableId, int], PreparedChanges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +73,43 @@ class Filling:
 
     def apply(self, chunk: Chunk) -> None:
         """Writes the next changes."""
+        self._write({key: PreparedChanges(batches, None) for key, batches in chunk.items()})
+
+    def apply_all(self, chunks: Iterator[Chunk]) -> None:
+        """Writes further changes. A thread reads and prepares the next chunk while one is written."""
+        with contextlib.closing(ahead(map(self._prepare, chunks))) as prepared:
+            for chunk in prepared:
+                self._write(chunk)
+
+    def _prepare(self, chunk: Chunk) -> PreparedChunk:
+        """Does not use the session. Another thread may be in `_write`."""
+        return {
+            (table, version): PreparedChanges(
+                batches, self._steps(table, version, batches) if table in self._writings else None
+            )
+            for (table, version), batches in chunk.items()
+        }
+
+    def _steps(self, table: TableId, version: int, batches: list[pa.RecordBatch]) -> list[Step]:
+        is_log = self.part.name == LOG_PART
+        try:
+            return self._writings[table].prepared(self.schemas[table, version], batches, is_log=is_log)
+        except RefusedRowsError as error:
+            raise self._of_table(error, table) from error
+
+    def _write(self, chunk: PreparedChunk) -> None:
         self._leave_out_done({table for table, _ in chunk} - self._rows.keys())
-        for (table, _), batches in chunk.items():
-            self._rows[table] += sum(batch.num_rows for batch in batches)
-        chunk = {key: batches for key, batches in chunk.items() if key[0] not in self._done}
+        for (table, _), changes in chunk.items():
+            self._rows[table] += sum(batch.num_rows for batch in changes.batches)
+        chunk = {key: changes for key, changes in chunk.items() if key[0] not in self._done}
         existing = self._inspected([self.schemas[key] for key in chunk if key[0] not in self._writings])
-        for (table, version), batches in chunk.items():
-            schema = self.schemas[table, version]
+        for (table, version), changes in chunk.items():
             if table not in self._writings:
-                self._writings[table] = self._writing(schema, existing)
+                self._writings[table] = self._writing(self.schemas[table, version], existing)
+            steps = self._steps(table, version, changes.batches) if changes.steps is None else changes.steps
             try:
-                self._writings[table].apply(schema, batches, is_log=self.part.name == LOG_PART)
+                for step in steps:
+                    step()
             except RefusedRowsError as error:
                 raise self._of_table(error, table) from error
 

@@ -37,6 +37,9 @@ class NetEffect:
     deleted: "NetEffect | None" = None
     """The last rows of those keys in `gone` that had a row among the changes, with these keys, in the order of the log. None
     unless asked for. Keys may be equal for the target."""
+    new: npt.NDArray[np.bool_] | None = None
+    """Which of `rows` the target lacks as far as these changes tell: the first change of the key is an INSERT. A copy may have
+    the row all the same, after a rollback or a first load. None with `partial`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,8 @@ def net_effect(schema: TableSchema, changes: pa.RecordBatch, *, with_deleted: bo
         lost = written[np.isin(codes[written], codes[going])]
         lost_keys = _taken(schema, keys, lost)
         deleted = NetEffect(lost_keys, lost_keys, *_rows(schema, changes, keys, histories, lost))
-    return NetEffect(_taken(schema, keys, last), _taken(schema, keys, going), rows, partial, deleted)
+    new = None if partial is not None else kinds[_first_of_each(codes, after, staying)] == ChangeType.INSERT
+    return NetEffect(_taken(schema, keys, last), _taken(schema, keys, going), rows, partial, deleted, new)
 
 
 def _rows(
@@ -146,6 +150,20 @@ def _last_of_each(codes: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> 
     last = np.full(int(candidates.max(initial=-1)) + 1, -1, np.int64)
     last[candidates] = rows  # NumPy keeps the last of several values for one code
     return np.sort(last[last >= 0])
+
+
+def _first_of_each(
+    codes: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], of: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Returns the first of `rows` that has the code of each row in `of`. `rows` are ascending indices into `codes`."""
+    candidates, wanted = codes[rows], codes[of]
+    if len(candidates) and candidates.max() >= 4 * len(codes) + 1024:
+        known, candidates = np.unique(candidates, return_inverse=True)
+        wanted = np.searchsorted(known, wanted)
+    first = np.full(int(candidates.max(initial=-1)) + 1, -1, np.int64)
+    first[candidates[::-1]] = rows[::-1]  # NumPy keeps the last of several values for one code
+    found: npt.NDArray[np.int64] = first[wanted]
+    return found
 
 
 def _sort_order(keys: list[pa.Array]) -> npt.NDArray[np.int64]:

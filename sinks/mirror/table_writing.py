@@ -1,9 +1,12 @@
 """Writes the changes of one table in a part's transaction: the net effect, without the rows that the target can't hold."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.mirror.audit import Marks, marked, marked_partial
@@ -21,6 +24,9 @@ from tidemark.state.table import Column, TableSchema
 _UNCHANGED = UNCHANGED_FIELD.name
 NO_MARKS = Marks()
 
+Step: TypeAlias = Callable[[], None]
+"""Writes what was prepared, by the session of the transaction."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableWriting:
@@ -36,17 +42,18 @@ class TableWriting:
     deleted: "DeletedRows | None" = None
     is_read_again: bool = False
 
-    def apply(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> None:
-        """Writes changes, which are in the order of the log."""
+    def prepared(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> list[Step]:
+        """Returns the steps that write changes, which are in the order of the log. Does not use the session: a thread may
+        prepare changes while another one writes the ones before."""
+        steps: list[Step] = []
         last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=None)
         if last is not None:
             if self.deleted is not None:
-                self.apply(schema, batches[:last], is_log=is_log)  # the last states of the rows
-            self.rows.empty()
-            self.rejects.forget_all(schema.table)
+                steps += self.prepared(schema, batches[:last], is_log=is_log)  # the last states of the rows
+            steps.append(partial(self._empty, schema))
             batches = batches[last + 1 :]
         if not batches:
-            return
+            return steps
         names = [column.name for column in schema.captured]
         needed = [*names, "_change_type"]
         if schema.toastable and any(batch.column(_UNCHANGED).null_count < batch.num_rows for batch in batches):
@@ -62,9 +69,10 @@ class TableWriting:
                     schema.table,
                 )
             if only_inserts and not (is_log and schema.key):
-                self._insert(schema, changes.select(names))
+                steps.append(partial(self._insert, schema, changes.select(names)))
             else:
-                self._write_net_effect(schema, changes)
+                steps.append(self._net_effect(schema, changes))
+        return steps
 
     def replace(self, schema: TableSchema, keys: IntegerRange) -> None:
         """Removes what the copy has in a range of keys, before the source's rows of the range are written."""
@@ -76,6 +84,10 @@ class TableWriting:
         deleted = () if self.deleted is None else self.deleted.gate.told()
         return (*self.gate.told(), *(bad for bad in deleted if bad.policy != "reject"))
 
+    def _empty(self, schema: TableSchema) -> None:
+        self.rows.empty()
+        self.rejects.forget_all(schema.table)
+
     def _insert(self, schema: TableSchema, rows: pa.RecordBatch) -> None:
         passed, rejected = self.gate.passed(rows)
         if self.deleted is not None and self.is_read_again and schema.key:
@@ -85,16 +97,25 @@ class TableWriting:
         if rejected is not None:
             self.rejects.add(schema, rejected)
 
-    def _write_net_effect(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
+    def _net_effect(self, schema: TableSchema, changes: pa.RecordBatch) -> Step:
         keyed, unkeyed = self.gate.keyed(changes)
+        kinds = []
         if unkeyed is not None:
-            kinds = changes.column("_change_type").filter(pa.array(unkeyed.among)).to_pylist()
-            self.rejects.add(schema, unkeyed, [CHANGE_TYPE_NAMES[kind] for kind in kinds])
-        if keyed.num_rows:
-            self._write_keyed(schema, keyed)
+            numbers = changes.column("_change_type").filter(pa.array(unkeyed.among)).to_pylist()
+            kinds = [CHANGE_TYPE_NAMES[number] for number in numbers]
+        effect = net_effect(schema, keyed, with_deleted=self.deleted is not None) if keyed.num_rows else None
+        return partial(self._write, schema, effect, unkeyed, kinds)
 
-    def _write_keyed(self, schema: TableSchema, changes: pa.RecordBatch) -> None:
-        effect = net_effect(schema, changes, with_deleted=self.deleted is not None)
+    def _write(
+        self, schema: TableSchema, effect: NetEffect | None, unkeyed: RejectedRows | None, kinds: list[str]
+    ) -> None:
+        """`unkeyed`: changes whose key is not known, and `kinds` which ones they are."""
+        if unkeyed is not None:
+            self.rejects.add(schema, unkeyed, kinds)
+        if effect is not None:
+            self._write_keyed(schema, effect)
+
+    def _write_keyed(self, schema: TableSchema, effect: NetEffect) -> None:
         kept = self._states(schema, effect, self.gate)
         removed = [effect.gone] if self.rows.updates_in_place else [effect.touched]
         deleted = None
@@ -120,7 +141,8 @@ class TableWriting:
         effect = self.rejects.completed(schema, effect)
         partial, partial_rejected = self._partial(schema, effect, gate)
         passed, rejected = gate.passed(effect.rows)
-        return _States(passed, partial, [some for some in (partial_rejected, rejected) if some is not None])
+        new = effect.new if rejected is None and partial is None else None
+        return _States(passed, partial, [some for some in (partial_rejected, rejected) if some is not None], new)
 
     def _partial(
         self, schema: TableSchema, effect: NetEffect, gate: ValueGate
@@ -162,6 +184,8 @@ class _States:
     whole: pa.RecordBatch
     partial: PartialRows | None
     rejected: list[RejectedRows]
+    new: npt.NDArray[np.bool_] | None
+    """See `NetEffect.new`."""
 
 
 def _complete(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
@@ -171,6 +195,6 @@ def _complete(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> No
 
 
 def _upsert(rows: TableRows, states: _States, marks: tuple[Column, ...]) -> None:
-    rows.upsert(marked(states.whole, marks))
+    rows.upsert(marked(states.whole, marks), states.new)
     if states.partial is not None:
         rows.upsert_completed()

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.mirror.bad_values import BadValueMask
@@ -145,8 +147,9 @@ class TableRows(Protocol):
     def updates_in_place(self) -> bool:
         """True if `upsert` updates present rows. If not, their keys must be deleted first."""
 
-    def upsert(self, rows: pa.RecordBatch) -> None:
-        """Inserts rows of the table's captured columns, or updates those that the target has."""
+    def upsert(self, rows: pa.RecordBatch, new: npt.NDArray[np.bool_] | None = None) -> None:
+        """Inserts rows of the table's captured columns, or updates those that the target has. `new`: which rows it probably
+        lacks, None if that is not known. It only makes writing faster: the result is right whatever it says."""
 
     def delete(self, keys: pa.RecordBatch) -> None:
         """Deletes the rows with these keys, if they exist. `keys` has the key's columns in the key's order."""

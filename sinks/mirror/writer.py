@@ -86,7 +86,7 @@ class MirrorWriter:
             number = next(attempts)
             recorded = session.begin(self.job, part.epoch, part.name)
             if recorded is None:
-                bad_values = self._fill(session, part, [chunk], schemas)
+                bad_values = self._fill(session, part, lambda filling: filling.apply(chunk), schemas)
                 return PartResult(part.epoch, part.name, part.row_count, skipped=False, bad_values=bad_values)
             check_repeated_part(part, recorded)
             # At a later attempt the entry may be the first one's: its COMMIT succeeded, but the answer was lost.
@@ -105,7 +105,7 @@ class MirrorWriter:
             return PartResult(part.epoch, part.name, part.row_count, skipped=True)
         bad_values: tuple[BadValues, ...] = ()
         try:
-            bad_values = self._fill(connection.session(), part, chunks, schemas)
+            bad_values = self._fill(connection.session(), part, lambda filling: filling.apply_all(chunks), schemas)
         except SinkBusyError:
             # If all was sent, the COMMIT may have succeeded with its answer lost: the ledger says so.
             if not part.complete or not self._is_recorded(connection, part):
@@ -121,13 +121,14 @@ class MirrorWriter:
         check_repeated_part(part, recorded)
         return True
 
-    def _fill(self, session: Session, part: Part, chunks: Iterable[Chunk], schemas: Schemas) -> tuple[BadValues, ...]:
-        """Writes the rows and commits."""
+    def _fill(
+        self, session: Session, part: Part, fill: Callable[[Filling], None], schemas: Schemas
+    ) -> tuple[BadValues, ...]:
+        """Writes the rows by `fill` and commits."""
         filling = self._filling(session, part, schemas)
         if part.replaced is not None:
             filling.replace(part.replaced)
-        for chunk in chunks:
-            filling.apply(chunk)
+        fill(filling)
         filling.finish()
         session.commit(part.row_count, part.after)
         return filling.told()

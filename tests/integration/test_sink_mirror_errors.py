@@ -182,19 +182,22 @@ def test_a_reader_never_sees_half_of_an_epoch(copy: SinkCase, streamed: bool, mo
 
 def test_server_ends_the_connection_of_a_streaming_writer(copy: SinkCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
-    own: list[Session] = []
+    assert isinstance(copy.sink, MirrorSink)
+    sink = copy.sink
+    own: list[int] = []
 
     def connect() -> Session:
-        own.append(copy.sink.connect())
-        return own[-1]
+        session = sink.connect()
+        own.append(number_of(copy, session))
+        session.rollback()
+        return session
 
     def items() -> Iterator[ChangeBatch | PartEnd]:
         yield from CHANGES[:2]
         end_session(copy, own[-1])
         yield from CHANGES[2:]
 
-    assert isinstance(copy.sink, MirrorSink)
-    waiting = Waiting(AT_START, copy.sink.url)
+    waiting = Waiting(AT_START, sink.url)
     with pytest.raises(SinkBusyError, match="Start the job again"):
         list(MirrorWriter(connect, TEMPLATE, copy.job, waiting).write(items(), SCHEMAS))
     assert copy.rows(ORDERS) == sorted_rows(ORDERS, BEFORE)
@@ -203,13 +206,18 @@ def test_server_ends_the_connection_of_a_streaming_writer(copy: SinkCase, monkey
     assert copy.rows(ORDERS) == sorted_rows(ORDERS, AFTER)
 
 
-def end_session(copy: SinkCase, session: Session) -> None:
+def number_of(copy: SinkCase, session: Session) -> int:
+    """Returns the server's number of the session."""
+    sql = "SELECT pg_backend_pid()" if copy.kind == "postgres" else "SELECT connection_id()"
+    ((number,),) = session.query(sql)
+    return int(number)
+
+
+def end_session(copy: SinkCase, number: int) -> None:
     """The server ends the connection at an administrator's command."""
     if copy.kind == "postgres":
-        ((number,),) = session.query("SELECT pg_backend_pid()")  # type: ignore[attr-defined]
         copy.place.query("SELECT pg_terminate_backend(%s, 10000)", (number,))
     else:
-        ((number,),) = session.query("SELECT connection_id()")  # type: ignore[attr-defined]
         copy.place.execute(f"KILL {number}")
 
 

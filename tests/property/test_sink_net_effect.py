@@ -39,11 +39,13 @@ def test_deleting_the_touched_and_inserting_the_rest_is_the_same(
 ) -> None:
     expected: dict[tuple[object, ...], tuple[object, ...]] = {}
     touched = set()
+    began = dict[tuple[object, ...], ChangeType]()
     for kind, row in changes:
         key = (row[1], row[3], row[0])
         if kind is ChangeType.UPDATE_PREIMAGE:
             continue
         touched.add(key)
+        began.setdefault(key, kind)
         if kind is DELETE:
             expected.pop(key, None)
         else:
@@ -53,6 +55,8 @@ def test_deleting_the_touched_and_inserting_the_rest_is_the_same(
     assert sorted(keys) == sorted(touched) == keys
     kept = [tuple(row.values()) for row in effect.rows.to_pylist()]
     assert sorted(kept, key=repr) == sorted(expected.values(), key=repr)
+    assert effect.new is not None
+    assert effect.new.tolist() == [began[row[1], row[3], row[0]] is INSERT for row in kept]
 
 
 @given(st.data())
@@ -135,6 +139,8 @@ def test_many_key_columns_do_not_overflow() -> None:
     effect = net_effect(schema, rows(schema, listed))
     assert {tuple(row.values()) for row in effect.rows.to_pylist()} == expected
     assert effect.rows.num_rows == len(expected)
+    assert effect.new is not None
+    assert effect.new.all()
 
 
 @pytest.mark.pitfall(19)

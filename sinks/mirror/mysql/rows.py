@@ -5,13 +5,16 @@ server would convert them through DECIMAL), timestamps are in the session's time
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.mirror.ahead import ahead_if
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.mysql.bad_values import bad_values
@@ -102,14 +105,14 @@ class MySqlTableRows:
         for count, affected in self._send(table, rows, b""):
             check_row_count(str(self._target), affected, count)
 
-    def upsert(self, rows: pa.RecordBatch) -> None:
+    def upsert(self, rows: pa.RecordBatch, new: npt.NDArray[np.bool_] | None = None) -> None:
         if not self.updates_in_place:
             self.insert(rows)
             return
         self._require_values(rows)
         alias = self._dialect.has_row_alias
-        new = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
-        after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(new)}"
+        value = f"{_NEW}.{{0}}" if alias else "VALUES({0})"
+        after = f"{f' AS {_NEW}' if alias else ''} ON DUPLICATE KEY UPDATE {self._assignments(value)}"
         for _ in self._send(full_name(self._target), rows, after.encode()):
             pass
 
@@ -128,12 +131,12 @@ class MySqlTableRows:
         columns = ", ".join(quoted(name) for name in rows.schema.names)
         insert = f"INSERT INTO {table} ({columns}) VALUES ".encode()
         longest = self._runner.max_statement_bytes - len(insert) - len(after)
-        for start in range(0, rows.num_rows, ROWS_AT_ONCE):
-            texts = self._sql_rows(rows.slice(start, ROWS_AT_ONCE), bare=False)
-            for first, last, text in _cut(texts, min(STATEMENT_BYTES, longest), ROWS_AT_ONCE):
-                if len(text) > longest:
-                    raise self._too_long(len(text))
-                yield last - first, self._runner.send(b"".join((insert, text, after)))
+        with closing(self._texts(rows, bare=False)) as pieces:
+            for piece in pieces:
+                for first, last, text in _cut(piece, min(STATEMENT_BYTES, longest), ROWS_AT_ONCE):
+                    if len(text) > longest:
+                        raise self._too_long(len(text))
+                    yield last - first, self._runner.send(b"".join((insert, text, after)))
 
     def _assignments(self, value: str) -> str:
         """Returns the assignments of all columns. Those of the key are set, too, because a collation takes keys as equal that
@@ -155,12 +158,12 @@ class MySqlTableRows:
 
     def delete(self, keys: pa.RecordBatch) -> None:
         limit = self._runner.max_statement_bytes - len(self._delete) - 1
-        for start in range(0, keys.num_rows, ROWS_AT_ONCE):
-            texts = self._sql_rows(keys.slice(start, ROWS_AT_ONCE), bare=keys.num_columns == 1)
-            for _, _, text in _cut(texts, limit, KEYS_PER_DELETE):
-                if len(text) > limit:
-                    raise self._too_long(len(text))
-                self._runner.send(b"".join((self._delete, text, b")")))
+        with closing(self._texts(keys, bare=keys.num_columns == 1)) as pieces:
+            for piece in pieces:
+                for _, _, text in _cut(piece, limit, KEYS_PER_DELETE):
+                    if len(text) > limit:
+                        raise self._too_long(len(text))
+                    self._runner.send(b"".join((self._delete, text, b")")))
 
     def empty(self) -> None:
         """Uses DELETE, because TRUNCATE would end the transaction."""
@@ -215,6 +218,11 @@ class MySqlTableRows:
 
     def run(self, sql: str) -> int:
         return self._runner.execute(sql, doing=f"writing to {self._target}")
+
+    def _texts(self, rows: pa.RecordBatch, *, bare: bool) -> Generator[Rows, None, None]:
+        """Yields the texts of up to ROWS_AT_ONCE rows each."""
+        slices = (rows.slice(start, ROWS_AT_ONCE) for start in range(0, rows.num_rows, ROWS_AT_ONCE))
+        return ahead_if(rows.num_rows > ROWS_AT_ONCE, (self._sql_rows(some, bare=bare) for some in slices))
 
     def _sql_rows(self, batch: pa.RecordBatch, *, bare: bool) -> Rows:
         """Returns `(1,'a',NULL),` per row; if `bare`, `1,` per row, for one column in a list after IN."""

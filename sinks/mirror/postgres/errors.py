@@ -17,6 +17,7 @@ _NO_FIT = "Make that column of the target as wide as the source's, or drop the t
 _GONE = f"Tables of the copy or Tidemark's own were dropped: {START_OVER}."
 _READ_ONLY = "25006"
 _DEPENDENT = "2BP01"
+_DUPLICATE_KEY = "23505"
 _DROP_DEPENDENT = "Drop these views, let the job read the table again, and create them again."
 _ABOUT_ROWS = frozenset({"22", "23", "54"})
 """Data exceptions, violated constraints, program limits."""
@@ -26,7 +27,7 @@ _REMEDIES: dict[str, str] = {
     "22": _NO_FIT,
     "23502": "Let that column of the target be NULL.",
     "23503": "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other.",
-    "23505": "The table has rows that this job did not write, or a unique index that the copy violates until it has "
+    _DUPLICATE_KEY: "The table has rows that this job did not write, or a unique index that the copy violates until it has "
     "caught up with its first snapshot: empty the table, or drop that index until then.",
     _READ_ONLY: "Name a server in sink.url that accepts writes, not a standby.",
     "28": "Check user and password in sink.url, pg_hba.conf, and whether the server requires TLS (sink.tls).",
@@ -73,6 +74,11 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
         if code[:length] in _REMEDIES:
             return kind(message, _REMEDIES[code[:length]])
     return kind(message, _OTHER)
+
+
+def is_duplicate_key(error: SinkError) -> bool:
+    """True for a unique violation."""
+    return isinstance(error.__cause__, psycopg2.Error) and error.__cause__.pgcode == _DUPLICATE_KEY
 
 
 def error_text(error: psycopg2.Error) -> str:

@@ -2,15 +2,20 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.sinks.mirror.ahead import ahead_if
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.postgres.bad_values import TEXTS, bad_values, without_nul
+from tidemark.sinks.mirror.postgres.errors import is_duplicate_key
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
 from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import PostgresType
@@ -25,6 +30,9 @@ from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
 ROWS_AT_ONCE = 16384
+MANY_ROWS = 10_000
+"""From this number on, an upsert may take a savepoint and a second statement."""
+_SAVEPOINT = "tidemark_new"
 _ENCODED = frozenset({"text", "varchar", "bpchar", "json", "jsonb", "numeric"})
 """The types that values of PostgreSQL's other types can be written to without a conversion by the server."""
 _NULL_FIELD = b"\xff\xff\xff\xff"
@@ -77,20 +85,66 @@ class PostgresTableRows:
         self._stage: str | None = None
         self._row_stage: str | None = None
         self.updates_in_place = existing.updated_in_place
+        # A copy that keeps deleted rows has a row for a key that comes back.
+        self._is_new_right = not (repeats or removed)
 
     def insert(self, rows: pa.RecordBatch) -> None:
         self.load(full_name(self._target), rows)
 
-    def upsert(self, rows: pa.RecordBatch) -> None:
+    def upsert(self, rows: pa.RecordBatch, new: npt.NDArray[np.bool_] | None = None) -> None:
+        """Of many rows, updates those that are not new by UPDATE, and copies new ones into the target: together they take the
+        server three quarters of the time of INSERT … ON CONFLICT."""
         if not self.updates_in_place:
             self.insert(rows)
-        elif rows.num_rows:
-            if self._row_stage is None:
-                self._row_stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._names))
-            else:
-                self._runner.execute(f"TRUNCATE {self._row_stage}")
-            self.load(self._row_stage, rows)
-            self.check_written(self.run(self._upsert(self._row_stage)), rows.num_rows)
+        elif new is None or rows.num_rows < MANY_ROWS or not self._is_new_right:
+            self._upsert_rows(rows)
+        else:
+            self._update_rows(rows.filter(pa.array(~new)))
+            self._insert_rows(rows.filter(pa.array(new)))
+
+    def _upsert_rows(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows:
+            self.check_written(self.run(self._upsert(self._staged(rows))), rows.num_rows)
+
+    def _update_rows(self, rows: pa.RecordBatch) -> None:
+        """Updates rows. If the target lacks some of them, they are upserted."""
+        if not rows.num_rows:
+            return
+        stage = self._staged(rows)
+        values = ", ".join(f"{name} = k.{name}" for name in map(quoted, self._names))
+        updated = self.run(f"UPDATE {full_name(self._target)} t SET {values} FROM {stage} k WHERE {self._same_key}")
+        if updated != rows.num_rows:
+            self._is_new_right = False
+            self.check_written(self.run(self._upsert(stage)), rows.num_rows)
+
+    def _insert_rows(self, rows: pa.RecordBatch) -> None:
+        """Inserts rows. If the target has some of them, they are upserted."""
+        if not rows.num_rows or not self._is_new_right:
+            self._upsert_rows(rows)
+            return
+        self._runner.execute(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            self.insert(rows)
+        except SinkError as error:
+            if not is_duplicate_key(error):
+                raise
+            self._runner.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            self._is_new_right = False
+            self._upsert_rows(rows)
+        self._runner.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+    def _staged(self, rows: pa.RecordBatch) -> str:
+        """Returns a temporary table that has just these rows."""
+        if self._row_stage is None:
+            self._row_stage = self.create_temporary(", ".join(f"t.{quoted(name)}" for name in self._names))
+        else:
+            self._runner.execute(f"TRUNCATE {self._row_stage}")
+        self.load(self._row_stage, rows)
+        return self._row_stage
+
+    @property
+    def _same_key(self) -> str:
+        return " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
 
     @property
     def _names(self) -> list[str]:
@@ -123,11 +177,10 @@ class PostgresTableRows:
         else:
             self._runner.execute(f"TRUNCATE {self._stage}")
         self.load(self._stage, keys)
-        condition = " AND ".join(f"t.{quoted(name)} = k.{quoted(name)}" for name in self._schema.key)
         table = f"{full_name(self._target)} t"
         delete = f"UPDATE {table} SET {self._marks} FROM" if self._marks else f"DELETE FROM {table} USING"
         self._runner.execute(
-            f"{delete} {self._stage} k WHERE {condition} AND {self._is_there}",
+            f"{delete} {self._stage} k WHERE {self._same_key} AND {self._is_there}",
             doing=f"deleting from {self._target}",
         )
 
@@ -201,9 +254,8 @@ class PostgresTableRows:
 
     def _copy(self, table: str, rows: pa.RecordBatch) -> None:
         columns = ", ".join(quoted(name) for name in rows.schema.names)
-        copied = self._runner.copy(
-            f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(self._pieces(rows))
-        )
+        with closing(ahead_if(rows.num_rows > ROWS_AT_ONCE, self._pieces(rows))) as pieces:
+            copied = self._runner.copy(f"COPY {table} ({columns}) FROM STDIN (FORMAT binary)", CopyStream(pieces))
         check_row_count(str(self._target), copied, rows.num_rows)
 
     def _pieces(self, rows: pa.RecordBatch) -> Iterator[bytes | memoryview]:

@@ -1,5 +1,6 @@
 """A connection to a PostgreSQL target."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -26,6 +27,8 @@ Connection: TypeAlias = psycopg2.extensions.connection
 IDLE_SECONDS = 600
 """The server ends a transaction of ours after this time without a statement, and so releases the locks of a dead writer."""
 COPY_BUFFER_BYTES = 1 << 18
+TEMPORARY_BUFFERS = "64MB"
+"""A chunk of rows, which waits in a temporary table, fits into it. With the server's 8 MB it goes through files."""
 
 _SESSION = (
     # Texts are read as the source's reader writes them, and written with all digits, whatever the role's settings are.
@@ -39,6 +42,7 @@ _SESSION = (
     # Keys are looked up in the index's order. The planner overestimates the cost of that and would read the whole table for
     # each chunk of keys: 5 to 8 times the work with 200,000 keys of 3 million.
     "SET enable_hashjoin = off; SET enable_mergejoin = off; "
+    "SET jit = off; "  # the statements run for less time than they would be compiled
     # A crash of the server must not lose a commit that the checkpoint counts on.
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
@@ -56,6 +60,10 @@ class PostgresSession(LedgerSession):
         self._dialect = PostgresDialect(source_kind)
         self.execute(_SESSION)
         ((schema,),) = self.query("SELECT current_schema()")
+        self._connection.commit()
+        # A session that a pooler has kept may have used temporary tables. Then the server refuses another size.
+        with contextlib.suppress(SinkError):
+            self.execute(f"SET temp_buffers = '{TEMPORARY_BUFFERS}'")
         self._connection.commit()
         if schema is None:
             raise SinkError(
