@@ -16,8 +16,9 @@ def same_integers(job: JobFile, schema: TableSchema, output: TableSchema, column
 
 
 def _holds_integers(column: Column) -> bool:
-    """PostgreSQL's numeric may be NaN: its bound would be one of a range that the copy is not known to have."""
-    if column.made or column.source_type.startswith("numeric"):
+    """PostgreSQL's numeric may be NaN: its bound would be one of a range that the copy is not known to have. MySQL reads a number
+    as another year where it has one or two digits, so the bounds of a year are texts."""
+    if column.made or column.source_type.startswith(("numeric", "year")):
         return False
     kind = arrow_type_of(column.arrow_type)
     return bool(pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0))

@@ -2,7 +2,7 @@
 
 A row is here as long as the source has it in a form that the target can't hold. Then it is not in the copy. Both change in one
 transaction. An entry has the row as JSON, in the form of the files sink. A row whose key is not known (a zero date in it
-is null) can't be found again: each of its changes is an entry of its own, which stays.
+is null) can't be found again: each of its changes is an entry of its own, which stays until the table is read again.
 """
 
 import base64
@@ -103,20 +103,28 @@ class Rejects:
         self._keys[table] = set()
 
     def forget_range(self, table: TableId, keys: IntegerRange) -> None:
-        """Removes the rows with keys of the range, which are about to be written again."""
-        found = [(key, json.loads(key)) for key in self.keys(table)]
-        self._remove(table, [key for key, row in found if keys.contains(tuple(int(row[c]) for c in keys.columns))])
+        """Removes the rows with keys of the range, which are about to be written again, and those that no range has: the table had
+        another key then. Also rows whose key is not known, by what is known of it."""
+        self._remove(table, [key for key in self.keys(table) if _is_in(keys, key)])
+        if self._tables is not None and table in self._tables:
+            sql = f"SELECT row_digest, row_key FROM {self.session.rejects} WHERE {_OF_TABLE} AND NOT has_key"
+            unkeyed = self.session.query(sql, self._of(table))
+            self._delete(table, [digest for digest, key in unkeyed if _is_in(keys, key)])
 
     def _remove(self, table: TableId, keys: Sequence[str]) -> None:
         known = self.keys(table)
-        digests = [_digest(key) for key in keys if key in known]
-        for some in _pieces(digests, map(len, digests)):
+        self._delete(table, [_digest(key) for key in keys if key in known])
+        known.difference_update(keys)
+
+    def _delete(self, table: TableId, digests: Iterable[str]) -> None:
+        """In their order, because two splits may delete the same rows."""
+        ordered = sorted(digests)
+        for some in _pieces(ordered, map(len, ordered)):
             self.session.execute(
                 f"DELETE FROM {self.session.rejects} WHERE {_OF_TABLE} AND row_digest IN ({', '.join(['%s'] * len(some))})",
                 (*self._of(table), *some),
                 doing=f"removing rejected rows of {table}",
             )
-        known.difference_update(keys)
 
     def _among(self, schema: TableSchema, keys: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
         """A mask of the keys that rejected rows have; None for none."""
@@ -162,6 +170,16 @@ def key_texts(schema: TableSchema, rows: pa.RecordBatch) -> pa.Array:
     if not schema.key:
         return pa.array(["{}"] * rows.num_rows, pa.string())
     return pa.array(_lines(rows.select(list(schema.key))), pa.string())
+
+
+def _is_in(keys: IntegerRange, key: str) -> bool:
+    """True if a key, one of `key_texts`, is in the range, or has not its columns as integers."""
+    row = json.loads(key)
+    try:
+        values = tuple(int(row[column]) for column in keys.columns)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return True
+    return keys.contains(values)
 
 
 def _lines(rows: pa.RecordBatch) -> list[str]:

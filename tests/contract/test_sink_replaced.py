@@ -89,6 +89,26 @@ def test_rejected_rows_of_the_range_are_forgotten(request: pytest.FixtureRequest
     assert [key for (key,) in rejects] == [f'{{"a":{n},"b":{n}}}' for n in (0, 2, 5)]
 
 
+@pytest.mark.integration
+def test_rejected_rows_of_another_key_or_an_unknown_one_are_forgotten(request: pytest.FixtureRequest) -> None:
+    """A key column was renamed in the source, then in the copy, and the table is read again. Of a key with a zero date in it
+    only the other columns are known."""
+    case = make_case("postgres", request)
+    assert isinstance(case.sink, MirrorSink)
+    case.sink = dataclasses.replace(case.sink, policies=Policies("reject"))
+    _, b, note = PAIRS.columns
+    before = TableSchema(PAIRS.table, 1, (column("id", "bigint", "int64", key=True), b, note), ("id", "b"))
+    case.sink.prepare(case.job, [before])
+    case.write(snapshot_part(1, 1, before, [(1, 1, "a\0b"), (2, 2, "good")]), schemas={(before.table, 1): before})
+    case.place.execute("ALTER TABLE shop_pairs RENAME COLUMN id TO a")
+    case.write(snapshot_part(2, 2, PAIRS, [(1, None, "x"), (5, None, "x"), (5, 5, "a\0b")]), schemas=SCHEMAS)
+    case.write(replacing(3, 3, IntegerRange(("a",), (5,), None), [(7, None, "x")]), schemas=SCHEMAS)
+    case.write(replacing(3, 4, IntegerRange(("a",), None, (5,)), [(3, 3, "a\0b")]), schemas=SCHEMAS)
+    rejects = case.place.query("SELECT row_key FROM tidemark_rejects ORDER BY row_key")
+    assert [key for (key,) in rejects] == ['{"a":3,"b":3}', '{"a":7,"b":null}']
+    assert keys_of(case) == []
+
+
 def test_a_sink_that_replaces_no_ranges_refuses_such_a_part(any_sink: SinkCase) -> None:  # noqa: F811
     """Instead of leaving rows in its copy. A mirror refuses a range that comes after rows."""
     case = any_sink

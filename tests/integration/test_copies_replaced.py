@@ -156,7 +156,8 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """A second unique index: a row that is still there could have the value of a new one. Keys that are no integers, or not in
-    this order: the copy may have other ranges. A column of another type: rows that are still there would lose its values."""
+    this order: the copy may have other ranges. A year, of which MySQL reads numbers below 100 as others. A column of another type:
+    rows that are still there would lose its values."""
     source = any_source_database
     target: Database = request.getfixturevalue(f"{source.kind}_database")
     source.execute(
@@ -173,9 +174,16 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
         )
     )
     target.execute("CREATE TABLE copy_turned (id INT, b INT, v INT, PRIMARY KEY (b, id))")
+    is_postgres = source.kind == "postgres"
+    if not is_postgres:
+        tables |= {"years"}
+        source.execute(
+            "CREATE TABLE years (id YEAR, b INT, v INT, PRIMARY KEY (id, b))",
+            *(f"INSERT INTO years VALUES ({2000 + n % 3}, {n}, 1)" for n in range(25)),
+        )
+        target.execute("CREATE TABLE copy_years (id SMALLINT, b INT, v INT, PRIMARY KEY (id, b))")
     job = job_of(source, tmp_path, target)
     run_epochs(job)
-    is_postgres = source.kind == "postgres"
     target.execute(
         "CREATE UNIQUE INDEX other ON copy_uniq (v)",
         "ALTER TABLE copy_retyped " + ("ALTER v TYPE SMALLINT" if is_postgres else "MODIFY v SMALLINT"),
@@ -187,7 +195,7 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
     run_epochs(job)
     assert replaced(tmp_path) == {"plain", "extended"}
     for table in tables:
-        rows = f"SELECT id, v FROM %s{table}"
+        rows = f"SELECT id, v FROM %s{table} ORDER BY {'id, b' if table == 'years' else 'id'}"
         assert target.query(rows % "copy_") == source.query(rows % ""), table
 
 
