@@ -16,8 +16,8 @@ def same_integers(job: JobFile, schema: TableSchema, output: TableSchema, column
 
 
 def _holds_integers(column: Column) -> bool:
-    """PostgreSQL's numeric may be NaN: its bound would be one of a range that the copy is not known to have. MySQL reads a number
-    as another year where it has one or two digits, so the bounds of a year are texts."""
+    """PostgreSQL's numeric may be NaN: its bound would be one of a range that the copy is not known to have. MySQL reads a
+    number of one or two digits as another year, so the bounds of a year are texts."""
     if column.made or column.source_type.startswith(("numeric", "year")):
         return False
     kind = arrow_type_of(column.arrow_type)

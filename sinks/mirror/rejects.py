@@ -103,8 +103,8 @@ class Rejects:
         self._keys[table] = set()
 
     def forget_range(self, table: TableId, keys: IntegerRange) -> None:
-        """Removes the rows with keys of the range, which are about to be written again, and those that no range has: the table had
-        another key then. Also rows whose key is not known, by what is known of it."""
+        """Removes the rows with keys of the range, which are about to be written again, and those that no range has: the table
+        had another key then. Also rows whose key is not known, by what is known of it."""
         self._remove(table, [key for key in self.keys(table) if _is_in(keys, key)])
         if self._tables is not None and table in self._tables:
             sql = f"SELECT row_digest, row_key FROM {self.session.rejects} WHERE {_OF_TABLE} AND NOT has_key"

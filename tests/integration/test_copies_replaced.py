@@ -156,8 +156,8 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """A second unique index: a row that is still there could have the value of a new one. Keys that are no integers, or not in
-    this order: the copy may have other ranges. A year, of which MySQL reads numbers below 100 as others. A column of another type:
-    rows that are still there would lose its values."""
+    this order: the copy may have other ranges. A year: MySQL reads small numbers as others. A column of another type: rows that
+    are still there would lose its values."""
     source = any_source_database
     target: Database = request.getfixturevalue(f"{source.kind}_database")
     source.execute(
