@@ -28,15 +28,18 @@ class IntegerRange:
     def contains(self, values: tuple[int, ...]) -> bool:
         return (self.start is None or values >= self.start) and (self.end is None or values < self.end)
 
-    def condition(self, expression_of: Callable[[str], str]) -> str:
-        """Returns the range as a condition in SQL. `expression_of`: of a column's name."""
+    def condition(self, expression_of: Callable[[str], str], *, by_rows: bool = False) -> str:
+        """Returns the range as a condition in SQL. `expression_of`: of a column's name. `by_rows`: rows are compared, for which
+        PostgreSQL reads just the range of an index. MySQL and MariaDB do so for the other form."""
         names = [expression_of(name) for name in self.columns]
         conditions = ["TRUE"]
-        if self.start is not None:
-            conditions.append(_from(names, self.start))
-        if self.end is not None:
-            conditions.append(f"NOT {_from(names, self.end)}")
-            conditions.append(f"{names[0]} <= {self.end[0]}")  # lets the server end its walk through the key
+        for values, last, operator in ((self.start, ">=", ">"), (self.end, "<", "<")):
+            if values is not None and by_rows:
+                conditions.append(f"({', '.join(names)}) {last} ({', '.join(map(str, values))})")
+            elif values is not None:
+                conditions.append(_compared(names, values, operator, last))
+                # A server that reads no ranges for OR reads the key between these.
+                conditions += [f"{names[0]} {operator}= {values[0]}"] if len(names) > 1 else []
         return " AND ".join(conditions)
 
 
@@ -46,9 +49,9 @@ def _integers(bound: Bound | None) -> tuple[int, ...] | None:
     return tuple(int(text) for text in bound.literals)
 
 
-def _from(names: Sequence[str], values: Sequence[int]) -> str:
-    """Returns the condition that the columns are at or after the values."""
-    (name, *names), (value, *values) = names, values
-    if not names:
-        return f"({name} >= {value})"
-    return f"({name} >= {value} AND ({name} > {value} OR {_from(names, values)}))"
+def _compared(names: Sequence[str], values: Sequence[int], operator: str, last: str) -> str:
+    """Returns the condition that the columns come after the values, or before them. `last`: the operator of the last column."""
+    (name, *others), (value, *rest) = names, values
+    if not others:
+        return f"{name} {last} {value}"
+    return f"({name} {operator} {value} OR ({name} = {value} AND {_compared(others, rest, operator, last)}))"

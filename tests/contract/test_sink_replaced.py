@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from tests.support.change_parts import column, snapshot_part
-from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case  # noqa: F401  # fixtures
+from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case, mirror  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies
+from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
+from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
 from tidemark.state.errors import SinkError
@@ -71,8 +73,38 @@ def test_rows_of_the_range_go_and_all_others_stay(
     if case.keeps_deleted:
         marked = [(int(a), int(b), note) for a, b, note in case.deleted_rows(PAIRS)]
         assert marked == [(*key, "old") for key in keys if key != (5, 7)], "with their last values"
-    case.write(replacing(2, 5, IntegerRange(("a", "b"), None, None), []), schemas=SCHEMAS)
+    case.write(replacing(2, 5, IntegerRange(("a", "b"), (LEAST, 0), (2**64, 0)), [(1, 1, "new")]), schemas=SCHEMAS)
+    assert keys_of(case) == [(1, 1)]
+    case.write(replacing(2, 6, IntegerRange(("a", "b"), None, None), []), schemas=SCHEMAS)
     assert held(case) == []
+
+
+def test_only_the_range_is_read_if_the_first_column_of_the_key_has_one_value(
+    mirror: SinkCase,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each split would read all rows of a tenant, and wait for other splits, which may wait for it."""
+    case, deleting = mirror, list[str]()
+    case.sink.prepare(case.job, [PAIRS])
+    case.write(snapshot_part(1, 1, PAIRS, [(7, n, "old") for n in range(20_000)]), schemas=SCHEMAS)
+    case.place.execute(f"ANALYZE {'' if case.kind == 'postgres' else 'TABLE '}shop_pairs")
+    rows = PostgresTableRows if case.kind == "postgres" else MySqlTableRows
+
+    def run(self: MySqlTableRows | PostgresTableRows, sql: str) -> int:
+        deleting.append(sql)
+        return ran(self, sql)
+
+    ran = rows.run
+    monkeypatch.setattr(rows, "run", run)
+    case.write(replacing(2, 2, IntegerRange(("a", "b"), (7, 9000), (7, 9010)), []), schemas=SCHEMAS)
+    (sql,) = deleting
+    if case.kind == "postgres":
+        assert "Filter" not in str(case.place.query(f"EXPLAIN {sql}"))
+    else:
+        is_mysql = case.kind == "mysql"
+        (plan,) = case.place.query(f"EXPLAIN {'FORMAT=TRADITIONAL ' if is_mysql else ''}{sql}")
+        assert int(plan[-3 if is_mysql else -2]) < 100, "rows that are read"
+    assert len(held(case)) == 20_000 - 10
 
 
 @pytest.mark.integration

@@ -188,9 +188,11 @@ def test_ranges_of_several_columns_are_the_same_in_sql(
     with contextlib.closing(sqlite3.connect(":memory:")) as server:
         for key in (*keys, *bounds):
             values = dict(zip(columns, map(str, key), strict=True))
-            (found,) = server.execute(f"SELECT {', '.join(r.condition(values.__getitem__) for r in ranges)}")
-            assert list(map(bool, found)) == [r.contains(key) for r in ranges]
-            assert sum(found) == 1
+            for by_rows in (False, True):
+                conditions = [r.condition(values.__getitem__, by_rows=by_rows) for r in ranges]
+                (found,) = server.execute(f"SELECT {', '.join(conditions)}")
+                assert list(map(bool, found)) == [r.contains(key) for r in ranges]
+                assert sum(found) == 1
 
 
 @pytest.mark.pitfall(14)

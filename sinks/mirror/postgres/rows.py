@@ -189,7 +189,7 @@ class PostgresTableRows:
         self._remove("TRUE")
 
     def delete_range(self, keys: IntegerRange) -> None:
-        self._remove(keys.condition(lambda name: f"t.{quoted(name)}"))
+        self._remove(keys.condition(lambda name: f"t.{quoted(name)}", by_rows=True))
 
     def _remove(self, condition: str) -> None:
         table = f"{full_name(self._target)} t"
