@@ -1,6 +1,7 @@
 """The command line: `tidemark init | run | validate | plan | status | tables | signal | reconcile | report | …`."""
 
 import json
+import os
 import platform
 import signal
 import sys
@@ -453,9 +454,12 @@ def _fail(ending: Ending, *, as_json: bool) -> NoReturn:
     """Ends the process with the cause and the remedy, the last line on stderr. `as_json`: and with the event `failed`, the last
     line on stdout."""
     _ignore_signals()
-    if as_json:
-        JsonEvents().note("failed", exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy)
-    sys.stdout.flush()
+    try:
+        if as_json:
+            JsonEvents().note("failed", exit_code=ending.exit_code, cause=ending.cause, remedy=ending.remedy)
+        sys.stdout.flush()
+    except OSError:  # nobody reads it any more, or its disk is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it ends
     print(f"tidemark: {redact(ending.last_line)}", file=sys.stderr, flush=True)
     sys.exit(ending.exit_code)
 

@@ -32,6 +32,7 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
                 needs_key=needs_key,
                 appends_keyless=needs.appends_keyless,
                 has_started=state is not None,
+                followed=() if state is None else [schema.table for schema in state.schemas],
                 copied=copied,
             )
         case "postgresql":

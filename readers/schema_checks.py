@@ -1,7 +1,7 @@
 """Checks of tables, keys and settings that all sources share."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName
@@ -16,15 +16,23 @@ from tidemark.state.table import Column, TableId, TableSchema
 @dataclass(frozen=True, slots=True)
 class CopiedColumns:
     """The columns that a job copied of a table when it last had it. `numbers`: `Column.number` of each. `excluded`: those that
-    the job file excluded then."""
+    the job file excluded then. `seen`: all that the table had then. `oid`: the table's own number."""
 
     numbers: Mapping[str, int | None]
     excluded: frozenset[str]
+    seen: frozenset[str] = frozenset()
+    oid: int | None = None
 
     @classmethod
     def of(cls, schema: TableSchema, projection: TableProjection | None) -> "CopiedColumns":
         numbers = {column.name: column.number for column in schema.captured}
-        return cls(numbers, frozenset(() if projection is None else projection.excluded))
+        excluded = frozenset(() if projection is None else projection.excluded)
+        return cls(numbers, excluded, frozenset(column.name for column in schema.present), schema.oid)
+
+    def in_table(self, oid: int | None) -> "CopiedColumns":
+        """Returns the columns as they may be compared with those of the table that has the name now: another table's numbers
+        tell nothing."""
+        return self if oid == self.oid else replace(self, numbers=dict.fromkeys(self.numbers))
 
     def lost(self, now: Mapping[str, int | None]) -> list[str]:
         """Returns those that the table no longer has. A renamed one may be among them, if columns have no numbers."""
@@ -71,25 +79,32 @@ class TableSettings:
         )
 
     def left_out(
-        self, table: TableId, columns: Mapping[str, int | None], primary: Collection[str]
+        self,
+        table: TableId,
+        columns: Mapping[str, int | None],
+        primary: Collection[str],
+        oid: int | None = None,
     ) -> tuple[frozenset[str], list[Finding]]:
         """Returns the columns that are not copied: those that the job file excludes, and new ones if they are ignored. Refuses
         a table of which it is not known what is new. `columns`: all that it has, with their numbers. `primary`: its primary
-        key, of which no column is ignored."""
+        key, of which no column is ignored. `oid`: as in TableSchema."""
         excluded, copied = self.exclude_columns.get(table, frozenset[str]()), self.copied.get(table)
         if copied is None:
             return excluded, []
+        copied = copied.in_table(oid)
         key = {*primary, *self.keys.get(table, ())}
         new = [name for name in copied.new(columns) if name not in excluded and name not in key]
         lost = [name for name in copied.lost(columns) if copied.numbers[name] is None]
-        if not (new and lost):
+        unclear = [name for name in new if name not in copied.seen]
+        if not (unclear and lost):
             return excluded | set(new), []
         name = TableName(table.database, table.name)
         problem = refusal(
-            f"{table} has new columns ({', '.join(new)}) and lost others ({', '.join(lost)}): whether one is the other under a "
-            "new name is not known, and new columns are to be ignored (sink.on_schema_change, add_column).",
-            f"Name those that are not to be copied in source.columns: {{{name}: {{exclude: […]}}}}. If none is left, the table "
-            f"comes back at the next start. To copy new ones, write add_column: evolve. {read_again(name)}",
+            f"{table} has new columns ({', '.join(unclear)}) and lost others ({', '.join(lost)}): whether one is the other "
+            "under a new name is not known, and new columns are to be ignored (sink.on_schema_change, add_column). Name those "
+            f"that are not to be copied in source.columns: {{{name}: {{exclude: […]}}}}, or write add_column: evolve to copy "
+            "them.",
+            f"Then run the job again. If the table is parked: {read_again(name)}",
             table=table,
         )
         return excluded, [problem]

@@ -1,7 +1,7 @@
 """The kind of a change of a table's schema, and what the job file wants then (`sink.on_schema_change`)."""
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.schema_changes import KINDS, Kind
@@ -16,12 +16,15 @@ from tidemark.state.errors import (
     TidemarkError,
 )
 from tidemark.state.job_state import JobState
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
+
+Without: TypeAlias = Callable[[Collection[TableId]], JobFile]
+"""Returns the job file to look at the source with, without these tables."""
 
 
 def kinds_between(known: TableSchema, now: TableSchema) -> frozenset[Kind]:
     """Returns the kinds of all changes that the copied columns of a table show. Where columns have no numbers, one that is gone
-    may have another name."""
+    may have another name. A column that was ignored, and is not any more, is one that was added."""
     kinds = set[Kind]()
     lost = [column for column in known.captured if all(column.name != other.name for other in now.present)]
     new = [column for column in now.captured if all(column.name != other.name for other in known.present)]
@@ -33,28 +36,29 @@ def kinds_between(known: TableSchema, now: TableSchema) -> frozenset[Kind]:
     elif lost and new:
         kinds.add("rename_column")
     kinds |= {"drop_column"} if lost else set()
-    kinds |= {"add_column"} if new else set()
-    kinds |= {"change_type"} if any(column.captured for column in wider_columns(known, now)) else set()
+    copied = {column.name for column in known.captured}
+    altered = [column for column in wider_columns(known, now) if column.captured]
+    kinds |= {"add_column"} if new or any(column.name not in copied for column in altered) else set()
+    kinds |= {"change_type"} if any(column.name in copied for column in altered) else set()
     return frozenset(kinds)
 
 
-def was_dropped(error: TidemarkError, looks: Sequence[JobFile], state: JobState, known: TableSchema) -> bool:
-    """True if the error is about a table that the source certainly has no more, or had no more for a while. `looks`: job files
-    to look at the source with, the second one if the source refuses the first. Raises SourceUnavailableError."""
+def was_dropped(error: TidemarkError, without: Without, state: JobState, known: TableSchema) -> bool:
+    """True if the error is about a table that the source certainly has no more, or had no more for a while. Raises
+    SourceUnavailableError."""
     if isinstance(error, TableDroppedError):
         return True
-    return isinstance(error, SourceNotUsableError) and _look(looks, state, known)[0]
+    return isinstance(error, SourceNotUsableError) and _look(without, state, known)[0]
 
 
-def is_to_stop(error: TidemarkError, looks: Sequence[JobFile], state: JobState, known: TableSchema) -> bool:
+def is_to_stop(error: TidemarkError, without: Without, state: JobState, known: TableSchema) -> bool:
     """True if the error is a change of a kind that the job file has as `stop`, or may be one. So is one that may have removed
-    rows that the copy is to keep: reading the table again would remove them. `looks`: as for `was_dropped`. Raises
-    SourceUnavailableError."""
-    changes = looks[0].sink.on_schema_change
+    rows that the copy is to keep: reading the table again would remove them. Raises SourceUnavailableError."""
+    changes = without(()).sink.on_schema_change
     is_of_rows = error.is_cured_by_reading and not isinstance(error, SchemaChangedError)
     if is_of_rows or not (changes.stops(*KINDS) or changes.truncate == "ignore"):
         return False
-    is_dropped, now = (True, None) if isinstance(error, TableDroppedError) else _look(looks, state, known)
+    is_dropped, now = (True, None) if isinstance(error, TableDroppedError) else _look(without, state, known)
     if is_dropped:
         return changes.stops("drop_table")
     if now is None or now.oid != known.oid:
@@ -68,11 +72,17 @@ def _differs(known: TableSchema, now: TableSchema) -> bool:
     return len(known.present) != len(now.present) or bool(new_columns(known, now) or wider_columns(known, now))
 
 
-def _look(looks: Sequence[JobFile], state: JobState, known: TableSchema) -> tuple[bool, TableSchema | None]:
-    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied."""
-    for job in looks:
-        with contextlib.suppress(SourceNotUsableError, JobFileError), find_source(job, state) as found:
-            if isinstance(found, ProvesDropped) and found.was_dropped(known):
-                return True, None
-            return False, found.schemas_now([known.table]).get(known.table)
-    return False, None
+def _look(without: Without, state: JobState, known: TableSchema) -> tuple[bool, TableSchema | None]:
+    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied. Leaves out each table for
+    which the source refuses the look, so that others which were dropped too are no hindrance."""
+    missing = set[TableId]()
+    while True:
+        try:
+            with find_source(without(missing), state) as found:
+                if isinstance(found, ProvesDropped) and found.was_dropped(known):
+                    return True, None
+                return False, found.schemas_now([known.table]).get(known.table)
+        except (SourceNotUsableError, JobFileError) as refused:
+            if refused.table is None or refused.table in missing:
+                return False, None
+            missing.add(refused.table)

@@ -4,6 +4,7 @@ themselves."""
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from tidemark.conf.model import JobFile
@@ -124,11 +125,11 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
         return False
     # What a check at the start has refused is checked again before the table joins.
     may_heal = error.is_cured_by_reading or (at_start and isinstance(error, SourceNotUsableError))
-    looks = (to_be_found(job, state), to_be_found(job, state, [schema.table]))
+    without = partial(to_be_found, job, state)
     is_ignored = (
-        may_heal and job.sink.on_schema_change.drop_table == "ignore" and was_dropped(error, looks, state, schema)
+        may_heal and job.sink.on_schema_change.drop_table == "ignore" and was_dropped(error, without, state, schema)
     )
-    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, looks, state, schema)
+    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, without, state, schema)
     heals = _heals(checkpoint, job, state, schema, error) if may_heal else 0
     if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
         return False

@@ -1,7 +1,7 @@
 """MySQL and MariaDB as a source of jobs."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
@@ -292,10 +292,12 @@ def find_mysql(
     needs_key: bool,
     appends_keyless: bool = False,
     has_started: bool = False,
+    followed: Collection[TableId] = (),
     copied: Mapping[TableId, CopiedColumns] | None = None,
 ) -> Iterator[FoundMySql]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`.
-    `has_started`: all tables that a wildcard matched may be gone. `copied`: as in TableSettings."""
+    `has_started`: all tables that a wildcard matched may be gone. `followed`: the tables that the job has already. `copied`: as
+    in TableSettings."""
     source = job.source
     assert source.url.kind != "postgresql"
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
@@ -306,7 +308,7 @@ def find_mysql(
         views = views_left_out(kinds, source.tables, source.exclude_tables)
         views += wildcards_without_tables(kinds, source.tables)
         demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless)
-        result = preflight(connection, server, facts, demands)
+        result = preflight(connection, server, facts, demands, followed=followed)
         yield FoundMySql(
             job=job,
             schemas=tuple(result.schemas.values()),

@@ -23,7 +23,7 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
     call.run()
     while (item := call.result()) is not None:
         call = _Call(items)
-        thread = threading.Thread(target=call.run, name="tidemark ahead", daemon=True)
+        thread = threading.Thread(target=call.run, name="chunk-ahead", daemon=True)
         thread.start()
         try:
             yield item

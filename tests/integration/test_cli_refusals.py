@@ -3,6 +3,8 @@
 import contextlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,14 @@ from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
+
+
+def test_the_exit_code_is_that_of_the_cause_also_if_nobody_takes_the_output(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "tidemark.jobs.cli", "status", str(tmp_path / "missing.yaml"), "--json")
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, "can't be read" in line) == (2, True)
 
 
 # Exit code 1: the checkpoint

@@ -129,3 +129,19 @@ def test_a_table_that_is_locked_when_its_rows_are_read_stops_no_other(
     assert ids(tmp_path, source, "free") == [1, 2]
     run_epochs(path)
     assert ids(tmp_path, source, "held") == [1, 2]
+
+
+def test_a_table_that_is_locked_when_a_job_starts_again_is_followed(
+    mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows were read before: the log has all that is missing."""
+    source = mysql_database
+    path = job_of(source, tmp_path)
+    run_epochs(path)
+    source.execute("INSERT INTO held VALUES (3)")
+    monkeypatch.setitem(mysql_connect._SESSION, "lock_wait_timeout", "1")
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("LOCK TABLES held WRITE")
+        run_epochs(path, notes=(notes := Notes()))
+    assert not [event for event, _ in notes.found if event in {"left", "joined", "parked"}]
+    assert ids(tmp_path, source, "held") == [1, 2, 3]

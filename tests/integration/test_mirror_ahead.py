@@ -82,7 +82,7 @@ def test_the_next_chunk_is_read_while_the_target_works(
         cursor.execute("ROLLBACK")
     writer.join(WAIT_SECONDS)
     assert not writer.is_alive()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tidemark ahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "chunk-ahead"]
     before = [order(number, "old") for number in range(1, 10)]
     after = [order(1, "newer"), order(2, "new"), order(3, "again"), *before[3:], order(10, "new")]
     assert isinstance(writer.error, ConnectionError) == fails

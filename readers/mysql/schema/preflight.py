@@ -1,6 +1,6 @@
 """Finds everything that would make a job wrong or stop it later, before it starts, with a remedy for each."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,11 +51,16 @@ class Demands:
 
 
 def preflight(
-    connection: Connection, server: ServerInfo, tables: Mapping[TableId, TableFacts], demands: Demands
+    connection: Connection,
+    server: ServerInfo,
+    tables: Mapping[TableId, TableFacts],
+    demands: Demands,
+    *,
+    followed: Collection[TableId] = (),
 ) -> Preflight:
     """Runs all checks and returns the findings; `findings.raise_refusals` raises them.
 
-    `connection`: with the job's own account and no open transaction.
+    `connection`: with the job's own account and no open transaction. `followed`: the tables that may be locked now.
     """
     status, findings = find_log_status(connection, server)
     findings = [
@@ -72,7 +77,7 @@ def preflight(
         names = dict.fromkeys(facts.column_names)
         excluded, unclear = demands.tables.left_out(table, names, [name for name in primary if name is not None])
         findings += unclear
-        unreadable = check_select(connection, facts, exclude_columns=excluded)
+        unreadable = check_select(connection, facts, exclude_columns=excluded, is_followed=table in followed)
         findings += unreadable
         findings += check_storage(facts, snapshots=demands.snapshots)
         findings += check_cascades(facts, server, demands.cascades)

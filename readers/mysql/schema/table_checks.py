@@ -11,6 +11,7 @@ from tidemark.readers.mysql.connect import Connection, error_code, error_text, q
 from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, names_of, schema_of, type_problems
 from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFacts
 from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
+from tidemark.readers.mysql.session import SqlSession
 from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
 from tidemark.state.table import TableId, TableSchema
 
@@ -124,13 +125,18 @@ def check_logged(facts: TableFacts, status: LogStatus) -> list[Finding]:
 
 
 def check_select(
-    connection: Connection, facts: TableFacts, *, exclude_columns: Collection[str] = frozenset()
+    connection: Connection,
+    facts: TableFacts,
+    *,
+    exclude_columns: Collection[str] = frozenset(),
+    is_followed: bool = False,
 ) -> list[Finding]:
     """Checks SELECT on the columns that are copied, and that the catalog shows the others, which the log has. It hides columns
-    on which the account has no privilege at all, unless it has one on the table. SHOW CREATE TABLE tells that."""
+    on which the account has no privilege at all, unless it has one on the table. SHOW CREATE TABLE tells that. `is_followed`:
+    the job has the table already. Then it is not refused because another session keeps it locked: its changes can be read."""
     table = quote_table(facts.table)
     error = _refused(connection, f"SELECT * FROM {table} LIMIT 0")
-    if error is None:
+    if error is None or (is_followed and SqlSession.is_locked(error)):
         return []
     if error_code(error) not in ACCESS_DENIED:
         return [

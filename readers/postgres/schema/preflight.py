@@ -65,7 +65,9 @@ def preflight(
     for table, facts in tables.items():
         primary = () if facts.primary_key is None else facts.primary_key.columns
         numbers = {column.name: column.number for column in facts.columns}
-        excluded, _ = demands.tables.left_out(table, numbers, [name for name in primary if name is not None])
+        key = [name for name in primary if name is not None]
+        excluded, unclear = demands.tables.left_out(table, numbers, key, facts.oid)
+        findings += unclear
         schema, problems = check_columns(
             facts,
             exclude_columns=excluded,
