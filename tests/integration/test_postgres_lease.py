@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from devtools.servers import start_server
 from tests.support.jobs import source_of, write_job
-from tests.support.leases import DEADLINE_SECONDS, a_standby_takes_over
+from tests.support.leases import DEADLINE_SECONDS, a_standby_takes_over, wait_until
 from tests.support.postgres_roles import role, superuser
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
@@ -47,12 +47,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def holder_of(database: Database, name: str) -> int | None:
     rows = database.query(HOLDERS, (lock_key(name),))
     return rows[0][0] if rows else None
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 @contextlib.contextmanager
@@ -206,6 +200,6 @@ def test_a_pooler_is_refused(postgres_database: Database, name: str) -> None:
     with pytest.raises(SourceNotUsableError, match="A connection pooler") as caught:
         Lease.acquire(AdvisoryLock(through, None, name))
     assert caught.value.remedy == "Connect directly: write the server's own host and port in source.url."
-    assert holder_of(postgres_database, name) is None
+    wait_until(lambda: holder_of(postgres_database, name) is None)
     with Lease.acquire(AdvisoryLock(direct, None, name)) as lease:
         assert lease.held()

@@ -1,11 +1,19 @@
 """A standby that takes a lease over, with the locks of any source."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from tidemark.readers.lease import Lease, Lock
 
 DEADLINE_SECONDS = 30.0
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """A server gives a lock of a closed connection back a moment after it was closed."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def a_standby_takes_over(lock: Callable[[], Lock]) -> None:
