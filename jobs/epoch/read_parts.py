@@ -7,6 +7,7 @@ each task attempt: the plan fixes the range, and every read of it gives the same
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from tidemark.enumerator.enumerator import of_job
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.log.finished_splits import load_gap_filter
-from tidemark.readers.log.gap import Gap
+from tidemark.readers.log.gap import Gap, OnTruncate
 from tidemark.readers.log.gap_filter import GapFilter
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.log.log_batch import truncation
@@ -262,7 +263,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         gap_filter = GapFilter.empty()
         if work.split_columns:
             gap_filter = load_gap_filter(checkpoint.store, work.split_columns, work.unfinished, work.first_splits)
-        on_truncate = task.job.sink.on_schema_change.truncate
+        on_truncate = partial(_on_truncate, task, checkpoint)
         gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project, on_truncate=on_truncate)
         commits = routing if work.unfinished and isinstance(routing, RoutesByTransaction) else None
         transactions: list[npt.NDArray[np.int64]] = []
@@ -293,6 +294,16 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     )
     checkpoint.create_log_report(task.epoch, report)
     yield part.end(work.after)
+
+
+def _on_truncate(task: PartTask, checkpoint: Checkpoint) -> OnTruncate:
+    """Returns what the job file wants. If the range was read before, what it wanted then: every read gives the same. The report
+    tells that, because it counts a TRUNCATE among the emitted changes, but with none of the table's."""
+    if not checkpoint.has_log_report(task.epoch):
+        return task.job.sink.on_schema_change.truncate
+    report = checkpoint.log_report(task.epoch)
+    of_rows = sum(table.inserts + table.updates + table.deletes for table in report.changes)
+    return "evolve" if report.emitted_changes > of_rows else "ignore"
 
 
 def _rereads(task: PartTask, work: LogTask, part: "_Part") -> Iterator[ChangeBatch]:

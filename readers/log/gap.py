@@ -1,6 +1,7 @@
 """The changes of a log range that neither finished splits nor key re-reads contain, as sinks get them."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,13 @@ from tidemark.state.errors import SchemaChangedError, TruncatedError
 from tidemark.state.remedies import START_OVER_NOW, read_again
 from tidemark.state.table import TableId, TableSchema
 
+OnTruncate: TypeAlias = Literal["evolve", "stop", "ignore"]
+"""As in `sink.on_schema_change`."""
+
 
 class Gap:
     """Filters an epoch's changes. `columns`: the split columns of the tables in `gap_filter`. `key_rereads`: None if the log
-    never leaves values out of changes. `on_truncate`: as in `sink.on_schema_change`."""
+    never leaves values out of changes. `on_truncate` is asked at each TRUNCATE."""
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class Gap:
         key_rereads: KeyRereads | None,
         project: Projector,
         *,
-        on_truncate: Literal["evolve", "stop", "ignore"] = "evolve",
+        on_truncate: Callable[[], OnTruncate],
     ) -> None:
         self._filter, self._columns, self._routing = gap_filter, columns, routing
         self._key_rereads, self._project = key_rereads, project
@@ -66,9 +70,10 @@ class Gap:
 
     def _truncated(self, table: TableId, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Returns a TRUNCATE as the job file wants it. Raises TruncatedError if it is to stop the table."""
-        if self._on_truncate == "ignore":
+        policy = self._on_truncate()
+        if policy == "ignore":
             return []
-        if self._on_truncate == "stop" and self._is_emitted(table, rows) is not False:
+        if policy == "stop" and self._is_emitted(table, rows) is not False:
             raise TruncatedError(
                 f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}), and its copy is to keep its rows "
                 "(sink.on_schema_change, truncate: stop).",

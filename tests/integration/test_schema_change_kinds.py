@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.altered_tables import copied, create, job_of, rows_of, told
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
@@ -200,6 +200,27 @@ def test_a_copy_keeps_the_rows_of_a_truncated_table(
     assert rows_of(target, "copy_t", "id", "name")[-1] == (8, "h")
     assert len(rows_of(target, "copy_t", "id")) == 8
     assert tidemark("reconcile", job).code == 0
+
+
+@pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit"])
+@pytest.mark.parametrize(("before", "after", "ids"), [("ignore", "evolve", [1, 7, 8]), ("evolve", "stop", [8])])
+def test_an_epoch_that_was_read_is_written_as_it_was_read_though_the_policy_has_changed(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    before: str,
+    after: str,
+    ids: list[int],
+    point: str,
+) -> None:
+    source, target = mysql_database, postgres_database
+    copied(source, tmp_path, target, ("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (7)"))
+    source.execute("TRUNCATE TABLE t", "INSERT INTO t VALUES (8)")
+    die_at(with_kinds(source, tmp_path, target, truncate=before), point)
+    job = with_kinds(source, tmp_path, target, truncate=after)
+    run_epochs(job)
+    assert rows_of(target, "copy_t", "id") == [(key,) for key in ids]
+    require_none_parked(load_job_file(job), state_of(job))
 
 
 @pytest.mark.parametrize("when", ["after", "in a run"])

@@ -61,8 +61,7 @@ class PostgresSession(LedgerSession):
         self.execute(_SESSION)
         ((schema,),) = self.query("SELECT current_schema()")
         self._connection.commit()
-        # A session that a pooler has kept may have used temporary tables. Then the server refuses another size.
-        with contextlib.suppress(SinkError):
+        with contextlib.suppress(SinkError):  # a pooler's session that has used temporary tables keeps its size
             self.execute(f"SET temp_buffers = '{TEMPORARY_BUFFERS}'")
         self._connection.commit()
         if schema is None:
