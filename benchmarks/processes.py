@@ -86,8 +86,6 @@ class Sampler:
         if any(word.endswith("peer_readers.py") for word in words):
             return READER
         line = " ".join(words)
-        if "postgres" in line.split(":")[0]:
-            return "PostgreSQL"
         if words[0].startswith("postgres:") or words[0].endswith("/postgres"):
             return POSTGRES
         if words[0].endswith("java"):

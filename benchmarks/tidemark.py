@@ -19,12 +19,12 @@ TIMEOUT_SECONDS = 1800
 class Run:
     """Times and counts of one run.
 
-    `wall_seconds`: from the start of the process to its end. `query_seconds`: from when Spark was up to the last epoch's
-    commit, without the start of Python, JVM and session.
+    `wall_seconds`: from the start of the process to its end. `working_seconds`: from the first plan to the
+    last epoch's commit, without what a start takes; 0 without an epoch. For Spark JDBC: from when its session was up.
     """
 
     wall_seconds: float
-    query_seconds: float
+    working_seconds: float
     rows: int
     changes: int
     epochs: int
@@ -63,6 +63,6 @@ def run_tidemark(job: Path) -> Run:
     finished = process.events()[-1]
     checkpoint = job.parent / "checkpoint"
     begun = [moment for file in (checkpoint / "plans").glob("*") if (moment := file.stat().st_mtime) >= started]
-    committed = max(file.stat().st_mtime for file in (checkpoint / "committed").iterdir())
-    query_seconds = committed - min(begun)
-    return Run(wall_seconds, query_seconds, finished["rows"], finished["changes"], finished["epochs"])
+    committed = [file.stat().st_mtime for file in (checkpoint / "committed").glob("*")]
+    working_seconds = max(committed) - min(begun) if begun else 0.0
+    return Run(wall_seconds, working_seconds, finished["rows"], finished["changes"], finished["epochs"])
