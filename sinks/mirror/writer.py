@@ -34,9 +34,9 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
 
 KEPT_SECONDS = 20.0
-"""The age at which a kept connection is replaced before it is used again. So a target that is another server now, by DNS or
-behind a balancer, is found though the former one still answers. Shorter than the time after which a server ends an idle
-writer."""
+"""The age at which a kept connection is replaced before it is used again. If the target is another server now, by DNS or
+behind a load balancer, it is found even if the old server still answers. Shorter than the time after which a server ends an
+idle writer."""
 
 T = TypeVar("T")
 
