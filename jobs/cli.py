@@ -46,9 +46,10 @@ app = typer.Typer(
     help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current. "
     "Start with: tidemark init URL -o JOB.yaml, tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, "
     "tidemark run JOB.yaml.",
-    epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
-    "available · 5 sink failed · 6 another driver holds the job · 7 source or target out of reach, try again later · "
-    "8 reconcile found differences · 9 done, but tables are parked · 10 paused by a signal · 130 interrupted, state safe.",
+    epilog="Exit codes: 0 done · 1 unexpected error, or checkpoint not usable · 2 job file or usage · 3 source not usable · "
+    "4 log position no longer available · 5 sink failed · 6 another driver holds the job · 7 source or target out of reach, "
+    "try again later · 8 reconcile found differences · 9 done, but tables are parked · 10 paused by a signal · "
+    "130 interrupted, state safe.",
 )
 
 
