@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 PENDING_ROWS = 1 << 18
-"""From so many pending changes on, only the last one of each key is kept."""
+"""If so many changes are pending, only the last one of each key is kept."""
 
 _MAX_CODE = 1 << 62
 

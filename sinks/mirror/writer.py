@@ -150,7 +150,7 @@ class MirrorWriter:
         self, connection: "_Connection", part: Part, first: Chunk, batches: Iterator[ChangeBatch], schemas: Schemas
     ) -> PartResult | None:
         """Lets several connections write the part. Returns None if they could not and all changes are in `first`. Another
-        attempt, by one connection, tells whether that was an error of the part, or one of their being several."""
+        attempt, by one connection, shows whether the error is one of the part, or was caused by several connections."""
         is_kept = part.complete
         shares = Shares(self.job, connection.share, lambda session: self._filling(session, part, schemas))
         try:
