@@ -108,7 +108,9 @@ def run_command(
     ] = False,
     summary: Annotated[
         Path | None,
-        typer.Option("--summary", metavar="FILE", help="Write a summary of the run to this file as JSON, also if it fails."),
+        typer.Option(
+            "--summary", metavar="FILE", help="Write a summary of the run to this file as JSON, also if it fails."
+        ),
     ] = None,
 ) -> None:
     """Copies the existing rows, then follows every change. Continues from the last checkpoint."""

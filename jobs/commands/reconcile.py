@@ -157,7 +157,9 @@ def _note(result: TableResult) -> str:
     if not notes and not result.differences:
         notes.append("equal")
     if result.kept:
-        notes.append(f"{result.kept:,} only in the copy, not counted as differences (sink.on_schema_change ignores TRUNCATE)")
+        notes.append(
+            f"{result.kept:,} only in the copy, not counted as differences (sink.on_schema_change ignores TRUNCATE)"
+        )
     return "; ".join(notes)
 
 
