@@ -457,7 +457,7 @@ def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:
         if now.phase is Phase.STREAM:
             text = (
                 f"The job file says mode incremental. The job, which has mode {now.mode}, has copied all rows and continues. "
-                "But it reads no more rows: of tables that join, only changes are copied, and no table is read again."
+                "But no rows are read any more: of tables that join, only changes are copied, and no table is read again."
             )
             events.note("warning", text=text)
             return
