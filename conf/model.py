@@ -134,8 +134,8 @@ class JobFile(Section):
 
     job: Annotated[Text, AfterValidator(_job_name), Written("a name of a-z, 0-9 and '-'")] = Field(
         description=f"The job's name, of `a-z`, `0-9` and `-`, at most {MAX_JOB_NAME_LENGTH} characters. It must be unique "
-        "in the source. One driver can run a job: it holds locks in the source, the lease, which are named after what is in "
-        "the checkpoint, and on PostgreSQL after the slot.",
+        "in the source. Only one driver can run a job: it holds the lease. These are locks in the source, named after a text "
+        "in the checkpoint, and on PostgreSQL also after the slot.",
         examples=["shop-mirror"],
     )
     mode: Mode = Field(

@@ -201,7 +201,7 @@ class Snapshot(Section):
     max_replica_lag_seconds: Seconds | None = Field(
         None,
         description="If the source is a replica: no more splits are read while it is further behind its own source, or its "
-        "replication has stopped. The log is followed meanwhile. MySQL and MariaDB. MariaDB needs the grant SLAVE MONITOR. "
+        "replication has stopped. The log is followed meanwhile. For MySQL and MariaDB. MariaDB needs the grant SLAVE MONITOR. "
         "Tables without a key that are being read do not wait.",
         examples=[30],
     )

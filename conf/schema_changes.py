@@ -10,7 +10,7 @@ from tidemark.conf.section import Section, Written, refuse
 Kind = Literal["add_column", "drop_column", "rename_column", "change_type", "truncate", "drop_table"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEMA_KINDS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind != "truncate")
-"""The kinds that a log does not have as a change among others."""
+"""The kinds that are not an ordinary change in the log, as TRUNCATE is."""
 SCHEMA_CHANGE_FORM = "evolve | stop, or kinds like {add_column: ignore, truncate: stop}"
 
 _WHY_NOT_IGNORED = {
@@ -40,9 +40,9 @@ _MayBeIgnored = Annotated[Literal["evolve", "stop", "ignore"], BeforeValidator(_
 
 
 class SchemaChanges(Section):
-    """A policy for each kind of change; kinds that are not named have `evolve`. A change of several kinds has
-    `stop` if one of them has it. So has a change whose kind Tidemark can't tell, such as DROP PARTITION, if any kind has `stop`
-    or `truncate` has `ignore`. May be changed at any time.
+    """A policy for each kind of change; kinds that are not named have `evolve`. If a change has several kinds,
+    and one of them has `stop`, the change has `stop`. If Tidemark can't tell the kind, such as for DROP PARTITION, the change
+    has `stop` if any kind has `stop`, or if `truncate` has `ignore`. May be changed at any time.
     """
 
     words: ClassVar[tuple[str, ...]] = ("evolve", "stop")
@@ -70,14 +70,15 @@ class SchemaChanges(Section):
     truncate: _MayBeIgnored = Field(
         "evolve",
         description="`evolve`: the copy is emptied. `stop`: `source.on_table_error` says what happens. `ignore`: the copy "
-        "keeps its rows, until the table is read again for another reason. `tidemark reconcile` then takes rows that only "
-        "the copy has for wanted ones, and says how many there are. The word `stop` for all kinds does not include it.",
+        "keeps its rows, until the table is read again for another reason. `tidemark reconcile` then counts rows that only "
+        "the copy has, and does not report them as differences. `on_schema_change: stop` does not include this kind: a "
+        "TRUNCATE is then followed.",
     )
     drop_table: _MayBeIgnored = Field(
         "evolve",
         description="The table was dropped; MySQL, MariaDB: or renamed. `evolve`: it is parked, and comes back if there is a "
-        "table of that name again. `ignore`: it leaves the job, which is no trouble of a run (exit code 0). Its copy stays "
-        "as it was after the job's last epoch, and comes back by `tidemark signal JOB.yaml resnapshot` only.",
+        "table of that name again. `ignore`: it leaves the job, and the run ends with exit code 0. Its copy stays as it was "
+        "after the job's last epoch. Only `tidemark signal JOB.yaml resnapshot --table NAME` brings the table back.",
     )
 
     @property

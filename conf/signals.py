@@ -12,12 +12,12 @@ class Signals(Section):
     """
 
     table: NameOfTable = Field(
-        description="The table, with columns `id`, `type` and `data`. Each row that is inserted is a signal. Whoever may "
-        "insert rows steers the job.",
+        description="The table, with columns `id`, `type` and `data`. Each row that is inserted is a signal. Everybody "
+        "who may insert rows can steer the job.",
         examples=["shop.tidemark_signals"],
     )
     conditions: Flag = Field(
         False,
         description="Whether rows may have conditions (`where`). The source runs them with the rights of the job's account: "
-        "allow them only if whoever may insert rows may know all that this account can read.",
+        "allow them only if everybody who may insert rows may also read everything that this account can read.",
     )

@@ -103,8 +103,8 @@ def _null_is_a_word(value: Any) -> Any:
 class _Sink(Section):
     on_schema_change: CheckedSchemaChanges = Field(
         SchemaChanges(),
-        description="What happens if a table's schema was changed and the log can't be followed over the change: altered, "
-        "swapped, dropped and created again. `evolve`: its copy is adapted, and its rows are read again, while the "
+        description="What happens if a table was altered, swapped, or dropped and created again, and the job can't follow "
+        "the change in the log. `evolve`: its copy is adapted, and its rows are read again, while the "
         "other tables continue. If that is not possible, the table is parked. Each later start tries it again. `stop`: "
         "`source.on_table_error` says what happens. A mapping has a policy for each kind of change, and also `ignore`: see "
         "[sink.on_schema_change](#sinkon_schema_change). In modes other than full+incremental no table is read again.",

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pitfall:
-    """One pitfall. `reason` says why it needs no test yet. Without a reason, a test must show that it does not happen here."""
+    """One pitfall. A test must show that it does not happen here."""
 
     number: int
     title: str
-    reason: str | None = None
 
-
-RE_SNAPSHOT = "later: the log is read only after all splits, and no table is read again"
 
 CHAPTERS: dict[str, tuple[Pitfall, ...]] = {
     "A. Snapshot and watermarks": (
@@ -118,7 +115,7 @@ CHAPTERS: dict[str, tuple[Pitfall, ...]] = {
         Pitfall(84, "secrets or rows in logs; TLS silently off"),
         Pitfall(85, "a restart after the log was purged"),
         Pitfall(86, "engines without transactions"),
-        Pitfall(87, "the log is read next to splits of its epoch; re-snapshots behind the log", RE_SNAPSHOT),
+        Pitfall(87, "the log is read next to splits of its epoch; re-snapshots behind the log"),
         Pitfall(88, "compiled code reads beyond the end of damaged input"),
     ),
     "H. Found by trying to break what is built": (

@@ -1,1 +1,1 @@
-"""The composition root: the only package that knows all the others. Command line, Spark job, data source."""
+"""Runs jobs: the command line, the loop over epochs, Spark, the data source. The only package that imports all others."""

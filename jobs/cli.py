@@ -46,9 +46,10 @@ app = typer.Typer(
     help="Copies MySQL, MariaDB and PostgreSQL tables with Apache Spark and keeps the copies current. "
     "Start with: tidemark init URL -o JOB.yaml, tidemark validate JOB.yaml --connect, tidemark plan JOB.yaml, "
     "tidemark run JOB.yaml.",
-    epilog="Exit codes: 0 done · 1 unexpected · 2 job file or usage · 3 source not usable · 4 log position no longer "
-    "available · 5 sink failed · 6 another driver holds the job · 7 source or target out of reach, try again later · "
-    "8 reconcile found differences · 9 done, but tables are parked · 10 paused by a signal · 130 interrupted, state safe.",
+    epilog="Exit codes: 0 done · 1 unexpected error, or checkpoint not usable · 2 job file or usage · 3 source not usable · "
+    "4 log position no longer available · 5 sink failed · 6 another driver holds the job · 7 source or target out of reach, "
+    "try again later · 8 reconcile found differences · 9 done, but tables are parked · 10 paused by a signal · "
+    "130 interrupted, state safe.",
 )
 
 
@@ -107,7 +108,9 @@ def run_command(
     ] = False,
     summary: Annotated[
         Path | None,
-        typer.Option("--summary", metavar="FILE", help="Write a summary as JSON to this file, also of a failed run."),
+        typer.Option(
+            "--summary", metavar="FILE", help="Write a summary of the run to this file as JSON, also if it fails."
+        ),
     ] = None,
 ) -> None:
     """Copies the existing rows, then follows every change. Continues from the last checkpoint."""
@@ -256,12 +259,12 @@ def signal_command(
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Steers a job: pauses it, reads tables again, changes settings. The running driver follows the signal, or the next run.
-    Needs no passwords.
+    """Steers a job: pauses it, reads tables again, changes settings. The running driver follows the signal. If none runs, the
+    next run does. Needs no passwords.
 
-    resnapshot reads the rows of a table again, while the other tables continue. They replace those of a mirror's copy range
-    by range, if its key allows that; other copies are emptied first. It brings back a parked table. With --keys or --where,
-    only some rows are read again, and the rest of the copy stays (mirrors only).
+    resnapshot reads the rows of a table again, while the other tables continue. A parked table comes back. In a mirror, the
+    new rows replace the old ones range by range, if the table's key allows that. Other copies are emptied first. With --keys
+    or --where, only some rows are read again, and the rest of the copy stays (mirrors only).
 
     pause finishes the running epoch. No more epochs are planned until resume. The source must keep its log meanwhile. A run
     with trigger once ends with exit code 10.
@@ -313,7 +316,7 @@ def reconcile_command(
         typer.Option("--table", metavar="NAME", help="Compare only this table (database.table); may be given again."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Have the rows that differ read again by the job.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Let the job read the rows that differ again.")] = False,
     examples: Annotated[int, typer.Option("--examples", min=0, help="How many keys to print per table.")] = EXAMPLES,
     wait: Annotated[
         float | None,
@@ -322,7 +325,7 @@ def reconcile_command(
             metavar="SECONDS",
             min=0,
             show_default=False,
-            help="How long to wait for a job that commits nothing. Default: 60 if the job runs, else 0.",
+            help="How long to wait while the job commits nothing. Default: 60 if the job runs, else 0.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -348,7 +351,7 @@ def report_command(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="JOB.yaml|FOLDER…", help="The job file; or many, or folders of them.", show_default=False
+            metavar="JOB.yaml|FOLDER…", help="One or more job files, or folders of job files.", show_default=False
         ),
     ],
     overrides: Overrides = None,
@@ -362,9 +365,8 @@ def report_command(
 ) -> None:
     """Writes one HTML page: tables, splits with their watermarks, epochs, lag, events. Reads only the checkpoint.
 
-    For a folder or several job files: one page that lists the jobs with their states, and a page for each job in a folder
-    beside it.
-    A job that can't be read is listed with the reason."""
+    For a folder or several job files: one page that lists the jobs with their states, and a folder beside it with a page for
+    each job. A job that can't be read is listed with the reason."""
     from tidemark.jobs.report.write import job_files_in, write_catalogue, write_report
 
     def load(path: Path) -> JobFile:
@@ -391,8 +393,8 @@ def checkpoints_command(
     overrides: Overrides = None,
     substitute: Substitute = False,
 ) -> None:
-    """Lists the newest epochs and their log positions, or rolls a stopped job back to one: its next run reads the log again
-    from there on. The list reads only the checkpoint."""
+    """Lists the newest epochs with their log positions, or rolls a stopped job back to one of them: its next run reads the log
+    again from there on. The list reads only the checkpoint."""
     if action == "list" and epoch is None:
         checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
     elif action == "rollback" and epoch is not None:
@@ -412,7 +414,7 @@ def drop_command(
     substitute: Substitute = False,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask. Required if there is no terminal.")] = False,
 ) -> None:
-    """Drops the job's slot and publication in a PostgreSQL source, if the job is no longer needed. Asks first.
+    """Drops the job's slot and publication in a PostgreSQL source. For a job that is no longer needed. Asks first.
 
     The job loses its position in the log. If it runs again, it creates a new slot and reads all rows again, or stops with exit
     code 4 (source.on_log_lost)."""

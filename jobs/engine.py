@@ -46,7 +46,7 @@ WORTH_SECONDS = 20.0
 """In local mode Spark is started if the driver would need longer for the rows that are left. Measured with two cores, 5,000,000
 rows: Spark's start takes 4 s and 8 s of processor time, as much as 3,000,000 rows."""
 ASSUMED_ROWS_PER_SECOND = 500_000.0
-"""Until the driver has read for a second."""
+"""The assumed speed until the driver has read for a second."""
 MAX_ATTEMPTS = 4
 """Attempts at a task in the driver's process: as many as Spark makes by default."""
 

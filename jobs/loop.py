@@ -33,7 +33,7 @@ WAIT_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 1.0
 """The longest time between two looks at the log while splits wait (`snapshot.max_rows_per_second`)."""
 WARN_SECONDS = 10.0
-"""How long a run waits for them before it says so."""
+"""How long a run waits for commits of the log to become visible before it says so."""
 LOCKED_SECONDS = 600.0
 """How long a run that ends by itself waits for a table that another session keeps locked."""
 FORGET_SECONDS = 10.0

@@ -310,7 +310,7 @@ def _held(
 
 
 START_ATTEMPTS = 5
-"""How often the tables are looked for if they are altered while their start position is taken, or dropped."""
+"""How often a start looks for the tables, if some are altered or dropped while it takes their start position."""
 
 
 def _looked_for(job: JobFile, events: Events, lease: Lease, admit: Admit | None, trouble: _Trouble) -> HeldJob:
@@ -457,7 +457,7 @@ def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:
         if now.phase is Phase.STREAM:
             text = (
                 f"The job file says mode incremental. The job, which has mode {now.mode}, has copied all rows and continues. "
-                "But no rows are read any more: only changes of tables that join are copied, and no table is read again."
+                "But no rows are read any more: of tables that join, only changes are copied, and no table is read again."
             )
             events.note("warning", text=text)
             return

@@ -36,9 +36,9 @@ PROVE_SECONDS = 15.0
 """How long a driver waits for the proof that it holds the lease, before it changes what another driver would go on from."""
 
 IDLE_SECONDS = 5
-"""The server ends the connection of a lease that asks nothing for so long: its process is frozen, or its machine is dead. Then
-another driver takes over within ten seconds, which include its start. A process that only was slow takes the lease again,
-unless another one has it by then. Only the sink's fence makes so short a time safe."""
+"""The server ends the connection of a lease that asks nothing for so long: its process is frozen, or its machine is dead.
+Then another driver takes over within ten seconds, which include its start. A process that was only slow takes the lease
+again, unless another one has it by then. So short a time is safe only because of the sink's fence."""
 
 
 def lock_name(kind: str, name: str) -> str:

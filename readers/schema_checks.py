@@ -85,9 +85,9 @@ class TableSettings:
         primary: Collection[str],
         oid: int | None = None,
     ) -> tuple[frozenset[str], list[Finding]]:
-        """Returns the columns that are not copied: those that the job file excludes, and new ones if they are ignored. Refuses
-        a table of which it is not known what is new. `columns`: all that it has, with their numbers. `primary`: its primary
-        key, of which no column is ignored. `oid`: as in TableSchema."""
+        """Returns the columns that are not copied: those that the job file excludes, and new ones if they are ignored.
+        Refuses a table if it is not known which columns are new. `columns`: all that it has, with their numbers. `primary`:
+        its primary key, of which no column is ignored. `oid`: as in TableSchema."""
         excluded, copied = self.exclude_columns.get(table, frozenset[str]()), self.copied.get(table)
         if copied is None:
             return excluded, []

@@ -54,7 +54,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class BadValues:
-    """How many values of a column the target could not hold in a part, and what became of them (`sink.on_bad_value`)."""
+    """The number of values of a column in a part that the target could not hold, and the policy that was applied to them
+    (`sink.on_bad_value`)."""
 
     table: TableId
     column: str

@@ -1,1 +1,1 @@
-"""The words everybody shares, and the checkpoint. Imports neither Spark nor a database driver."""
+"""The types that all packages share, and the checkpoint. Imports neither Spark nor a database driver."""

@@ -34,7 +34,7 @@ class TidemarkError(Exception):
 
 @contextmanager
 def concerning(table: TableId) -> Iterator[None]:
-    """Columns and values that can't be read inside are this table's own trouble, unless the error names another table."""
+    """Errors inside about columns and values that can't be read are errors of this table, unless they name another one."""
     try:
         yield
     except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError, TableLockedError) as error:

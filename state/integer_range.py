@@ -19,7 +19,7 @@ class IntegerRange:
 
     @classmethod
     def of(cls, columns: tuple[str, ...], key_range: KeyRange) -> "IntegerRange | None":
-        """Returns the range of integers, None if a bound is none."""
+        """Returns the range of integers, None if a bound is not an integer."""
         start, end = _integers(key_range.start), _integers(key_range.end)
         if (start is None) != (key_range.start is None) or (end is None) != (key_range.end is None):
             return None

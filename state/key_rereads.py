@@ -1,4 +1,4 @@
-"""Key re-reads: keys whose rows were read again in phase CATCH_UP (docs/adr/0016)."""
+"""Key re-reads: keys whose rows were read again because of a split key move (docs/adr/0016)."""
 
 from dataclasses import dataclass
 

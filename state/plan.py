@@ -1,7 +1,7 @@
 """Plans: what an epoch will read, and the enumerator's state from which the next epoch is planned.
 
-A PlanRecord is written before Spark logs the epoch's offset. Its size depends on the number of tables and on the splits
-of this one epoch, never on the number of splits of a table: reports have files of their own (readers/log/gap_filter.py).
+A PlanRecord is durable before anything of its epoch runs. Its size depends on the number of tables and on the splits of
+this one epoch, never on the number of splits of a table: reports have files of their own (readers/log/gap_filter.py).
 """
 
 from dataclasses import dataclass

@@ -148,7 +148,7 @@ def _text(
     if len(folders) > 1 and endpoint.kind != "postgresql":
         lines.append(f"#   The same for {', '.join(f'{folder}.*' for folder in folders[1:])}")
     for finding in about:
-        label = "To do before the first run" if finding.severity == "refuse" else "To know"
+        label = "To do before the first run" if finding.severity == "refuse" else "Note"
         lines += ["#", *_comment(f"{label}: {finding}")]
     lines += ["", f"job: {job}", "mode: full+incremental      # or full, incremental"]
     lines += ["trigger: once               # or an interval, such as 10s: runs until it is stopped"]
@@ -159,8 +159,9 @@ def _text(
         for table, reason in reasons.items():
             lines += _comment(reason, indent="    ")
             lines.append(f"    - {json.dumps(str(TableName(table.database, table.name)), ensure_ascii=False)}")
-    lines += ["  # tls: {ca: ./ca.pem, verify: true}", "", "snapshot:", "  parallelism: 4             # connections"]
-    lines += ["  # max_rows_per_second: 20000   # to spare the source", "", "sink:", "  type: files"]
+    lines += ["  # tls: {ca: ./ca.pem, verify: true}", "", "snapshot:"]
+    lines += ["  parallelism: 4             # splits that are read at the same time"]
+    lines += ["  # max_rows_per_second: 20000   # to reduce the load on the source", "", "sink:", "  type: files"]
     lines += [f"  path: ./copy/{job}", "  format: parquet"]
     lines += ["  # Or a mirror, which keeps the tables identical in another database:", "  # type: mirror"]
     lines += ["  # url: postgresql://etl:${TARGET_PASSWORD}@warehouse:5432/analytics", '  # table: "{schema}_{table}"']

@@ -34,8 +34,8 @@ def reconcile(
     examples: int = EXAMPLES,
     patience_seconds: float | None = None,
 ) -> None:
-    """Prints what differs. Raises DifferencesError if anything does or could not be judged, TablesParkedError if all that was
-    compared is equal but tables are parked."""
+    """Prints the differences. Raises DifferencesError if rows differ or could not be judged, TablesParkedError if all that
+    was compared is equal but tables are parked."""
     if repair and job.mode != "full+incremental":
         raise JobFileError(f"Mode {job.mode} can't read rows again.", "Leave out --repair; start another job.")
     with _watching() as progress:
@@ -157,7 +157,9 @@ def _note(result: TableResult) -> str:
     if not notes and not result.differences:
         notes.append("equal")
     if result.kept:
-        notes.append(f"{result.kept:,} only in the copy, which may be so: TRUNCATE is ignored (sink.on_schema_change)")
+        notes.append(
+            f"{result.kept:,} only in the copy, not counted as differences (sink.on_schema_change ignores TRUNCATE)"
+        )
     return "; ".join(notes)
 
 

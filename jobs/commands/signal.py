@@ -62,8 +62,8 @@ def pause(job: JobFile, tables: Sequence[TableName]) -> None:
 
 
 def resume(job: JobFile, tables: Sequence[TableName]) -> None:
-    """Asks for the job to go on, or, if `tables` are given, for these to come back, or for their splits to be read. Raises
-    JobFileError as `resnapshot`."""
+    """Asks the job to continue, or, if `tables` are given, asks for these to come back, or for their splits to be read.
+    Raises JobFileError as `resnapshot`."""
     state = _give(job, "resume", tables)
     if tables:
         return
@@ -76,8 +76,8 @@ def resume(job: JobFile, tables: Sequence[TableName]) -> None:
 
 
 def stop_snapshot(job: JobFile, tables: Sequence[TableName] = ()) -> None:
-    """Asks for no more splits to be read, or, if `tables` are given, for none of these. Raises JobFileError as `resnapshot`,
-    and if the job reads none."""
+    """Asks the job to read no more splits, or, if `tables` are given, no more splits of these. Raises JobFileError as
+    `resnapshot` does, and if the job reads no splits."""
     _give(job, "stop-snapshot", tables)
 
 

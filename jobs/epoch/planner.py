@@ -69,7 +69,7 @@ class Planner:
         self.lag_seconds: float | None = None
         """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
         self.locked: Mapping[TableId, str] = {}
-        """The tables whose splits wait because another session keeps them locked, and which."""
+        """The tables whose splits wait because another session keeps them locked, with that session."""
 
     def end_at_log_end(self) -> None:
         """From now on plans only up to the present end of the log (trigger `once`)."""

@@ -20,7 +20,7 @@ MAX_ITEMS_AHEAD = 4
 
 
 class GivenUpError(Exception):
-    """The run ended while a task was in work."""
+    """The run ended while a task was still running."""
 
 
 @dataclass(frozen=True, slots=True)

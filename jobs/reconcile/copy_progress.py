@@ -14,7 +14,7 @@ from tidemark.state.table import TableId, TableSchema
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
-"""How long a job that runs may commit nothing until it is not waited for any more."""
+"""How long the comparison waits while a job that runs commits nothing."""
 
 
 class NotComparableError(Exception):
@@ -22,7 +22,7 @@ class NotComparableError(Exception):
 
 
 class CopyProgress:
-    """`patience_seconds`: how long a job that commits nothing is waited for; None: PATIENCE_SECONDS if it runs, else not at
+    """`patience_seconds`: how long to wait while the job commits nothing. None: PATIENCE_SECONDS if it runs, else not at
     all."""
 
     def __init__(self, checkpoint: Checkpoint, job: JobFile, patience_seconds: float | None = None) -> None:

@@ -15,7 +15,7 @@ from tidemark.state.split import KeyRange
 from tidemark.state.table import Column, TableSchema, arrow_type_of
 
 MANY_KEYS = 20
-"""So many differing keys make it cheaper to read their whole range."""
+"""From so many differing keys in a range on, it is cheaper to read the whole range."""
 MAX_RANGES = 1000
 """Tables with more ranges to read are read again as a whole: each is a statement of its own."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 LOOKS = 10
-"""How many looks with the same row of the copy make a difference."""
+"""A suspect is a difference if the copy's row was the same at so many looks."""
 QUIET_LOOKS = 3
 """The same if the log had no change of the table since look 0."""
 MAX_MOVES = 5

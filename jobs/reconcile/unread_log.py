@@ -11,7 +11,7 @@ from tidemark.state.position import Position
 from tidemark.state.table import TableId, TableSchema
 
 MAX_UNREAD_BYTES = 256 << 20
-"""More log than this is not read: the job has to."""
+"""The most log of a stopped job that the comparison reads. If there is more, the job must run first."""
 FLUSHED_SECONDS = 10.0
 """How long PostgreSQL may take to flush what it has logged (asynchronous commits)."""
 

@@ -34,13 +34,13 @@ from tidemark.state.table import TableId
 
 OFTEN = 3
 OFTEN_SECONDS = 300.0
-"""A job that has gone to another server OFTEN times in so short a time stops."""
+"""A job stops if it has moved to another server OFTEN times within this time."""
 _RESNAPSHOT = "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
 
 
 def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
-    """Makes the job ready to go on at the server that answers now, durable; the job must be opened again. Returns False if
-    that is the same server as before. Raises the error with its reason if the job can't go on there."""
+    """Makes the job ready to continue at the server that answers now, durably. The job must be opened again. Returns False
+    if that is the same server as before. Raises the error with its reason if the job can't go on there."""
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode == "full":
         return False
     with find_source(to_be_found(job, state), state) as found:

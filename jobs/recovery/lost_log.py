@@ -16,8 +16,9 @@ from tidemark.state.job_state import JobState
 
 
 def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
-    """Takes all tables out of the job, durable, because the log is lost; the job must be opened again, and they come back.
-    Returns False if the error must stop the job. Raises it with another remedy if only `source.on_log_lost` is in the way."""
+    """Takes all tables out of the job, durably, because the log is lost. The job must be opened again, and they come back.
+    Returns False if the error must stop the job. Raises it with another remedy if only `source.on_log_lost` is in the
+    way."""
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode != "full+incremental":
         return False
     checkpoint = Checkpoint.at(job.checkpoint)

@@ -25,7 +25,7 @@ _LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those th
 
 
 def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
-    """Makes the next start of the job read the log again from the position that it had after `epoch`, durable. Returns the
+    """Makes the next start of the job read the log again from the position that it had after `epoch`, durably. Returns the
     position. Raises CheckpointError if more than the log would have to be read again, LogPositionLostError if the source no
     longer has that log, JobHeldError if the job runs, unless `standby`: then waits for its end."""
     try:

@@ -27,8 +27,8 @@ from tidemark.state.table import TableId
 
 
 def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
-    """Makes the job ready to go on from what the target has, durable; the job must be opened again. Returns False if the error
-    must stop the job."""
+    """Makes the job ready to continue from what the target has, durably. The job must be opened again. Returns False if the
+    error must stop the job."""
     checkpoint = Checkpoint.at(job.checkpoint)
     if not isinstance(error, TargetSetBackError) or job.mode == "full" or is_going_back(checkpoint, state):
         return False

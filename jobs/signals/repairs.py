@@ -58,9 +58,9 @@ BATCH_SECONDS = 5.0
 
 
 def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events, seen: Collection[int]) -> JobState:
-    """Reads the rows that signals ask for, or their next batch, and takes them into the job, durable. Answers these signals.
-    `seen`: those that were open when this start began. Raises what reading raises; a signal without an answer is taken
-    again."""
+    """Reads the rows that signals ask for, or their next batch, and takes them into the job, durably. Answers these
+    signals. `seen`: those that were open when this start began. Raises what reading raises; a signal without an answer is
+    taken again."""
     checkpoint = Checkpoint.at(job.checkpoint)
     _tell_lost(checkpoint, job, state)
     _answer_parts(checkpoint, job, found, state, seen)

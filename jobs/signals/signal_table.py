@@ -127,7 +127,7 @@ class SignalTable:
         return rows
 
     def _load(self, checkpoint: Checkpoint, rows: dict[str, "_Row"], events: Events) -> None:
-        """Reads which rows were taken. The rows at the job's first look are none of its signals, durable."""
+        """Reads which rows were taken. The rows at the job's first look are noted durably: they are not signals."""
         first = checkpoint.first_rows(str(self._table))
         if first is None:
             first = FirstRows(str(self._table), tuple((row.id, row.digest) for row in rows.values()))

@@ -81,8 +81,8 @@ def steered(job: JobFile, steering: Steering) -> JobFile:
 
 
 def answer_steering(job: JobFile, state: JobState) -> Steering:
-    """Answers the open signals about the whole job, and those that stop the reading of a table's splits, durable. Returns what
-    all of them have set. Only the lease's holder may."""
+    """Answers the open signals about the whole job, and those that stop the reading of a table's splits, durably. Returns
+    what all of them have set. Only the lease's holder may."""
     checkpoint = Checkpoint.at(job.checkpoint)
     checkpoint.answer_repeated()
     signals = checkpoint.signals()

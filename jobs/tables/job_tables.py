@@ -81,9 +81,10 @@ def accepted(found: FoundSource) -> tuple[TableSchema, ...]:
 def with_later_tables(
     job: JobFile, found: FoundSource, state: JobState, events: Events, admit: Admit | None
 ) -> JobState:
-    """Returns the job with the found tables that it did not have, durable: new ones, and those that have left and come back. In
-    mode `full`, and if `admit` is None, they do not join; a warning says so. Raises what `admit` raises; the job is unchanged
-    then. But a table that comes back and does not fit into its copy is parked, so that the others go on."""
+    """Adds the found tables that the job does not have, durably: new ones, and those that have left and come back. Returns
+    the job with them. In mode `full`, and if `admit` is None, they do not join; a warning says so. Raises what `admit`
+    raises; the job is unchanged then. But a table that comes back and does not fit into its copy is parked, so that the
+    others go on."""
     if job.has_snapshot:
         _warn_of_tables_without_rows(state, events)
     known = {schema.table for schema in state.schemas}

@@ -1,4 +1,4 @@
-"""The kind of a change of a table's schema, and what the job file wants then (`sink.on_schema_change`)."""
+"""The kind of a change of a table's schema, and the job file's policy for it (`sink.on_schema_change`)."""
 
 from collections.abc import Callable, Collection
 from typing import TypeAlias
@@ -73,8 +73,8 @@ def _differs(known: TableSchema, now: TableSchema) -> bool:
 
 
 def _look(without: Without, state: JobState, known: TableSchema) -> tuple[bool, TableSchema | None]:
-    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied. Leaves out each table for
-    which the source refuses the look, so that others which were dropped too are no hindrance."""
+    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied. Leaves out
+    tables that the source refuses to show: they may have been dropped, too."""
     missing = set[TableId]()
     while True:
         try:

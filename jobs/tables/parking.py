@@ -38,7 +38,7 @@ MAX_HEALS = 5
 """How many times in a row a table may come back by itself without its copy being complete in between."""
 NOT_FOUND = "The source has no such table, or hides it from the account."
 DROPPED = "The source has dropped it, and sink.on_schema_change leaves its copy as it is (drop_table: ignore)."
-"""Why a table has left that is no trouble of the job."""
+"""The reason of a table that was dropped and whose policy is `drop_table: ignore`. It is not an error of the job."""
 
 
 def evolves(job: JobFile) -> bool:
@@ -72,7 +72,7 @@ def leaving_tables(job: JobFile, state: JobState, *, with_signals: bool) -> list
 
 
 def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], events: Events) -> JobState:
-    """Takes tables of `leaving_tables` out of the job, durable. Their copies stay as they are until the tables come back.
+    """Takes tables of `leaving_tables` out of the job, durably. Their copies stay as they are until the tables come back.
 
     Nothing of them is read any more. Splits that are not read yet are left out, and an epoch of the log that nobody has read to
     its end is read without them: a table that can't be read does not hold up the others.
@@ -90,7 +90,7 @@ def take_out(job: JobFile, state: JobState, leaving: Iterable[TableSchema], even
 
 
 def pause_left(job: JobFile, state: JobState) -> JobState:
-    """Pauses tables that have left the job already, such as parked ones, if signals ask for it, durable."""
+    """Pauses tables that have left the job already, such as parked ones, if signals ask for it, durably."""
     checkpoint = Checkpoint.at(job.checkpoint)
     wanted = {table for table, kind in _newest_signals(checkpoint).items() if kind == "pause"}
     leaving = tuple(
@@ -102,23 +102,23 @@ def pause_left(job: JobFile, state: JobState) -> JobState:
 
 
 def take_out_all(job: JobFile, state: JobState) -> None:
-    """Takes all tables out of the job, durable, so that they come back at once. The epoch that is not committed yet does not
-    matter: all copies are emptied or replaced after it."""
+    """Takes all tables out of the job, durably, so that they come back at once. The epoch that is not committed yet does
+    not matter: all copies are emptied or replaced after it."""
     _leave(Checkpoint.at(job.checkpoint), state, state.schemas, "")
     failpoint("log.lost")
 
 
 def leave_to_come_back(checkpoint: Checkpoint, state: JobState, tables: Collection[TableId]) -> None:
-    """Takes tables out of the job, durable, so that they come back at once. What the planned epoch has of them does not
+    """Takes tables out of the job, durably, so that they come back at once. What the planned epoch has of them does not
     matter: their copies are emptied or replaced after it."""
     _leave(checkpoint, state, [schema for schema in state.schemas if schema.table in tables], "")
 
 
 def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
-    """Takes the table that the error is about out of the job, durable; the job must be opened again. If reading the table
+    """Takes the table that the error is about out of the job, durably. The job must be opened again. If reading the table
     again cures the error, it comes back then (`sink.on_schema_change`), else it is parked. Returns False if the error must
-    stop the job: it is not about one table, or it is in an epoch that was read already. `at_start`: a check before the start
-    raised it."""
+    stop the job: it is not about one table, or it is in an epoch that was read already. `at_start`: a check before the
+    start raised it."""
     checkpoint = Checkpoint.at(job.checkpoint)
     schema = next((schema for schema in state.schemas if schema.table == error.table), None)
     if schema is None or job.mode == "full":
@@ -264,7 +264,8 @@ def way_back(job: JobFile, left: Left) -> str:
     if job.mode != "full+incremental":
         return f"Name {left.table} in source.exclude_tables, and copy it by a job of its own."
     if is_dropped(job, left):
-        return f"None is needed. If there is such a table again: {read_again(_name(left.table))} Its copy is emptied for that."
+        again = read_again(_name(left.table))
+        return f"None is needed. If there is such a table again: {again} Its copy then has only the new rows."
     by_itself = "It comes back by itself at a start that can read it. " if left.heals and evolves(job) else ""
     return f"{by_itself}{read_again(_name(left.table))} To leave it as it is, name it in source.exclude_tables."
 
@@ -322,8 +323,8 @@ def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool
 
 
 def park_absent(job: JobFile, state: JobState, reasons: Mapping[TableId, str], found: Collection[TableId]) -> JobState:
-    """Parks the tables that were to come back and are not in `found`, durable. `reasons`: why checks refused tables. Without
-    `sink.on_schema_change: evolve` they wait."""
+    """Parks the tables that were to come back and are not in `found`, durably. `reasons`: why checks refused tables.
+    Without `sink.on_schema_change: evolve` they wait."""
     if not evolves(job):
         return state
     checkpoint = Checkpoint.at(job.checkpoint)

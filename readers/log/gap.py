@@ -77,8 +77,8 @@ class Gap:
             raise TruncatedError(
                 f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}), and its copy is to keep its rows "
                 "(sink.on_schema_change, truncate: stop).",
-                f"{read_again(TableName(table.database, table.name))} Its copy is emptied for that. A job that has stopped for "
-                "it (source.on_table_error: stop) can go on with truncate: ignore, or with evolve.",
+                f"{read_again(TableName(table.database, table.name))} Then its copy has only the source's rows. If the job has "
+                "stopped (source.on_table_error: stop), it continues with truncate: ignore, or with evolve.",
                 table,
             )
         return [self._project.changes(table, self._truncation(table, rows))]

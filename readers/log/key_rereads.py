@@ -1,4 +1,4 @@
-"""Re-reads the rows of split key moves during catch-up (docs/adr/0016) and emits them in place of the moves.
+"""Re-reads the rows of split key moves (docs/adr/0016) and emits them in place of the moves.
 
 The rows are published by create-if-absent before anything that depends on them is emitted. Moves are handled in the log's
 order, and a file is named after its first move. So every attempt finds the files of earlier attempts in the same order,

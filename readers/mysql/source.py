@@ -71,7 +71,7 @@ REPLICA_SECONDS = 60
 
 @dataclass(frozen=True, slots=True)
 class MySqlServer:
-    """`tidemark.readers.source.SourceServer`. `log_number`: how many times the job went on in another log."""
+    """`tidemark.readers.source.SourceServer`. `log_number`: how many times the job has continued in another log."""
 
     job: JobFile
     info: ServerInfo

@@ -40,7 +40,7 @@ class ArrayTexts:
 
 @dataclass(frozen=True, slots=True)
 class _Elements(BadValueRule):
-    """Takes elements that their type can't hold for NULL, and remembers them."""
+    """Replaces elements that their type can't hold by NULL, and remembers them."""
 
     found: list[tuple[Mask, str]] = field(default_factory=list)
 

@@ -110,7 +110,7 @@ STANDBY_REMEDY = "Run the job again once the failover is over: it continues. Or 
 
 
 class _StandbyError(Exception):
-    """The server accepts reads only. A row that it lacks is not missing."""
+    """The server only accepts reads. It may lack rows that the primary has."""
 
 
 def _open(

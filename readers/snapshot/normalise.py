@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 PENDING_ROWS = 1 << 18
-"""When so many changes are pending, all but the last one of each key are dropped."""
+"""If so many changes are pending, only the last one of each key is kept."""
 
 _MAX_CODE = 1 << 62
 

@@ -32,7 +32,7 @@ from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.table import TableSchema
 
 FRESH_ROWS = 10_000_000
-"""So many changes are folded together, where their order does not matter."""
+"""The number of changes that are folded together, where their order does not matter."""
 READING_SHARE = 10
 """While ranges are compared for the first time, reading the copy again takes at most about this part of the time."""
 _SETTINGS = {

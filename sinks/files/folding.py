@@ -21,7 +21,7 @@ from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.errors import SinkError
 
 FRESH_BYTES = 512 << 20
-"""Files of this size are taken in together, or one that is larger."""
+"""Files are read together until they have this size."""
 FRESH_FILES = 1000
 _ATTEMPTS = 20
 _EPOCH = re.compile(r"e(\d+)-")

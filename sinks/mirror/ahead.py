@@ -13,7 +13,7 @@ def ahead_if(several: bool, items: Iterator[T]) -> Generator[T, None, None]:
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Yields the items. A thread makes the next one meanwhile, and no more than that one.
+    """Yields the items. Meanwhile a thread makes the next item, and only that one.
 
     What `items` raises is raised where the item would be. The thread is at work until the next item is asked for, or until the
     iterator is closed: use `contextlib.closing`. Then an error of the thread is dropped, as nobody has asked for its item.

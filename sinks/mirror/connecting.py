@@ -21,7 +21,7 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long a target is waited for that is out of reach, or accepts no writes."""
+    """How long to wait for a target that is out of reach or accepts no writes."""
 
     policy: Reconnect
     endpoint: Endpoint

@@ -29,8 +29,8 @@ Chunk: TypeAlias = dict[tuple[TableId, int], list[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class PreparedChanges:
-    """Changes of one table and schema version: `steps` writes them. None for a table that was not written yet: what it is like
-    in the target must be asked first."""
+    """Changes of one table and schema version: `steps` writes them. `steps` None: the table was not written yet, so the
+    target must first be asked for its columns."""
 
     batches: list[pa.RecordBatch]
     steps: list[Step] | None
@@ -147,7 +147,8 @@ class Filling:
         return tuple(told for writing in self._writings.values() for told in writing.told())
 
     def _leave_out_done(self, new: set[TableId]) -> None:
-        """Finds the new tables whose changes of this part another transaction has committed. Waits for one that may do so."""
+        """Finds the new tables whose changes of this part another transaction has committed. Waits for a transaction that
+        may still commit some."""
         if not new or self.part.name != LOG_PART:
             return
         if self.copies.claims:

@@ -75,7 +75,7 @@ class Shares:
         self._asked_at = time.monotonic()
 
     def write(self, part: Part, chunks: Iterable[Chunk], count: int) -> PartResult:
-        """Raises SinkError. Then the sessions must be closed. Ends when no share is in work, whatever is raised."""
+        """Raises SinkError. Then the sessions must be closed. Returns or raises only when no share is running any more."""
         first = self._session_of(0)
         recorded = first.begin(self._job, part.epoch, part.name)
         if recorded is not None:

@@ -80,7 +80,8 @@ class TableWriting:
         self.rejects.forget_range(schema.table, keys)
 
     def told(self) -> tuple[BadValues, ...]:
-        """Returns what became of bad values. Rejected rows that the source has deleted are nowhere."""
+        """Returns what was done with bad values. Rejected rows that the source has deleted are neither in the copy nor
+        among the rejects."""
         deleted = () if self.deleted is None else self.deleted.gate.told()
         return (*self.gate.told(), *(bad for bad in deleted if bad.policy != "reject"))
 

@@ -34,9 +34,9 @@ ATTEMPTS = 6
 FIRST_DELAY_SECONDS = 0.2
 
 KEPT_SECONDS = 20.0
-"""The age at which a kept connection is replaced before it is used again. So a target that is another server now, by DNS or
-behind a balancer, is found though the former one still answers. Shorter than the time after which a server ends an idle
-writer."""
+"""The age at which a kept connection is replaced before it is used again. If the target is another server now, by DNS or
+behind a load balancer, it is found even if the old server still answers. Shorter than the time after which a server ends an
+idle writer."""
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class MirrorWriter:
         self, connection: "_Connection", part: Part, first: Chunk, batches: Iterator[ChangeBatch], schemas: Schemas
     ) -> PartResult | None:
         """Lets several connections write the part. Returns None if they could not and all changes are in `first`. Another
-        attempt, by one connection, tells whether that was an error of the part, or one of their being several."""
+        attempt, by one connection, shows whether the error is one of the part, or was caused by several connections."""
         is_kept = part.complete
         shares = Shares(self.job, connection.share, lambda session: self._filling(session, part, schemas))
         try:

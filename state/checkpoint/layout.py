@@ -5,14 +5,16 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
 
     job                     what the job is (JobState).
                             Written by the driver at the first start, before the first read. Never removed.
-    joined/0000000001       tables that a later start found (Joined).
-                            Written by the driver at that start, before anything of them is read. Never removed.
+    joined/0000000001       tables that join or come back; rows that are read again by key; another position or server from
+                            which the job continues (Joined).
+                            Written by the driver at a start, before anything of them is read. Never removed.
     left/0000000001         tables that left the job (Left).
                             Written by the driver when it finds them in exclude_tables, or parks or pauses them. Never removed.
-    altered/0000000001      a table with new columns (Altered).
-                            Written by the driver when it finds them, before the log is read with them. Never removed.
+    altered/0000000001      a table that got, lost or widened columns (Altered).
+                            Written by the driver when it finds the change, before the log is read with it. Never removed.
     signals/0000000001      a request to the job (Signal).
-                            Written by `tidemark signal`. Never removed.
+                            Written by `tidemark signal` and `reconcile --repair`, or by the driver for a row of the signal
+                            table. Never removed.
     answers/0000000001      what the job did with the signal of that number (Answer).
                             Written by the driver. Never removed.
     first_rows/0000000001   the rows that a signal table had when the job first looked at it (FirstRows): they are no signals.

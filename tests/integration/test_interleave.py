@@ -42,6 +42,7 @@ def followed(folder: Path) -> list[PlanRecord]:
 
 
 @pytest.mark.pitfall(4)
+@pytest.mark.pitfall(87)
 @pytest.mark.parametrize("sink", ["files", "mirror"])
 def test_the_copy_is_right_with_writers_beside_it(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str

@@ -184,8 +184,8 @@ class LogPositions:
         return replace(position, gtids=str(self._gtids_before(file)), unlogged=str(self._unlogged()) or None)
 
     def _unlogged(self) -> GtidSet:
-        """BinlogPosition.unlogged. A replica that does not log what it replicates has others, too, and nobody knows their
-        places: none are returned for it."""
+        """BinlogPosition.unlogged. A replica that does not log what it replicates has others, too, and their positions are
+        not known: none are returned for it."""
         if not self.has_gtids or not self.server.log_replica_updates:
             return GtidSet()
         purged = self._gtid_variable("gtid_purged")  # first, because files may be purged meanwhile

@@ -60,8 +60,8 @@ class StatementChecks:
         return []
 
     def _lacking(self, meaning: Statement) -> list[TableId]:
-        """Returns the wanted tables that get a column of which the job does not know what it is in all earlier rows, lose a
-        column that it still copies, or have a column of another type than the job."""
+        """Returns the wanted tables that get a column whose value in all earlier rows the job does not know, that lose a
+        column which it still copies, or that have a column of another type than the job."""
         named = [] if meaning.altered is None else self._named(meaning.altered)
         changes = bool(meaning.added or meaning.dropped or meaning.modified)
         return [table for table in named if (self.log.options.replay and changes) or not self._knows(table, meaning)]

@@ -76,7 +76,7 @@ def _matched(kinds: Mapping[TableId, str], glob: TableGlob) -> set[TableId]:
 
 
 def wildcards_without_tables(kinds: Mapping[TableId, str], include: Sequence[TableGlob]) -> list[Finding]:
-    """Warns of those that match no table now."""
+    """Warns of wildcards that match no table now."""
     return warnings_of_wildcards(glob for glob in include if not _matched(kinds, glob))
 
 

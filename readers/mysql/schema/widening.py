@@ -13,7 +13,7 @@ _MAX_PRECISION = 38
 
 def widens(before: Column, now: Column) -> bool:
     """Returns True if a column that was altered from `before` to `now`, at once, has the values that it had, and `now` only
-    allows more. A column that becomes NOT NULL is none such: without strict mode NULL becomes another value."""
+    allows more. A column that becomes NOT NULL is not one of these: without strict mode NULL becomes another value."""
     if not before.captured or (before.nullable and not now.nullable) or now.generated:
         return False
     if replace(now, source_type=before.source_type, arrow_type=before.arrow_type, nullable=before.nullable) != before:

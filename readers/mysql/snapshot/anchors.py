@@ -11,8 +11,8 @@ from tidemark.readers.mysql.server import ServerIdentity
 from tidemark.state.position import BinlogPosition
 
 Scope: TypeAlias = tuple[str, int, ServerIdentity]
-"""The job's uuid, how many times it went on in another log, and the server. A job that started over, for example after a RESET,
-must not get the old anchors."""
+"""The job's uuid, how many times it has continued in another log, and the server. A job that started over, for example
+after a RESET, must not get the old anchors."""
 
 _KEPT_SCOPES = 64
 

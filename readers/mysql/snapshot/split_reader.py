@@ -85,10 +85,11 @@ class ReadHooks:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSource:
-    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `log_number`: how many times the job
-    went on in another log. `cascades_pass`, `ignored_targets`: as in ReadOptions. `where`: snapshot.where. `masked`: tables
-    whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow type can't hold, and
-    of rows with an invalid date in their key. The readers of a process with the same job, log and server share anchors."""
+    """Where and how splits are read; sent to executors. `server_ids`: for log connections. `log_number`: how many times the
+    job has continued in another log. `cascades_pass`, `ignored_targets`: as in ReadOptions. `where`: snapshot.where.
+    `masked`: tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow
+    type can't hold, and of rows with an invalid date in their key. The readers of a process with the same job, log and
+    server share anchors."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -301,7 +302,8 @@ class SplitReader(RetryingSplitReader[Connection]):
 
 
 def _with_keys(schema: TableSchema, changes: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the changes. Raises SplitChangedError if the key of one is not known: which row it changed neither."""
+    """Returns the changes. Raises SplitChangedError if the key of one is not known: then the row that it changed is not
+    known either."""
     if any(changes.column(name).null_count for name in schema.key):
         raise SplitChangedError(
             f"A row of {schema.table} with an invalid date in its key changed.", "Read the split again."

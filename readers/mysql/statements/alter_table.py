@@ -30,7 +30,7 @@ _NO_COLUMN = frozenset(
 )  # fmt: skip
 """Words after ADD or DROP that may begin something else than a column."""
 _MADE = frozenset({"AS", "AUTO_INCREMENT", "GENERATED", "KEY", "ON", "PRIMARY", "SERIAL", "WITH", "WITHOUT"})
-"""Words in a column's definition with which it may have any values in the rows that the table has."""
+"""Words in a column's definition. A column with one of them may have any value in the rows that the table has."""
 _AFTER_DEFAULT = frozenset({"AFTER", "COMMENT", "FIRST", "INVISIBLE", "NOT", "NULL", "VISIBLE"})
 """Words that may follow a literal default and are no part of an expression."""
 _TYPE_NAMES = {
@@ -233,8 +233,8 @@ class AlterTable:
         return True
 
     def _modify(self, *, renames: bool) -> bool:
-        """Takes [COLUMN] [IF EXISTS] name [new name] definition. False unless the name stays, and type and options are such
-        that it is known what becomes of the values."""
+        """Takes [COLUMN] [IF EXISTS] name [new name] definition. False unless the name stays the same, and type and options
+        show what happens to the values."""
         p = self.cursor
         p.word("COLUMN")
         p.words("IF", "EXISTS")

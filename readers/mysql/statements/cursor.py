@@ -1,4 +1,4 @@
-"""A place among the tokens of a statement, from which a parser takes them one after the other."""
+"""A position among the tokens of a statement. A parser takes them from there, one after the other."""
 
 import re
 from dataclasses import dataclass

@@ -100,7 +100,7 @@ def _matched(candidates: Candidates, glob: TableGlob) -> set[TableId]:
 
 
 def wildcards_without_tables(candidates: Candidates, include: Sequence[TableGlob]) -> list[Finding]:
-    """Warns of those that match no table now."""
+    """Warns of wildcards that match no table now."""
     return warnings_of_wildcards(glob for glob in include if not _matched(candidates, glob))
 
 

@@ -5,19 +5,20 @@
 | boolean | bool |
 | smallint, integer, bigint; oid | int16, int32, int64; int64 |
 | real, double precision | float32, float64; NaN, infinities and -0 included |
-| numeric(p,s) with 0 ≤ s ≤ p ≤ 38 | decimal(p,s). NaN does not fit: the job stops |
+| numeric(p,s) with 0 ≤ s ≤ p ≤ 38 | decimal(p,s). NaN does not fit: `sink.on_bad_value` decides |
 | numeric without precision, wider, or with another scale | text: `NaN`, `-Infinity`, `12.300` |
 | bytea | binary |
-| date; timestamp; timestamp with time zone | date32; timestamp (µs); timestamp (µs, UTC). BC and years beyond 9999 are kept; ±infinity does not fit: the job stops |
+| date; timestamp; timestamp with time zone | date32; timestamp (µs); timestamp (µs, UTC). BC and years beyond 9999 are kept; ±infinity does not fit: `sink.on_bad_value` decides |
 | text, varchar, name | text |
 | char(n) | text, padded with spaces to n |
 | json, jsonb, uuid, xml, enums, arrays, ranges, composite types, time, interval, inet, money, bit, tsvector, … and types of extensions (citext, hstore, PostGIS as hex EWKB) | text: the server's output form under the settings of `connect.SESSION` |
 | regclass, regtype, … and aclitem, also inside of other types | refused: their text is a name, which can change without a change of the row |
 | a domain | as its base type |
-| arrays of these types, of char, json, jsonb, uuid, time, interval and network addresses, outside a key, for sinks that take lists | list of what an element is. Several dimensions and other first indices than 1 do not fit: the job stops |
+| arrays of these types, of char, json, jsonb, uuid, time, interval and network addresses, outside a key, for sinks that take lists | list of what an element is. Several dimensions and other first indices than 1 do not fit: `sink.on_bad_value` decides |
 
 The text of an enum, a composite type or a range depends on the type: `ALTER TYPE … RENAME VALUE` (or ADD, RENAME, DROP
-ATTRIBUTE) changes the text of rows without changing a row. The planner notices it and stops the job (partitions/checks.py).
+ATTRIBUTE) changes the text of rows without changing a row. The planner notices it, and the table is read again or parked
+(partitions/checks.py).
 
 SELECT and log give the same text because both take it from the type's output function. `column::text` differs: it appends
 /32 to an inet, strips a char(n), keeps an XML declaration, and uses any user-defined cast to text.

@@ -95,9 +95,9 @@ def check_slot(
 def require_slot(
     connection: Connection, slot_source: SlotSource, position: WalPosition, *, seconds: float = 30.0
 ) -> None:
-    """Checks the slot as `check_slot` does, for the planner, which has the job's lease: waits for another reader of the slot,
-    then raises SourceNotUsableError. A reader of Tidemark's that does not end soon is ended: the server goes on with what a
-    killed driver has asked for."""
+    """Checks the slot as `check_slot` does, for the planner, which has the job's lease: waits for another reader of the
+    slot, then raises SourceNotUsableError. If the reader is one of Tidemark's and does not end soon, its session is ended:
+    the server goes on with what a killed driver has asked for."""
     began = time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A `tidemark.sinks.mirror.comparing.ComparingSql` for MySQL and MariaDB."""
+"""A `tidemark.sinks.mirror.target.ComparingSql` for MySQL and MariaDB."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

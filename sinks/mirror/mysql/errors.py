@@ -154,7 +154,8 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
 
 
 def too_long(what: str, byte_count: int) -> RefusedRowsError:
-    """The error of a row for which the server takes no statement. `what`: such as `A row of shop.orders takes`."""
+    """The error for a row that is too long for any statement that the server takes. `what`: such as `A row of shop.orders
+    takes`."""
     return RefusedRowsError(
         f"{what} {byte_count} bytes as a statement, more than the target accepts.",
         "Raise max_allowed_packet on the target's server (up to 1G).",

@@ -250,7 +250,7 @@ class MySqlSession(LedgerSession):
         self.execute("SET SESSION innodb_lock_wait_timeout = %s", (seconds,))
 
     def writers(self, prefix: str) -> dict[int, str]:
-        """MariaDB shows them only with performance_schema = ON, and MySQL unless it is OFF."""
+        """MariaDB shows them only with performance_schema = ON. MySQL shows them unless it is OFF."""
         found = self.query(
             "SELECT PROCESSLIST_ID, ATTR_VALUE FROM performance_schema.session_account_connect_attrs "
             "WHERE ATTR_NAME = 'program_name' AND PROCESSLIST_ID <> CONNECTION_ID()"

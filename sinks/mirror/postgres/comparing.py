@@ -1,4 +1,4 @@
-"""A `tidemark.sinks.mirror.comparing.ComparingSql` for PostgreSQL."""
+"""A `tidemark.sinks.mirror.target.ComparingSql` for PostgreSQL."""
 
 import itertools
 from collections.abc import Sequence
