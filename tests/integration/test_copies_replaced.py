@@ -19,7 +19,10 @@ from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch import write_parts
+from tidemark.sinks.mirror import filling
+from tidemark.sinks.mirror import sink as mirror_sink
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
@@ -30,7 +33,7 @@ Keys = dict[str, set[tuple[Any, ...]]]
 COLLATIONS = {"mysql": "utf8mb4_0900_ai_ci", "mariadb": "utf8mb4_unicode_ci", "postgres": '"C"'}
 """MariaDB's ignores trailing spaces."""
 STARTS = ("", "a", "A", "ä", "a\u0308", "Z", "ß", "ss", " ", "'\\", "日", "\uffee", "😀", "\t")
-TEXTS = [f"{start}{n:02}{' ' * (n % 3)}" for n, start in enumerate(STARTS * 3)]
+TEXTS = [f"{start}{n:02}{' ' * (n % 3)}" for n, start in enumerate(STARTS * 2)]
 """In which collations differ: case, accents, combining characters, spaces, and what UTF-16 orders differently from UTF-8."""
 KEYS = {"one": "id", "two": "x, y", "three": "k, at"}
 
@@ -193,11 +196,15 @@ def test_no_reader_of_a_copy_misses_a_row_while_its_table_is_read_again(
 
 
 def test_a_copy_that_can_t_be_replaced_is_emptied(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second unique index: a row that is still there could have the value of a new one. Keys in another order of columns, or
     with another collation: the copy may have other ranges. A year: MySQL reads small numbers as others. A column of
-    another type: rows that are still there would lose its values."""
+    another type: rows that are still there would lose its values. If it were replaced in spite of its collation, a split would
+    find that its rows are not in its range."""
     source = any_source_database
     target: Database = request.getfixturevalue(f"{source.kind}_database")
     source.execute(
@@ -241,6 +248,13 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
     for table in tables:
         rows = f"SELECT id, v FROM %s{table} ORDER BY {'id, b' if table == 'years' else 'id'}"
         assert target.query(rows % "copy_") == source.query(rows % ""), table
+    if not is_postgres:
+        source.execute(*(f"INSERT INTO collated VALUES ('{'aB'[n % 2]}{n}', 1)" for n in range(30)))
+        for module in (mirror_sink, filling):
+            monkeypatch.setattr(module, "orders_alike", lambda *_: True)
+        read_again(job, source, "collated")
+        with pytest.raises(SinkError, match="rows were written: the target orders id differently from the source"):
+            run_epochs(job)
 
 
 @contextlib.contextmanager
