@@ -12,12 +12,13 @@ from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.mirror.target import SourceKind
 from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
-from tidemark.state.copied_range import CopiedRange
+from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.key_order import BYTES, INTEGERS, UUIDS
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.key_order import BYTES, CODE_POINTS, INTEGERS, UUIDS
+from tidemark.state.table import Column, TableId, TableSchema
 
 PAIRS = TableSchema(
     TableId("shop", "pairs"),
@@ -175,6 +176,45 @@ def test_a_range_of_other_keys(
     with pytest.raises(SinkError, match=r"no longer certain that the key's columns \(a, code\) are ordered"):
         case.write(lies, schemas=schemas)
     assert case.rows(CODES) == before
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("kind", "collation"), [("mysql", "utf8mb4_0900_ai_ci"), ("mariadb", "latin1_swedish_ci"), ("postgres", '"C"')]
+)
+def test_a_range_of_texts_is_found_by_the_index(
+    kind: str, collation: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are compared by the column's collation, whatever that of the connection is."""
+    source: SourceKind = "postgresql" if kind == "postgres" else "mysql" if kind == "mysql" else "mariadb"
+    case, ran = make_case(kind, request, source=source), list[str]()
+    words = TableSchema(
+        TableId("shop", "words"),
+        2,
+        (
+            Column("a", "integer" if kind == "postgres" else "int", "int32", nullable=False),
+            column("word", "varchar(9)", "string", key=True, collation=collation),
+        ),
+        ("a", "word"),
+    )
+    if kind == "postgres":
+        case.place.execute(f"CREATE TABLE shop_words (a int, word text COLLATE {collation}, PRIMARY KEY (a, word))")
+    case.sink.prepare(case.job, [words])
+    schemas = {(words.table, 2): words}
+    case.write(snapshot_part(1, 1, words, [(7, f"{n:05}ä") for n in range(5000)]), schemas=schemas)
+    case.place.execute(f"ANALYZE {'' if kind == 'postgres' else 'TABLE '}shop_words")
+    note_statements(case, ran, monkeypatch)
+    charset = "latin1" if kind == "mariadb" else "utf8mb4"
+    start, end = (
+        EncodedText(charset, text.encode("latin1" if kind == "mariadb" else "utf8")) for text in ("00100Ä", "00110Ä")
+    )
+    order = CODE_POINTS if kind == "postgres" else f"varchar of {kind} by {collation}"
+    items = replacing(2, 2, IntegerRange(("a",), None, None), [(7, "00100ä"), (7, "00105\\'")], words)
+    keys = CopiedRange(("a", "word"), (INTEGERS, order), (7, start), (7, end))
+    case.write([dataclasses.replace(items[0], range=keys), *items[1:]], schemas=schemas)
+    require_only_the_range(case, ran[0])
+    kept = [word for _, word in case.rows(words) if "00099" <= word < "00112"]
+    assert kept == ["00099ä", "00100ä", "00105\\'", "00110ä", "00111ä"]
 
 
 @pytest.mark.integration

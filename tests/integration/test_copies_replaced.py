@@ -4,6 +4,7 @@
 import contextlib
 import datetime
 import functools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,32 @@ def test_a_text_of_postgres_needs_the_same_library_locale_and_version(
                 key = "k" if target is mysql_database else "rtrim(k::text)"
                 rows = target.query(f"SELECT {key}, v FROM copy_{table}")
                 assert sorted(rows) == sorted(source.query(f"SELECT rtrim(k::text), v FROM {table}")), table
+
+
+def test_rows_with_a_zero_date_in_their_key_stay_rejected(
+    mysql_server: Server, mysql_database: Database, tmp_path: Path
+) -> None:
+    """Their keys are in no range that is known. Those of before go, and no split forgets those of another one."""
+    with fresh_database(mysql_server) as source:
+        source.execute(
+            "SET sql_mode = ''",
+            "CREATE TABLE dated (at DATETIME(3), id INT, v INT, PRIMARY KEY (at, id))",
+            *(f"INSERT INTO dated VALUES ('2024-03-{n % 28 + 1:02} 00:00:00.{n:03}', {n}, 1)" for n in range(60)),
+            "INSERT INTO dated VALUES ('0000-00-00', -1, 1), ('2024-03-00', -2, 1), ('2024-04-00', -3, 1)",
+        )
+        job = job_of(source, tmp_path, mysql_database, on_bad_value="reject")
+        run_epochs(job)
+        for number in range(2):
+            source.execute(f"DELETE FROM dated WHERE id = -{number + 1}", "UPDATE dated SET v = v + 1 WHERE id > 40")
+            read_again(job, source, "dated")
+            run_epochs(job)
+            assert replaced(tmp_path) == {"dated"}
+            rejected = mysql_database.query("SELECT row_data FROM tidemark_rejects")
+            ids = {json.loads(data)["id"] for (data,) in rejected}
+            assert (len(rejected), ids) == (2 - number, {-3, -2} if number == 0 else {-3})
+            rows = "SELECT at, id, v FROM %sdated WHERE id >= 0 ORDER BY id"
+            assert mysql_database.query(rows % "copy_") == source.query(rows % "")
+        assert mysql_database.query("SELECT count(*) FROM copy_dated") == [(60,)]
 
 
 def test_a_row_that_moves_between_ranges_takes_no_value_of_an_old_row(
