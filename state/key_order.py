@@ -47,7 +47,8 @@ _ORDERS_OF_POSTGRES = {
 _TIMES_OF_MYSQL = frozenset({"date", "datetime", "timestamp"})
 _CODE_POINTS_OF_MYSQL = re.compile("(utf8mb4|utf8mb3|utf8|ascii)_(0900|nopad)_bin")
 _UNSTEADY = re.compile(".*_mysql500_ci")
-"""Collations whose order was another one in some releases: https://jira.mariadb.org/browse/MDEV-30746"""
+"""Collations whose order was another one in some releases: https://jira.mariadb.org/browse/MDEV-30746. The servers' own check
+after an upgrade (`handler::check_collation_compatibility`) knows of no other since MySQL 5.1.24."""
 _BUILTIN_CODE_POINTS = frozenset({"C", "C.UTF-8", "PG_UNICODE_FAST"})
 
 SourceKind = Literal["mysql", "mariadb", "postgresql"]
