@@ -143,11 +143,11 @@ class _Admission:
         raise_problems(self.sink.check(schemas, identity, written))
 
     def replaceable(
-        self, state: JobState, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+        self, state: JobState, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
         if not isinstance(self.sink, ReplacesRanges):
             return frozenset()
-        return self.sink.replaceable(JobIdentity(state.job_uuid, state.job_name), schemas, columns)
+        return self.sink.replaceable(JobIdentity(state.job_uuid, state.job_name), schemas, orders)
 
 
 @contextmanager

@@ -176,6 +176,15 @@ class ChecksConditions(Protocol):
 
 
 @runtime_checkable
+class OrdersTexts(Protocol):
+    """A FoundSource, and its SplitReading, whose schemas don't tell how the server orders texts."""
+
+    def text_orders(self, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
+        """Returns the orders of those of the columns that are texts, as `tidemark.state.key_order` names them. One that is not
+        certain is missing."""
+
+
+@runtime_checkable
 class FindsPartitions(Protocol):
     """A FoundSource whose log contains neither renames and rewrites of tables nor changes to partitions (ATTACH, DETACH,
     DROP).

@@ -232,11 +232,11 @@ class ReplacesRanges(Protocol):
     `ReplacedRange` as the first item of a split (`parts_of(items, replaces=True)`)."""
 
     def replaceable(
-        self, job: JobIdentity, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+        self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
         """Returns those of the tables whose copies, as they are now, can be replaced range by range. Called before `adapt`.
-        `columns`: the split keys of the tables whose split keys hold the same integers in the source and in the copy. Raises
-        SinkError."""
+        `orders`: the columns of tables' split keys, and how the source orders each (`tidemark.state.key_order`). The copy must
+        order them so, too. Raises SinkError."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId, TableSchema
 
@@ -129,14 +129,16 @@ class PublishedFile:
 @dataclass(frozen=True, slots=True)
 class ReplacedRange:
     """The first item of a split whose rows replace those of the copy: what the copy has in the range goes, then the rows of the
-    part come. Only for sinks that replace ranges; it has no form for Spark."""
+    part come. Only for sinks that replace ranges; it has no form for Spark. `after_epoch`: the last epoch that was planned
+    before this load of the table."""
 
     epoch: int
     part: str
     seq: int
     table: TableId
     schema_version: int
-    range: IntegerRange
+    range: CopiedRange
+    after_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

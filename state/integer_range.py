@@ -31,16 +31,23 @@ class IntegerRange:
     def condition(self, expression_of: Callable[[str], str], *, by_rows: bool = False) -> str:
         """Returns the range as a condition in SQL. `expression_of`: of a column's name. `by_rows`: rows are compared, for which
         PostgreSQL reads just the range of an index. MySQL and MariaDB do so for the other form."""
-        names = [expression_of(name) for name in self.columns]
-        conditions = ["TRUE"]
-        for values, last, operator in ((self.start, ">=", ">"), (self.end, "<", "<")):
-            if values is not None and by_rows:
-                conditions.append(f"({', '.join(names)}) {last} ({', '.join(map(str, values))})")
-            elif values is not None:
-                conditions.append(_compared(names, values, operator, last))
-                # A server that reads no ranges for OR reads the key between these.
-                conditions += [f"{names[0]} {operator}= {values[0]}"] if len(names) > 1 else []
-        return " AND ".join(conditions)
+        start, end = (None if values is None else list(map(str, values)) for values in (self.start, self.end))
+        return range_condition([expression_of(name) for name in self.columns], start, end, by_rows=by_rows)
+
+
+def range_condition(
+    names: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None, *, by_rows: bool
+) -> str:
+    """Returns the condition that rows of expressions are in [start, end), given as literals."""
+    conditions = ["TRUE"]
+    for values, last, operator in ((start, ">=", ">"), (end, "<", "<")):
+        if values is not None and by_rows:
+            conditions.append(f"({', '.join(names)}) {last} ({', '.join(values)})")
+        elif values is not None:
+            conditions.append(_compared(names, values, operator, last))
+            # A server that reads no ranges for OR reads the key between these.
+            conditions += [f"{names[0]} {operator}= {values[0]}"] if len(names) > 1 else []
+    return " AND ".join(conditions)
 
 
 def _integers(bound: Bound | None) -> tuple[int, ...] | None:
@@ -49,7 +56,7 @@ def _integers(bound: Bound | None) -> tuple[int, ...] | None:
     return tuple(int(text) for text in bound.literals)
 
 
-def _compared(names: Sequence[str], values: Sequence[int], operator: str, last: str) -> str:
+def _compared(names: Sequence[str], values: Sequence[str], operator: str, last: str) -> str:
     """Returns the condition that the columns come after the values, or before them. `last`: the operator of the last column."""
     (name, *others), (value, *rest) = names, values
     if not others:

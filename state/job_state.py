@@ -131,12 +131,14 @@ class Altered:
 @dataclass(frozen=True, slots=True)
 class CameBack:
     """A table that came back to the job. `start`, `at_us`: as in Joined. `version`: `_commit_version` of the emptying of its
-    copy. `is_replaced`: the copy is not emptied, but replaced range by range."""
+    copy. `is_replaced`: the copy is not emptied, but replaced range by range. `after_epoch`: the last epoch that was planned
+    before."""
 
     start: Position
     at_us: int
     version: int
     is_replaced: bool = False
+    after_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class JobState:
                 joined.at_us,
                 joined.start.version_before + self.version_offset(count),
                 is_replaced=table in joined.replaced,
+                after_epoch=joined.after_epoch,
             )
             for count, joined in enumerate(self.joined, 1)
             for table in joined.back

@@ -19,6 +19,7 @@ from tidemark.conf.redaction import redact_exception
 from tidemark.enumerator.enumerator import of_job
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.tables.key_orders import orders_now
 from tidemark.readers.log.finished_splits import load_gap_filter
 from tidemark.readers.log.gap import Gap, OnTruncate
 from tidemark.readers.log.gap_filter import GapFilter
@@ -41,8 +42,8 @@ from tidemark.state.change_batch import (
     split_part,
 )
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.failpoints import failpoint
-from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import CameBack
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
@@ -193,7 +194,8 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
                 yield part.end()
                 continue
             if split.table in task.came_back and task.came_back[split.table].is_replaced:
-                yield part.replace(split)
+                orders = orders_now(task.job, schemas[split.table], split.columns, reader)
+                yield part.replace(split, orders, task.came_back[split.table].after_epoch)
             if task.published_format == "parquet":
                 yield from part.add_file(split.table, published)
             for rows in published.batches:
@@ -208,6 +210,7 @@ class _Part:
         self._epoch = task.epoch
         self._name = name
         self._versions = {schema.table: schema.version for schema in task.schemas}
+        self._source_kind = task.job.source.url.kind
         self._seq = 0
         self._version_offset = version_offset
         self.row_count = 0
@@ -220,12 +223,11 @@ class _Part:
             self._seq += 1
             self.row_count += rows.num_rows
 
-    def replace(self, split: Split) -> ReplacedRange:
+    def replace(self, split: Split, orders: tuple[str | None, ...], after_epoch: int) -> ReplacedRange:
         """Returns the item that makes room for the split's rows. To be called before rows are added."""
-        replaced = IntegerRange.of(split.columns, split.range)
-        assert replaced is not None, "only copies whose split keys are integers are replaced"
+        replaced = CopiedRange.of(split.columns, orders, split.range, self._source_kind)
         version, seq, self._seq = self._versions[split.table], self._seq, self._seq + 1
-        return ReplacedRange(self._epoch, self._name, seq, split.table, version, replaced)
+        return ReplacedRange(self._epoch, self._name, seq, split.table, version, replaced, after_epoch)
 
     def add_file(self, table: TableId, published: PublishedSplit) -> Iterator[PublishedFile]:
         row_count = published.report.row_count

@@ -12,7 +12,7 @@ from tidemark.conf.tables import TableGlob, TableName
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from
 from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.tables.integer_keys import same_integers
+from tidemark.jobs.tables.key_orders import copied_orders
 from tidemark.jobs.tables.parking import how_read_again, still_parked
 from tidemark.readers.projection.settings import projections_of
 from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
@@ -38,7 +38,7 @@ class Admit(Protocol):
         Raises TidemarkError if the target can't take them."""
 
     def replaceable(
-        self, state: JobState, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+        self, state: JobState, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
         """As `tidemark.sinks.sink.ReplacesRanges`, for tables that come back. Called before they are admitted."""
 
@@ -109,8 +109,9 @@ def with_later_tables(
             _require_condition(job, found, schema.table)
             (output,) = outputs_of([schema], projections_of(job, [schema]))
             columns = found.split_columns[schema.table]
-            if may_replace and same_integers(job, schema, output, columns):
-                replaced |= admit.replaceable(state, [output], {schema.table: columns})
+            orders = copied_orders(job, schema, output, columns, found) if may_replace else None
+            if orders is not None:
+                replaced |= admit.replaceable(state, [output], {schema.table: orders})
             admit(state, [output])
         except (SinkError, JobFileError) as error:
             unfit.add(schema.table)

@@ -12,7 +12,8 @@ from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.ahead import ahead
 from tidemark.sinks.mirror.audit import AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
-from tidemark.sinks.mirror.planning import emptied, holds_integers, table_findings, target_of
+from tidemark.sinks.mirror.ordering import orders_alike
+from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import DeletedRows, Step, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
@@ -65,6 +66,7 @@ class Filling:
     _entries: dict[str, int] | None = None
     _done: dict[TableId, int] = field(default_factory=dict)
     _noted: dict[TargetName, TargetTable] = field(default_factory=dict)
+    _replaced: ReplacedRange | None = None
 
     @classmethod
     def of(cls, session: Session, copies: Copies, job_uuid: str, part: Part, schemas: Schemas) -> "Filling":
@@ -118,17 +120,37 @@ class Filling:
         schema = self.schemas[replaced.table, replaced.schema_version]
         existing = self._inspected([schema])
         writing = self._writings[schema.table] = self._writing(schema, existing)
-        target = self._target_of(schema)
-        if not holds_integers(schema, existing[target], self.session.dialect, replaced.range.columns):
+        target, keys = self._target_of(schema), replaced.range
+        if not orders_alike(self.session, target, existing[target], dict(zip(keys.columns, keys.orders, strict=True))):
             raise SinkError(
-                f"{target}: the key's columns ({', '.join(replaced.range.columns)}) are no integers any more.",
-                f"Give them their types again. {read_again(TableName(schema.table.database, schema.table.name))}",
+                f"{target}: it is no longer certain that the key's columns ({', '.join(keys.columns)}) are ordered as in the "
+                "source.",
+                "Give them their types and collations again. "
+                f"{read_again(TableName(schema.table.database, schema.table.name))}",
                 schema.table,
             )
+        self._replaced = replaced
         try:
-            writing.replace(schema, replaced.range)
+            writing.replace(schema, keys, replaced.after_epoch)
         except RefusedRowsError as error:
             raise self._of_table(error, schema.table) from error
+
+    def _require_order(self) -> None:
+        """Raises SinkError if the target has not all rows of the part's range in it. The orders are the same by their names;
+        this finds a server that is not what its catalog says."""
+        if self._replaced is None:
+            return
+        table, keys = self._replaced.table, self._replaced.range
+        writing = self._writings[table]
+        if keys.integers is None and (found := writing.rows.count_range(keys)) != writing.inserted:
+            schema = self.schemas[table, self._replaced.schema_version]
+            raise SinkError(
+                f"{self._target_of(schema)} has {found} rows in a range of its key into which {writing.inserted} rows were "
+                f"written: the target orders {', '.join(keys.columns)} differently from the source.",
+                f"Drop that copy; it is filled anew. {read_again(TableName(table.database, table.name))} "
+                "Please report this with the column's type and collation.",
+                table,
+            )
 
     def _inspected(self, schemas: Sequence[TableSchema]) -> dict[TargetName, TargetTable]:
         existing = self.session.inspect_all([self._target_of(schema) for schema in schemas])
@@ -139,6 +161,7 @@ class Filling:
         """Writes what belongs to the transaction's end. The part is complete."""
         for table, recorded in self._done.items():
             check_repeated_table(self.part, table, self._rows[table], recorded)
+        self._require_order()
         if self.copies.claims and self.part.name == LOG_PART:
             self.session.note_tables({table: self._rows[table] for table in self._writings})
         self.session.note_incarnations(self._noted)  # last: splits of one table are written side by side

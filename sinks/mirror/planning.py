@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import Decimals, Integers, Labels, ValueRange, holds
+from tidemark.sinks.mirror.value_ranges import Labels, ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER, read_again
@@ -200,26 +200,21 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
 
 
 def is_replaceable(schema: TableSchema, existing: TargetTable, dialect: Dialect, columns: Collection[str]) -> bool:
-    """True if rows of the source can take the place of the copy's rows, one range of the integers in `columns` after the other.
+    """True if rows of the source can take the place of the copy's rows, one range of `columns` after the other, unless the copy
+    orders these otherwise than the source (`orders_alike`).
 
-    The copy must order these columns as the source does, and its key must begin with them, so that a range is found by it.
-    It has no other unique index: a row that is still there could have the value of a new one. It may lack columns of the
-    source, which are added. A column of another type would be replaced, and rows that are still there would lose its values."""
+    Its key must begin with them, so that a range is found by it. It has no other unique index: a row that is still there could
+    have the value of a new one. It may lack columns of the source, which are added. A column of another type would be
+    replaced, and rows that are still there would lose its values."""
     if existing.engine_problem is not None or not existing.updated_in_place or existing.foreign_keys:
         return False
-    if not _has_key(schema, existing, dialect) or not holds_integers(schema, existing, dialect, columns):
+    if not _has_key(schema, existing, dialect):
         return False
     leading = existing.key[: len(columns)]
     if list(map(dialect.same_column, leading)) != list(map(dialect.same_column, columns)):
         return False
     found = [(column, find_column(existing, column, dialect)) for column in schema.captured]
     return all(held is None or _column_problem(schema, column, held, dialect) is None for column, held in found)
-
-
-def holds_integers(schema: TableSchema, existing: TargetTable, dialect: Dialect, columns: Collection[str]) -> bool:
-    """True if these columns are numbers in the target, ordered as such."""
-    found = [find_column(existing, schema.column(name), dialect) for name in columns]
-    return all(column is not None and isinstance(column.value_range, (Integers, Decimals)) for column in found)
 
 
 def _widened_key(column: Column, found: TargetColumn | None, dialect: Dialect) -> list[str]:

@@ -111,6 +111,14 @@ class Rejects:
             unkeyed = self.session.query(sql, self._of(table))
             self._delete(table, [digest for digest, key in unkeyed if _is_in(keys, key)])
 
+    def forget_until(self, table: TableId, epoch: int) -> None:
+        """Removes the rows of a table that were rejected in this epoch or before."""
+        self.keys(table)
+        if self._tables is not None and table in self._tables:
+            condition = f"{_OF_TABLE} AND epoch <= %s"
+            self.session.execute(f"DELETE FROM {self.session.rejects} WHERE {condition}", (*self._of(table), epoch))
+            del self._keys[table]
+
     def _remove(self, table: TableId, keys: Sequence[str]) -> None:
         known = self.keys(table)
         self._delete(table, [_digest(key) for key in keys if key in known])

@@ -18,6 +18,7 @@ from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.connecting import Waiting
 from tidemark.sinks.mirror.ledger import writer_name
 from tidemark.sinks.mirror.mysql import session as mysql_session
+from tidemark.sinks.mirror.ordering import orders_alike
 from tidemark.sinks.mirror.planning import (
     Found,
     adapting_clauses,
@@ -196,11 +197,11 @@ class MirrorSink:
         session.mark_created([target for target, owner in owners.items() if not owner.created])
 
     def replaceable(
-        self, job: JobIdentity, schemas: Sequence[TableSchema], columns: Mapping[TableId, tuple[str, ...]]
+        self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
         """See `tidemark.sinks.sink.ReplacesRanges`."""
         with contextlib.closing(self.connect()) as session:
-            targets = [(s, target) for s, target in self._targets(session, schemas) if s.table in columns]
+            targets = [(s, target) for s, target in self._targets(session, schemas) if s.table in orders]
             owners = session.owners([target for _, target in targets])
             existing = session.inspect_all([target for _, target in targets])
             return frozenset(
@@ -209,9 +210,8 @@ class MirrorSink:
                 if target in existing
                 and target in owners
                 and (owners[target].job.uuid, owners[target].source_table) == (job.uuid, str(schema.table))
-                and is_replaceable(
-                    self.audit.extended(schema), existing[target], session.dialect, columns[schema.table]
-                )
+                and is_replaceable(self.audit.extended(schema), existing[target], session.dialect, orders[schema.table])
+                and orders_alike(session, target, existing[target], orders[schema.table])
             )
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:

@@ -17,8 +17,8 @@ from tidemark.sinks.mirror.target import TableRows
 from tidemark.sinks.mirror.unchanged import missing_value_error
 from tidemark.sinks.sink import BadValues
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.errors import SinkError
-from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import Column, TableSchema
 
 _UNCHANGED = UNCHANGED_FIELD.name
@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[], None]
 """Writes what was prepared, by the session of the transaction."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TableWriting:
     """`rows` writes the target's table, `gate` keeps out what it can't hold, `rejects` keeps rejected rows.
 
@@ -41,6 +41,8 @@ class TableWriting:
     marks: Marks = NO_MARKS
     deleted: "DeletedRows | None" = None
     is_read_again: bool = False
+    inserted: int = 0
+    """How many rows without a change before them were written."""
 
     def prepared(self, schema: TableSchema, batches: list[pa.RecordBatch], *, is_log: bool) -> list[Step]:
         """Returns the steps that write changes, which are in the order of the log. Does not use the session: a thread may
@@ -74,10 +76,14 @@ class TableWriting:
                 steps.append(self._net_effect(schema, changes))
         return steps
 
-    def replace(self, schema: TableSchema, keys: IntegerRange) -> None:
-        """Removes what the copy has in a range of keys, before the source's rows of the range are written."""
+    def replace(self, schema: TableSchema, keys: CopiedRange, after_epoch: int) -> None:
+        """Removes what the copy has in a range of keys, before the source's rows of the range are written. Rejected rows can be
+        found by integers only. Else all go that were there before this load, which began after an epoch."""
         self.rows.delete_range(keys)
-        self.rejects.forget_range(schema.table, keys)
+        if (integers := keys.integers) is not None:
+            self.rejects.forget_range(schema.table, integers)
+        else:
+            self.rejects.forget_until(schema.table, after_epoch)
 
     def told(self) -> tuple[BadValues, ...]:
         """Returns what was done with bad values. Rejected rows that the source has deleted are neither in the copy nor
@@ -95,6 +101,7 @@ class TableWriting:
             self.rows.upsert(marked(passed, self.marks.kept))
         else:
             self.rows.insert(marked(passed, self.marks.kept))
+        self.inserted += passed.num_rows
         if rejected is not None:
             self.rejects.add(schema, rejected)
 

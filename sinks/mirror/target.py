@@ -12,7 +12,7 @@ from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity, Written
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -157,8 +157,11 @@ class TableRows(Protocol):
     def empty(self) -> None:
         """Deletes all rows."""
 
-    def delete_range(self, keys: IntegerRange) -> None:
-        """Deletes the rows with keys of the range. Its columns hold integers in the target."""
+    def delete_range(self, keys: CopiedRange) -> None:
+        """Deletes the rows with keys of the range. The target orders its columns as the source does."""
+
+    def count_range(self, keys: CopiedRange) -> int:
+        """Returns how many rows have keys of the range, without those that are marked as deleted."""
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         """Finds the values that the target's column can't hold, None if it can hold all of them."""
@@ -233,6 +236,11 @@ class Session(Protocol):
     def inspect(self, target: TargetName) -> TargetTable | None: ...
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
         """Returns those of the tables that exist. Asks the catalog once for all."""
+
+    def key_orders(
+        self, target: TargetName, existing: TargetTable, columns: Sequence[str]
+    ) -> tuple[frozenset[str], ...]:
+        """Returns how each of these columns of the table is ordered (`tidemark.state.key_order`), as it is now."""
 
     def is_empty(self, target: TargetName) -> bool: ...
     def has_row(self, target: TargetName, condition: str) -> bool:

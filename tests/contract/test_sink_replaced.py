@@ -12,10 +12,13 @@ from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.mirror.target import SourceKind
 from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
+from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.key_order import BYTES, CODE_POINTS, INTEGERS, UUIDS
+from tidemark.state.table import Column, TableId, TableSchema
 
 PAIRS = TableSchema(
     TableId("shop", "pairs"),
@@ -31,12 +34,12 @@ SCHEMAS = {(PAIRS.table, 2): PAIRS}
 LEAST, GREATEST = -(2**63), 2**63 - 1
 
 
-def replacing(epoch: int, split: int, keys: IntegerRange, rows: list[Any]) -> list[Any]:
+def replacing(epoch: int, split: int, keys: IntegerRange, rows: list[Any], schema: TableSchema = PAIRS) -> list[Any]:
     """The part of a split that replaces a range."""
-    *batches, end = snapshot_part(epoch, split, PAIRS, rows)
+    *batches, end = snapshot_part(epoch, split, schema, rows)
     assert isinstance(end, PartEnd)
     moved = [dataclasses.replace(batch, seq=batch.seq + 1) for batch in batches if isinstance(batch, ChangeBatch)]
-    first = ReplacedRange(epoch, end.part, 0, PAIRS.table, PAIRS.version, keys)
+    first = ReplacedRange(epoch, end.part, 0, schema.table, schema.version, CopiedRange.of_integers(keys))
     return [first, *moved, dataclasses.replace(end, seq=end.seq + 1)]
 
 
@@ -88,23 +91,130 @@ def test_only_the_range_is_read_if_the_first_column_of_the_key_has_one_value(
     case.sink.prepare(case.job, [PAIRS])
     case.write(snapshot_part(1, 1, PAIRS, [(7, n, "old") for n in range(20_000)]), schemas=SCHEMAS)
     case.place.execute(f"ANALYZE {'' if case.kind == 'postgres' else 'TABLE '}shop_pairs")
+    note_statements(case, deleting, monkeypatch)
+    case.write(replacing(2, 2, IntegerRange(("a", "b"), (7, 9000), (7, 9010)), []), schemas=SCHEMAS)
+    (sql,) = deleting
+    require_only_the_range(case, sql)
+    assert len(held(case)) == 20_000 - 10
+
+
+def note_statements(case: SinkCase, noted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rows: Any = PostgresTableRows if case.kind == "postgres" else MySqlTableRows
     ran = rows.run
 
     def run(self: Any, sql: str) -> Any:
-        deleting.append(sql)
+        noted.append(sql)
         return ran(self, sql)
 
     monkeypatch.setattr(rows, "run", run)
-    case.write(replacing(2, 2, IntegerRange(("a", "b"), (7, 9000), (7, 9010)), []), schemas=SCHEMAS)
-    (sql,) = deleting
+
+
+def require_only_the_range(case: SinkCase, sql: str) -> None:
     if case.kind == "postgres":
-        assert "Filter" not in str(case.place.query(f"EXPLAIN {sql}"))
+        plan = str(case.place.query(f"EXPLAIN {sql}"))
+        assert "Index Cond" in plan
+        assert "Filter" not in plan
     else:
         is_mysql = case.kind == "mysql"
         (plan,) = case.place.query(f"EXPLAIN {'FORMAT=TRADITIONAL ' if is_mysql else ''}{sql}")
         assert int(plan[-3 if is_mysql else -2]) < 100, "rows that are read"
-    assert len(held(case)) == 20_000 - 10
+
+
+CODES = TableSchema(
+    TableId("shop", "codes"),
+    2,
+    (
+        column("a", "int", "int32", key=True),
+        column("code", "varbinary(9)", "binary", key=True),
+        column("note", "text", "string"),
+    ),
+    ("a", "code"),
+)
+
+
+def replacing_codes(split: int, start: bytes, end: bytes, rows: list[Any]) -> list[Any]:
+    items = replacing(2, split, IntegerRange(("a",), None, None), rows, CODES)
+    keys = CopiedRange(("a", "code"), (INTEGERS, BYTES), (7, start), (7, end))
+    return [dataclasses.replace(items[0], range=keys, after_epoch=1), *items[1:]]
+
+
+def test_a_range_of_other_keys(
+    mirror: SinkCase,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It alone is read. A row that the target finds elsewhere than the split's range is refused, and nothing is written.
+    Rejected rows of before are forgotten, and those of another split of the same load are not."""
+    case, ran = mirror, list[str]()
+    assert isinstance(case.sink, MirrorSink)
+    case.sink = dataclasses.replace(case.sink, policies=Policies("reject"))
+    case.sink.prepare(case.job, [CODES])
+    schemas = {(CODES.table, 2): CODES}
+    rejected = () if case.kind != "postgres" else ((8, b"old", "a\0b"),)
+    case.write(
+        snapshot_part(1, 1, CODES, [*((7, n.to_bytes(2, "big"), "old") for n in range(20_000)), *rejected]),
+        schemas=schemas,
+    )
+    case.place.execute(f"ANALYZE {'' if case.kind == 'postgres' else 'TABLE '}shop_codes")
+    note_statements(case, ran, monkeypatch)
+    new = [
+        (7, b"\x20\0", "new"),
+        (7, b"\x20\0\0", "new"),
+        (7, b"\x20\x0f'\\%s", "new"),
+        *([(7, b" \1", "\0")] if rejected else []),
+    ]
+    case.write(replacing_codes(2, b"\x20\0", b"\x20\x10", new), schemas=schemas)
+    require_only_the_range(case, ran[0])
+    assert len(case.rows(CODES)) == 20_000 - 16 + 3
+    case.write(replacing_codes(3, b"\x30\0", b"\x30\1", []), schemas=schemas)
+    if rejected:
+        assert case.place.query("SELECT row_key FROM tidemark_rejects") == [('{"a":7,"code":"IAE="}',)]
+    before = case.rows(CODES)
+    with pytest.raises(SinkError, match="has 1 rows in a range of its key into which 2 rows were written"):
+        case.write(replacing_codes(4, b"\x20\0", b"\x20\1", [(7, b"\x20\0", "x"), (7, b"\xff", "x")]), schemas=schemas)
+    lies = replacing_codes(5, b"\x20\0", b"\x20\1", [])
+    lies[0] = dataclasses.replace(lies[0], range=dataclasses.replace(lies[0].range, orders=(INTEGERS, UUIDS)))
+    with pytest.raises(SinkError, match=r"no longer certain that the key's columns \(a, code\) are ordered"):
+        case.write(lies, schemas=schemas)
+    assert case.rows(CODES) == before
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("kind", "collation"), [("mysql", "utf8mb4_0900_ai_ci"), ("mariadb", "latin1_swedish_ci"), ("postgres", '"C"')]
+)
+def test_a_range_of_texts_is_found_by_the_index(
+    kind: str, collation: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are compared by the column's collation, whatever that of the connection is."""
+    source: SourceKind = "postgresql" if kind == "postgres" else "mysql" if kind == "mysql" else "mariadb"
+    case, ran = make_case(kind, request, source=source), list[str]()
+    words = TableSchema(
+        TableId("shop", "words"),
+        2,
+        (
+            Column("a", "integer" if kind == "postgres" else "int", "int32", nullable=False),
+            column("word", "varchar(9)", "string", key=True, collation=collation),
+        ),
+        ("a", "word"),
+    )
+    if kind == "postgres":
+        case.place.execute(f"CREATE TABLE shop_words (a int, word text COLLATE {collation}, PRIMARY KEY (a, word))")
+    case.sink.prepare(case.job, [words])
+    schemas = {(words.table, 2): words}
+    case.write(snapshot_part(1, 1, words, [(7, f"{n:05}ä") for n in range(5000)]), schemas=schemas)
+    case.place.execute(f"ANALYZE {'' if kind == 'postgres' else 'TABLE '}shop_words")
+    note_statements(case, ran, monkeypatch)
+    charset = "latin1" if kind == "mariadb" else "utf8mb4"
+    start, end = (
+        EncodedText(charset, text.encode("latin1" if kind == "mariadb" else "utf8")) for text in ("00100Ä", "00110Ä")
+    )
+    order = CODE_POINTS if kind == "postgres" else f"varchar of {kind} by {collation}"
+    items = replacing(2, 2, IntegerRange(("a",), None, None), [(7, "00100ä"), (7, "00105\\'")], words)
+    keys = CopiedRange(("a", "word"), (INTEGERS, order), (7, start), (7, end))
+    case.write([dataclasses.replace(items[0], range=keys), *items[1:]], schemas=schemas)
+    require_only_the_range(case, ran[0])
+    kept = [word for _, word in case.rows(words) if "00099" <= word < "00112"]
+    assert kept == ["00099ä", "00100ä", "00105\\'", "00110ä", "00111ä"]
 
 
 @pytest.mark.integration

@@ -1,27 +1,42 @@
 """The copy of a table whose rows are read again stays readable: each split replaces what the copy has in its range
 (docs/adr/0052)."""
 
-from collections.abc import Callable
+import contextlib
+import datetime
+import functools
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from devtools.server import Server
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch import write_parts
+from tidemark.sinks.mirror import filling
+from tidemark.sinks.mirror import sink as mirror_sink
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
-Rows = dict[tuple[int, ...], tuple[Any, ...]]
-Keys = dict[str, set[tuple[int, ...]]]
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+Keys = dict[str, set[tuple[Any, ...]]]
+
+COLLATIONS = {"mysql": "utf8mb4_0900_ai_ci", "mariadb": "utf8mb4_unicode_ci", "postgres": '"C"'}
+"""MariaDB's ignores trailing spaces."""
+STARTS = ("", "a", "A", "ä", "a\u0308", "Z", "ß", "ss", " ", "'\\", "日", "\uffee", "😀", "\t")
+TEXTS = [f"{start}{n:02}{' ' * (n % 3)}" for n, start in enumerate(STARTS * 2)]
+"""In which collations differ: case, accents, combining characters, spaces, and what UTF-16 orders differently from UTF-8."""
+KEYS = {"one": "id", "two": "x, y", "three": "k, at"}
 
 DEATHS = (
     "tables.before_joined",
@@ -35,10 +50,18 @@ DEATHS = (
 )
 
 
-def job_of(database: Database, folder: Path, target: Database, **sink: Any) -> Path:
+DAY = "'2024-02-29 12:00:00'"
+
+
+def literal(database: Database, text: str) -> str:
+    escaped = text if database.kind == "postgres" else text.replace("\\", "\\\\")
+    return "'" + escaped.replace("'", "''") + "'"
+
+
+def job_of(source: Database | dict[str, Any], folder: Path, target: Database, **sink: Any) -> Path:
     return write_job(
         folder,
-        source=source_of(database),
+        source=source_of(source) if isinstance(source, Database) else source,
         checkpoint=str(folder / "checkpoint"),
         snapshot={"split_rows": 10, "parallelism": 1},
         sink={"type": "mirror", "url": target.url, "table": "copy_{table}", **sink},
@@ -78,12 +101,18 @@ def test_no_reader_of_a_copy_misses_a_row_while_its_table_is_read_again(
     source = any_source_database
     target: Database = request.getfixturevalue(f"{source.kind}_database")
     monkeypatch.setattr(enumerator, "MAX_SPLITS_PER_TASK", 2)  # so the deaths are before the last of some 12 splits
+    quoted = functools.partial(literal, source)
+    at = "TIMESTAMP" if source.kind == "postgres" else "DATETIME"
     source.execute(
         "CREATE TABLE one (id BIGINT PRIMARY KEY, v INT)",
         "CREATE TABLE two (x INT, y SMALLINT, v INT, PRIMARY KEY (x, y))",
+        f"CREATE TABLE three (k VARCHAR(20) COLLATE {COLLATIONS[source.kind]}, at {at}, n INT, v INT, PRIMARY KEY (k, at))",
         *(f"INSERT INTO one VALUES ({n}, 1)" for n in range(-30, 30)),
         *(f"INSERT INTO two VALUES ({n // 7}, {n % 7}, 1)" for n in range(-21, 21)),
+        f"INSERT INTO three VALUES {', '.join(f'({quoted(k)}, {DAY}, {n}, 1)' for n, k in enumerate(TEXTS))}",
     )
+    if source.kind == "postgres":  # else its texts would have the order of the target's database
+        target.execute(f'CREATE TABLE copy_three (k text COLLATE "C", at {at}, n INT, v INT, PRIMARY KEY (k, at))')
     keeps_deleted = source.kind == "mariadb"  # tests/contract has both kinds of copies on every server
     audit = {"audit_columns": {"deleted": "gone", "synced_at": "seen"}} if keeps_deleted else {}
     job = job_of(source, tmp_path, target, **audit)
@@ -91,17 +120,28 @@ def test_no_reader_of_a_copy_misses_a_row_while_its_table_is_read_again(
     is_there = "gone IS NOT TRUE" if keeps_deleted else "TRUE"
 
     def copy_of(table: str, condition: str = is_there) -> Rows:
-        key = "id" if table == "one" else "x, y"
-        return {row[:-1]: row[-1:] for row in target.query(f"SELECT {key}, v FROM copy_{table} WHERE {condition}")}
+        rows = target.query(f"SELECT {KEYS[table]}, v FROM copy_{table} WHERE {condition}")
+        return {row[:-1]: row[-1:] for row in rows}
 
-    calm: Keys = {"one": {(n,) for n in range(-30, 30) if n % 5 == 0}, "two": {(x, 3) for x in range(-3, 3)}}
-    surplus: Keys = {"one": {(-(10**15),), (10**15,)}, "two": {(-1000, 0), (0, 100), (0, -100), (1000, 0)}}
+    day = datetime.datetime.fromisoformat(DAY.strip("'"))
+    calm: Keys = {
+        "one": {(n,) for n in range(-30, 30) if n % 5 == 0},
+        "two": {(x, 3) for x in range(-3, 3)},
+        "three": {(k, day) for n, k in enumerate(TEXTS) if n % 5 == 0},
+    }
+    surplus: Keys = {
+        "one": {(-(10**15),), (10**15,)},
+        "two": {(-1000, 0), (0, 100), (0, -100), (1000, 0)},
+        "three": {(k, day) for k in ("!", "zz", "é1", "\U0010ffff")},
+    }
     target.execute(
         "UPDATE copy_one SET v = -1",
         "UPDATE copy_two SET v = -1",
+        "UPDATE copy_three SET v = -1",
         "DELETE FROM copy_one WHERE id % 5 = 2",
         *(f"INSERT INTO copy_one (id, v) VALUES ({id_}, -1)" for (id_,) in surplus["one"]),
         *(f"INSERT INTO copy_two (x, y, v) VALUES ({x}, {y}, -1)" for x, y in surplus["two"]),
+        *(f"INSERT INTO copy_three (k, at, v) VALUES ({quoted(k)}, {DAY}, -1)" for k, _ in surplus["three"]),
     )
     before = {table: copy_of(table) for table in calm}
     stale = {table: set(rows) for table, rows in before.items()}
@@ -127,25 +167,29 @@ def test_no_reader_of_a_copy_misses_a_row_while_its_table_is_read_again(
                 f"UPDATE two SET v = v + 1 WHERE y = {looks % 3}",
                 f"DELETE FROM two WHERE y > 3 AND x = {looks % 6 - 3}",
                 f"UPDATE two SET x = -x - 100 WHERE y = 0 AND x = {looks % 6 - 3}",
+                f"INSERT INTO three VALUES ({quoted(STARTS[looks % len(STARTS)] + f'+{looks}')}, {DAY}, 1, 1)",
+                f"UPDATE three SET v = {looks} WHERE n % 5 = 1",
+                f"UPDATE three SET k = concat({quoted(STARTS[(looks + 5) % len(STARTS)])}, n) WHERE n = {looks} AND n % 5 = 2",
+                f"DELETE FROM three WHERE n = {looks} AND n % 5 = 3",
             )
 
     at_each_commit(monkeypatch, look)
-    read_again(job, source, "one", "two")
+    read_again(job, source, *calm)
     for point in DEATHS:
         die_at(job, point)
         look()
         if point == "tables.after_joined":
-            assert replaced(tmp_path) == {"one", "two"}
-    assert stale["two"], "each death was before all ranges were replaced"
+            assert replaced(tmp_path) == set(calm)
+    assert stale["three"], "each death was before all ranges were replaced"
     run_epochs(job)
-    assert mixed == {"one", "two"}
+    assert mixed == set(calm)
     looks = 30  # nobody writes any more
     for _ in range(2):
         run_epochs(job)
         for table in calm:
-            key = "id" if table == "one" else "x, y"
-            assert copy_of(table) == {row[:-1]: row[-1:] for row in source.query(f"SELECT {key}, v FROM {table}")}
-        source.execute("UPDATE one SET v = v + 1", "UPDATE two SET v = v + 1", "DELETE FROM one WHERE id % 5 = 1")
+            rows = source.query(f"SELECT {KEYS[table]}, v FROM {table}")
+            assert copy_of(table) == {row[:-1]: row[-1:] for row in rows}
+        source.execute(*(f"UPDATE {table} SET v = v + 1" for table in calm), "DELETE FROM one WHERE id % 5 = 1")
     if keeps_deleted:
         for table, keys in surplus.items():
             marked = copy_of(table, "gone IS TRUE")
@@ -153,28 +197,36 @@ def test_no_reader_of_a_copy_misses_a_row_while_its_table_is_read_again(
 
 
 def test_a_copy_that_can_t_be_replaced_is_emptied(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second unique index: a row that is still there could have the value of a new one. Keys that are no integers, or not in
-    this order: the copy may have other ranges. A year: MySQL reads small numbers as others. A column of another type: rows that
-    are still there would lose its values."""
+    """A second unique index: a row that is still there could have the value of a new one. Keys in another order of columns, or
+    with another collation: the copy may have other ranges. A year: MySQL reads small numbers as others. A column of
+    another type: rows that are still there would lose its values. If it were replaced in spite of its collation, a split would
+    find that its rows are not in its range."""
     source = any_source_database
     target: Database = request.getfixturevalue(f"{source.kind}_database")
     source.execute(
         *(f"CREATE TABLE {t} (id INT PRIMARY KEY, v INT)" for t in ("plain", "uniq", "retyped", "created", "extended")),
-        "CREATE TABLE texts (id VARCHAR(9) PRIMARY KEY, v INT)",
+        f"CREATE TABLE collated (id VARCHAR(9) COLLATE {COLLATIONS[source.kind]} PRIMARY KEY, v INT)",
         "CREATE TABLE turned (id INT, b INT, v INT, PRIMARY KEY (id, b))",
         "CREATE TABLE decimals (id DECIMAL(9, 2) PRIMARY KEY, v INT)",
     )
-    tables = {"plain", "uniq", "retyped", "created", "extended", "texts", "turned", "decimals"}
+    tables = {"plain", "uniq", "retyped", "created", "extended", "collated", "turned", "decimals"}
     source.execute(
         *(
             f"INSERT INTO {t} ({'id, b' if t == 'turned' else 'id'}, v) VALUES ({'1, 1' if t == 'turned' else '1'}, 1)"
             for t in tables
         )
     )
-    target.execute("CREATE TABLE copy_turned (id INT, b INT, v INT, PRIMARY KEY (b, id))")
     is_postgres = source.kind == "postgres"
+    other = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}.get(source.kind)
+    target.execute(
+        "CREATE TABLE copy_turned (id INT, b INT, v INT, PRIMARY KEY (b, id))",
+        f"CREATE TABLE copy_collated (id VARCHAR(9){f' COLLATE {other}' if other else ''} PRIMARY KEY, v INT)",
+    )
     if not is_postgres:
         tables |= {"years"}
         source.execute(
@@ -193,10 +245,101 @@ def test_a_copy_that_can_t_be_replaced_is_emptied(
     source.execute("UPDATE uniq SET v = 2", "UPDATE plain SET v = 2")
     read_again(job, source, *tables)
     run_epochs(job)
-    assert replaced(tmp_path) == {"plain", "extended"}
+    assert replaced(tmp_path) == {"plain", "extended", "decimals"}
     for table in tables:
         rows = f"SELECT id, v FROM %s{table} ORDER BY {'id, b' if table == 'years' else 'id'}"
         assert target.query(rows % "copy_") == source.query(rows % ""), table
+    if not is_postgres:
+        source.execute(*(f"INSERT INTO collated VALUES ('{'aB'[n % 2]}{n}', 1)" for n in range(30)))
+        for module in (mirror_sink, filling):
+            monkeypatch.setattr(module, "orders_alike", lambda *_: True)
+        read_again(job, source, "collated")
+        with pytest.raises(SinkError, match="rows were written: the target orders id differently from the source"):
+            run_epochs(job)
+
+
+@contextlib.contextmanager
+def database_of_icu(server: Server, locale: str) -> Iterator[Database]:
+    """A database whose default collation has a version, unlike that of the server's."""
+    settings = f"TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE '{locale}' LOCALE 'C.UTF-8'"
+    with fresh_database(server, settings) as database:
+        yield database
+
+
+def test_a_text_of_postgres_needs_the_same_library_locale_and_version(
+    postgres18_server: Server, mysql_database: Database, tmp_path: Path
+) -> None:
+    """UUIDs are ordered alike anywhere, and texts by code points where the copy's are, too."""
+    with (
+        database_of_icu(postgres18_server, "und") as source,
+        database_of_icu(postgres18_server, "und") as same,
+        database_of_icu(postgres18_server, "sv") as other,
+    ):
+        of_codes = 'varchar(9) COLLATE "C"'
+        types = {
+            "named": "text",
+            "coded": of_codes,
+            "ids": "uuid",
+            "days": "date",
+            "numbers": "numeric",
+            "wide": "char(9)",
+        }
+        source.execute(
+            *(f"CREATE TABLE {name} (k {kind} PRIMARY KEY, v INT)" for name, kind in types.items()),
+            "INSERT INTO named SELECT chr(n) || n, 1 FROM generate_series(32, 126) n",
+            "INSERT INTO coded SELECT chr(n + 1000) || n, 1 FROM generate_series(32, 126) n",
+            "INSERT INTO ids SELECT gen_random_uuid(), 1 FROM generate_series(1, 40)",
+            "INSERT INTO days SELECT date '1999-12-31' + 99 * n, 1 FROM generate_series(1, 40) n",
+            "INSERT INTO days VALUES ('-infinity', 1), ('infinity', 1), ('0044-03-15 BC', 1)",
+            "INSERT INTO numbers SELECT 3.5 * n, 1 FROM generate_series(-20, 20) n",
+            "INSERT INTO numbers VALUES ('NaN', 1), ('-Infinity', 1), ('Infinity', 1)",
+            "INSERT INTO wide VALUES ('a', 1)",
+        )
+        other.execute(f"CREATE TABLE copy_coded (k {of_codes} PRIMARY KEY, v INT)")
+        alike = {"ids", "days", "numbers"}
+        expected = {same: alike | {"named"}, other: alike | {"coded"}, mysql_database: {"coded", "ids"}}
+        for number, (target, tables) in enumerate(expected.items()):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            copied = {"coded", "ids", *([] if target is mysql_database else types)}
+            slot = f"{source.name}_{number}"
+            of_job = {"tables": [f"public.{table}" for table in sorted(copied)], "slot": slot, "publication": slot}
+            job = job_of(source_of(source, **of_job), folder, target)
+            run_epochs(job)
+            target.execute(*(f"UPDATE copy_{table} SET v = 2" for table in copied))
+            read_again(job, source, *copied)
+            run_epochs(job)
+            assert replaced(folder) == tables
+            for table in copied:
+                key = "k" if target is mysql_database else "rtrim(k::text)"
+                rows = target.query(f"SELECT {key}, v FROM copy_{table}")
+                assert sorted(rows) == sorted(source.query(f"SELECT rtrim(k::text), v FROM {table}")), table
+
+
+def test_rows_with_a_zero_date_in_their_key_stay_rejected(
+    mysql_server: Server, mysql_database: Database, tmp_path: Path
+) -> None:
+    """Their keys are in no range that is known. Those of before go, and no split forgets those of another one."""
+    with fresh_database(mysql_server) as source:
+        source.execute(
+            "SET sql_mode = ''",
+            "CREATE TABLE dated (at DATETIME(3), id INT, v INT, PRIMARY KEY (at, id))",
+            *(f"INSERT INTO dated VALUES ('2024-03-{n % 28 + 1:02} 00:00:00.{n:03}', {n}, 1)" for n in range(60)),
+            "INSERT INTO dated VALUES ('0000-00-00', -1, 1), ('2024-03-00', -2, 1), ('2024-04-00', -3, 1)",
+        )
+        job = job_of(source, tmp_path, mysql_database, on_bad_value="reject")
+        run_epochs(job)
+        for number in range(2):
+            source.execute(f"DELETE FROM dated WHERE id = -{number + 1}", "UPDATE dated SET v = v + 1 WHERE id > 40")
+            read_again(job, source, "dated")
+            run_epochs(job)
+            assert replaced(tmp_path) == {"dated"}
+            rejected = mysql_database.query("SELECT row_data FROM tidemark_rejects")
+            ids = {json.loads(data)["id"] for (data,) in rejected}
+            assert (len(rejected), ids) == (2 - number, {-3, -2} if number == 0 else {-3})
+            rows = "SELECT at, id, v FROM %sdated WHERE id >= 0 ORDER BY id"
+            assert mysql_database.query(rows % "copy_") == source.query(rows % "")
+        assert mysql_database.query("SELECT count(*) FROM copy_dated") == [(60,)]
 
 
 def test_a_row_that_moves_between_ranges_takes_no_value_of_an_old_row(

@@ -15,8 +15,10 @@ from pydantic import TypeAdapter
 
 from devtools.key_source import WithoutPages
 from tidemark.enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
+from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
+from tidemark.state.key_order import CODE_POINTS, INTEGERS
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics
 from tidemark.state.plan import Exhausted, Stepping, TableState
 from tidemark.state.split import Bound, KeyRange
@@ -193,6 +195,32 @@ def test_ranges_of_several_columns_are_the_same_in_sql(
                 (found,) = server.execute(f"SELECT {', '.join(conditions)}")
                 assert list(map(bool, found)) == [r.contains(key) for r in ranges]
                 assert sum(found) == 1
+
+
+words = st.tuples(st.integers(-1, 1), st.text("aAé'\\%😀\uffee", max_size=2))
+
+
+@given(bounds=st.lists(words, min_size=1, max_size=4, unique=True), keys=st.lists(words, min_size=1, max_size=9))
+def test_ranges_of_numbers_and_texts_are_the_same_in_sql(
+    bounds: list[tuple[int, str]], keys: list[tuple[int, str]]
+) -> None:
+    """By code points: in SQLite as in Python."""
+
+    def literal(value: object) -> str:
+        text = value.data.decode() if isinstance(value, EncodedText) else str(value)
+        return "'" + text.replace("'", "''") + "'" if isinstance(value, EncodedText) else text
+
+    ends = [None, *((n, EncodedText("utf8mb4", text.encode())) for n, text in sorted(bounds)), None]
+    orders = (INTEGERS, CODE_POINTS)
+    ranges = [CopiedRange(("a", "b"), orders, start, end) for start, end in pairwise(ends)]
+    with contextlib.closing(sqlite3.connect(":memory:")) as server:
+        for number, text in (*keys, *bounds):
+            values = {"a": str(number), "b": literal(EncodedText("utf8mb4", text.encode()))}
+            place = sum((number, text) >= bound for bound in bounds)
+            for by_rows in (False, True):
+                conditions = [r.condition(values.__getitem__, literal, by_rows=by_rows) for r in ranges]
+                (found,) = server.execute(f"SELECT {', '.join(conditions)}")
+                assert [i for i, is_in in enumerate(found) if is_in] == [place]
 
 
 @pytest.mark.pitfall(14)

@@ -10,7 +10,7 @@
 - `where` (snapshot.where) limits what the SELECT reads. It never limits changes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -27,6 +27,7 @@ from tidemark.readers.postgres.keys.key_columns import (
     under_own_name,
 )
 from tidemark.readers.postgres.schema.identity import is_another_table
+from tidemark.readers.postgres.schema.text_orders import text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession
@@ -107,6 +108,10 @@ class SplitReader(RetryingSplitReader[Connection]):
         super().__init__(SqlSession(source.connect))
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
+
+    def text_orders(self, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
+        """`tidemark.readers.source.OrdersTexts`."""
+        return self._session.ask(lambda connection: text_orders(connection, table, columns))
 
     def _locked(self, table: TableId, text: str) -> TableLockedError:
         return locked_error(self._session, [table], text)

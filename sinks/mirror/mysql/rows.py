@@ -7,6 +7,7 @@ server would convert them through DECIMAL), timestamps are in the session's time
 import itertools
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from decimal import Decimal
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +35,8 @@ from tidemark.sinks.rows.text import (
     hexadecimal,
 )
 from tidemark.state import marks
+from tidemark.state.copied_range import CopiedRange, EncodedText, KeyValue
 from tidemark.state.errors import RefusedRowsError, SinkError
-from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
@@ -88,13 +89,14 @@ class MySqlTableRows:
         self.updates_in_place = existing.updated_in_place
         key = ", ".join(quoted(name) for name in schema.key)
         self._remove = f"DELETE FROM {full_name(target)} WHERE"
+        self._is_there = f"{quoted(removed[0].name)} IS NOT TRUE" if removed else "TRUE"
         if removed:
             # A column of an existing copy may be ON UPDATE CURRENT_TIMESTAMP: it keeps its value only if it is set.
             times = [name for name, kind in self._held.items() if isinstance(kind, Timestamps)]
             values = {quoted(name): quoted(name) for name in times}
             values |= {quoted(column.name): dialect.constant(column) for column in removed}
             marks = ", ".join(f"{name} = {value}" for name, value in values.items())
-            self._remove = f"UPDATE {full_name(target)} SET {marks} WHERE {quoted(removed[0].name)} IS NOT TRUE AND"
+            self._remove = f"UPDATE {full_name(target)} SET {marks} WHERE {self._is_there} AND"
         self._delete = f"{self._remove} {_row(key, len(schema.key))} IN (".encode()
 
     def insert(self, rows: pa.RecordBatch) -> None:
@@ -169,8 +171,13 @@ class MySqlTableRows:
         """Uses DELETE, because TRUNCATE would end the transaction."""
         self.run(f"{self._remove} TRUE")
 
-    def delete_range(self, keys: IntegerRange) -> None:
-        self.run(f"{self._remove} {keys.condition(quoted)}")
+    def delete_range(self, keys: CopiedRange) -> None:
+        self.run(f"{self._remove} {keys.condition(quoted, key_literal)}")
+
+    def count_range(self, keys: CopiedRange) -> int:
+        condition = f"{self._is_there} AND {keys.condition(quoted, key_literal)}"
+        ((count,),) = self._runner.query(f"SELECT COUNT(*) FROM {full_name(self._target)} WHERE {condition}")
+        return int(count)
 
     def bad_values(self, column: str, values: pa.Array) -> BadValueMask | None:
         return bad_values(
@@ -261,6 +268,19 @@ def _cut(rows: Rows, max_bytes: int, max_rows: int) -> Iterator[tuple[int, int, 
         end = int(rows.ends[last - 1])
         yield first, last, data[start : end - 1]
         first, start = last, end
+
+
+def key_literal(value: KeyValue) -> str:
+    """Returns a literal that a column compares by its own collation and its index."""
+    match value:
+        case EncodedText(charset, data):
+            return f"_{charset} x'{data.hex()}'"
+        case bytes():
+            return f"x'{value.hex()}'"
+        case str():
+            return f"'{value}'"
+        case _:
+            return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
 def sql_fields(array: pa.Array, value_range: ValueRange) -> tuple[Fields, str, str]:

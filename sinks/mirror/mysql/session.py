@@ -20,6 +20,7 @@ from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.key_order import orders_of_mysql
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
@@ -150,6 +151,19 @@ class MySqlSession(LedgerSession):
 
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
         return Catalog(self.query, self.dialect.same_name).read(targets)
+
+    def key_orders(
+        self, target: TargetName, existing: TargetTable, columns: Sequence[str]
+    ) -> tuple[frozenset[str], ...]:
+        """See `tidemark.sinks.mirror.target.Session`."""
+        same = self.dialect.same_column
+        found = {same(column.name): column for column in existing.columns}
+        orders = []
+        for name in columns:
+            column = found.get(same(name))
+            base = "" if column is None else column.type_name.lower().split("(")[0].split(" ")[0]
+            orders.append(orders_of_mysql(self._flavour, base, None if column is None else column.collation))
+        return tuple(orders)
 
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from decimal import Decimal
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.postgres.bad_values import TEXTS, bad_values, without_nul
 from tidemark.sinks.mirror.postgres.errors import is_duplicate_key
-from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
+from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted, text_literal
 from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import PostgresType
 from tidemark.sinks.rows import postgres_binary as binary
@@ -24,8 +25,8 @@ from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
 from tidemark.sinks.rows.postgres_numerics import decimals, numeric_texts
 from tidemark.sinks.rows.postgres_times import dates, timestamps
 from tidemark.sinks.rows.text import cast_text, float_list_bytes
+from tidemark.state.copied_range import CopiedRange, EncodedText, KeyValue
 from tidemark.state.errors import SinkError
-from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import Column, TableSchema
 
@@ -188,8 +189,17 @@ class PostgresTableRows:
         """Uses DELETE, because TRUNCATE blocks readers and is refused if a foreign key refers to the table."""
         self._remove("TRUE")
 
-    def delete_range(self, keys: IntegerRange) -> None:
-        self._remove(keys.condition(lambda name: f"t.{quoted(name)}", by_rows=True))
+    def delete_range(self, keys: CopiedRange) -> None:
+        self._remove(self._condition(keys))
+
+    def count_range(self, keys: CopiedRange) -> int:
+        condition = f"{self._is_there} AND {self._condition(keys)}"
+        ((count,),) = self._runner.query(f"SELECT count(*) FROM {full_name(self._target)} t WHERE {condition}")
+        return int(count)
+
+    @staticmethod
+    def _condition(keys: CopiedRange) -> str:
+        return keys.condition(lambda name: f"t.{quoted(name)}", key_literal, by_rows=True)
 
     def _remove(self, condition: str) -> None:
         table = f"{full_name(self._target)} t"
@@ -289,6 +299,20 @@ class PostgresTableRows:
             f"{table}: a value of column {name} {why}.",
             f"Exclude the column, source.columns: {{{table}: {{exclude: [{name}]}}}}, then {START_OVER}.",
         )
+
+
+def key_literal(value: KeyValue) -> str:
+    """Returns a literal of no type, which takes that of the column that it is compared with. A number has a type of its own: it
+    may be beyond the column's."""
+    match value:
+        case EncodedText(_, data):
+            return text_literal(data.decode())
+        case bytes():
+            return text_literal(f"\\x{value.hex()}")
+        case str():
+            return text_literal(value)
+        case _:
+            return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
 def _value(name: str, kind: pa.DataType) -> str:

@@ -20,6 +20,7 @@ from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import SinkError
+from tidemark.state.key_order import TEXTS_BY_COLLATION, orders_of_postgres, text_order, text_orders_query
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
 
 Connection: TypeAlias = psycopg2.extensions.connection
@@ -128,6 +129,18 @@ class PostgresSession(LedgerSession):
 
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
         return read_tables(self.query, targets)
+
+    def key_orders(
+        self, target: TargetName, existing: TargetTable, columns: Sequence[str]
+    ) -> tuple[frozenset[str], ...]:
+        """See `tidemark.sinks.mirror.target.Session`."""
+        types = {column.name: column.type_name for column in existing.columns if column.name in columns}
+        texts = [name for name, type_name in types.items() if type_name in TEXTS_BY_COLLATION]
+        by_collation: dict[str, str | None] = {}
+        if texts:
+            found = self.query(text_orders_query(self._connection.server_version), (full_name(target), texts))
+            by_collation = {name: text_order(*facts) for name, *facts in found}
+        return tuple(orders_of_postgres(types.get(name, ""), by_collation.get(name)) for name in columns)
 
     def is_empty(self, target: TargetName) -> bool:
         return not self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 1")

@@ -41,6 +41,12 @@ def full_name(target: TargetName) -> str:
     return f"{quoted(target.schema)}.{quoted(target.table)}"
 
 
+def text_literal(text: str) -> str:
+    """Means the same with each value of standard_conforming_strings."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresDialect:
     source_kind: SourceKind
@@ -73,8 +79,7 @@ class PostgresDialect:
         return f"{quoted(column.name)} {self.column_type(column, key=key)}{' NOT NULL' if key else ''}"
 
     def constant(self, column: Column) -> str:
-        text = str(column.constant).replace("\\", "\\\\").replace("'", "''")
-        return f"E'{text}'"
+        return text_literal(str(column.constant))
 
     def differs(self, column: Column, existing: TargetColumn) -> str:
         if column.constant is None:

@@ -1,0 +1,15 @@
+"""How the server orders texts: by which library, locale and version."""
+
+from collections.abc import Mapping, Sequence
+
+from tidemark.readers.postgres.connect import Connection, quote_table
+from tidemark.state.key_order import text_order, text_orders_query
+from tidemark.state.table import TableId
+
+
+def text_orders(connection: Connection, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
+    """`tidemark.readers.source.OrdersTexts`."""
+    with connection.cursor() as cursor:
+        cursor.execute(text_orders_query(connection.server_version), (quote_table(table), list(columns)))
+        found = {name: text_order(*facts) for name, *facts in cursor.fetchall()}
+    return {name: order for name, order in found.items() if order is not None}
