@@ -229,7 +229,7 @@ class Adapts(Protocol):
 @runtime_checkable
 class ReplacesRanges(Protocol):
     """A sink that can write the rows of a split in place of those that the copy has in the split's range: it takes
-    `ReplacedRange` as the first item of a split (`parts_of(items, replaces=True)`)."""
+    `ReplacedRange` as the first item of a split (`parts_of(items, replaces=True)`; an `EpochSink` as a row of TRANSPORT)."""
 
     def replaceable(
         self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]

@@ -1,9 +1,9 @@
 """Change batches: the rows and changes on their way from the readers through Spark to the sinks.
 
 One Spark row (TRANSPORT) contains one Arrow record batch of one table, as an IPC stream in `payload`, or the name of a
-checkpoint file with the rows of a whole split. The rows of one `part` (a split, or the epoch's log) arrive in order of
-`seq` in one Spark partition. The last row of a part has no payload, and its `row_count` is the sum over the part. A sink
-commits a part only when it has seen that row, never because its input ended.
+checkpoint file with the rows of a whole split, or the range of keys that a split replaces. The rows of one `part` (a split, or
+the epoch's log) arrive in order of `seq` in one Spark partition. The last row of a part has none of these, and its `row_count`
+is the sum over the part. A sink commits a part only when it has seen that row, never because its input ended.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidemark.state.copied_range import CopiedRange
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import TableId, TableSchema
 
@@ -73,6 +74,7 @@ TRANSPORT = pa.schema(
         pa.field("truncates", pa.bool_(), nullable=False),
         pa.field("after_log_epoch", pa.int64()),
         pa.field("after_splits", pa.int64()),
+        pa.field("range", pa.string()),
     ]
 )
 
@@ -129,7 +131,7 @@ class PublishedFile:
 @dataclass(frozen=True, slots=True)
 class ReplacedRange:
     """The first item of a split whose rows replace those of the copy: what the copy has in the range goes, then the rows of the
-    part come. Only for sinks that replace ranges; it has no form for Spark. `after_epoch`: the last epoch that was planned
+    part come. Only for sinks that replace ranges. `after_epoch`: the last epoch that was planned
     before this load of the table."""
 
     epoch: int
@@ -166,15 +168,18 @@ def to_transport(item: PartItem) -> pa.RecordBatch:
             with pa.ipc.new_stream(buffer, rows.schema) as writer:
                 writer.write_batch(rows)
             head = [epoch, part, seq, table.database, table.name, version, rows.num_rows]
-            values = [*head, buffer.getvalue(), None, is_truncation(rows), None, None]
+            values = [*head, buffer.getvalue(), None, is_truncation(rows), None, None, None]
         case PublishedFile(epoch, part, seq, table, version, row_count, name):
             values = [epoch, part, seq, table.database, table.name, version, row_count, None, name, False]
-            values += [None, None]
-        case ReplacedRange(part=part):
-            raise ValueError(f"{part} replaces a range of a copy, which Spark does not write")
+            values += [None, None, None]
+        case ReplacedRange(epoch, part, seq, table, version, keys):
+            if (integers := keys.integers) is None:
+                raise ValueError(f"{part} replaces a range of keys that are no integers, which Spark does not write")
+            head = [epoch, part, seq, table.database, table.name, version, 0]
+            values = [*head, None, None, False, None, None, integers.text]
         case PartEnd(epoch, part, seq, row_count, after):
             values = [epoch, part, seq, None, None, None, row_count, None, None, False]
-            values += [None, None] if after is None else [after.log_epoch, after.splits]
+            values += [None, None, None] if after is None else [after.log_epoch, after.splits, None]
     arrays = []
     for value, field in zip(values, TRANSPORT, strict=True):
         if isinstance(value, pa.Buffer):
@@ -189,11 +194,15 @@ def from_transport(batch: pa.RecordBatch) -> list[PartItem]:
     """Returns the items of a TRANSPORT batch. Payloads are not copied."""
     items: list[PartItem] = []
     epochs, parts, seqs, databases, tables, versions, counts = (batch.column(i).to_pylist() for i in range(7))
-    payloads, files, *after = batch.column(7), *(batch.column(i).to_pylist() for i in (8, 10, 11))
+    payloads, files, *after, ranges = batch.column(7), *(batch.column(i).to_pylist() for i in (8, 10, 11, 12))
     for i in range(batch.num_rows):
         if files[i] is not None:
             table = TableId(databases[i], tables[i])
             items.append(PublishedFile(epochs[i], parts[i], seqs[i], table, versions[i], counts[i], files[i]))
+            continue
+        if ranges[i] is not None:
+            table, keys = TableId(databases[i], tables[i]), CopiedRange.of_integers(IntegerRange.from_text(ranges[i]))
+            items.append(ReplacedRange(epochs[i], parts[i], seqs[i], table, versions[i], keys))
             continue
         payload = payloads[i].as_buffer()
         if payload is None:

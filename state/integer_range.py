@@ -1,8 +1,9 @@
 """Ranges of integer keys, which all databases order alike: the same range in a source and in a copy."""
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from tidemark.state.split import Bound, KeyRange
 
@@ -25,13 +26,33 @@ class IntegerRange:
             return None
         return cls(columns, start, end)
 
+    @classmethod
+    def from_text(cls, text: str) -> "IntegerRange":
+        """Returns the range of which `text` is the property of this name."""
+        columns, start, end = json.loads(text)
+        return cls(tuple(columns), None if start is None else tuple(start), None if end is None else tuple(end))
+
+    @property
+    def text(self) -> str:
+        return json.dumps([self.columns, self.start, self.end])
+
     def contains(self, values: tuple[int, ...]) -> bool:
         return (self.start is None or values >= self.start) and (self.end is None or values < self.end)
 
-    def condition(self, expression_of: Callable[[str], str], *, by_rows: bool = False) -> str:
+    def condition(
+        self,
+        expression_of: Callable[[str], str],
+        *,
+        by_rows: bool = False,
+        literal_of: Callable[[str, int], str] = lambda _, value: str(value),
+    ) -> str:
         """Returns the range as a condition in SQL. `expression_of`: of a column's name. `by_rows`: rows are compared, for which
-        PostgreSQL reads just the range of an index. MySQL and MariaDB do so for the other form."""
-        start, end = (None if values is None else list(map(str, values)) for values in (self.start, self.end))
+        PostgreSQL reads just the range of an index. MySQL and MariaDB do so for the other form. `literal_of`: of a value that
+        is compared with the column of a name."""
+        start, end = (
+            None if bound is None else [literal_of(name, n) for name, n in zip(self.columns, bound, strict=True)]
+            for bound in (self.start, self.end)
+        )
         return range_condition([expression_of(name) for name in self.columns], start, end, by_rows=by_rows)
 
 
@@ -54,6 +75,18 @@ def _integers(bound: Bound | None) -> tuple[int, ...] | None:
     if bound is None or not all(_INTEGER.fullmatch(text) for text in bound.literals):
         return None
     return tuple(int(text) for text in bound.literals)
+
+
+def united(ranges: Iterable[IntegerRange]) -> list[IntegerRange]:
+    """Returns as few ranges as possible with the same keys, in the order of the keys. `ranges`: disjoint ones of the same
+    columns."""
+    found: list[IntegerRange] = []
+    for after in sorted(ranges, key=lambda item: (item.start is not None, item.start or ())):
+        if found and found[-1].end is not None and found[-1].end == after.start:
+            found[-1] = replace(found[-1], end=after.end)
+        else:
+            found.append(after)
+    return found
 
 
 def _compared(names: Sequence[str], values: Sequence[str], operator: str, last: str) -> str:

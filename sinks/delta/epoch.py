@@ -6,15 +6,17 @@ name the epoch, too. Delta's history shows it, and a checkpoint that was set bac
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
+from tidemark.conf.tables import TableName
 from tidemark.sinks.delta.buckets import spread
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
@@ -28,11 +30,13 @@ from tidemark.sinks.delta.locations import (
 )
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
-from tidemark.sinks.delta.tables import PUT_BACK, Style, merge
+from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges, merge
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, PartEnd
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
+from tidemark.state.integer_range import IntegerRange
+from tidemark.state.remedies import read_again
 from tidemark.state.table import TableId, TableSchema
 
 MAX_ATTEMPTS = 5
@@ -43,7 +47,7 @@ _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
-_HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates")
+_HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates", "range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +115,16 @@ class EpochWriter:
                     return
 
     def _commit(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
+        if self.style == "changelog" and found.ranges:
+            raise SinkError(f"A split of {schema.table} replaces a range of a changelog.", _REPORT)
         if self.style == "changelog":
             _append(_unpacked(rows, schema, "changes"), location)
         elif found.truncates:
             _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), location)
         elif found.is_log:
             _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, location)
+        elif found.ranges:
+            _replace_ranges(_unpacked(rows, schema, "rows"), schema, found.ranges, location)
         else:
             # Splits have keys of their own: the target has none of their rows.
             _append(_unpacked(rows, schema, "rows"), location)
@@ -130,7 +138,7 @@ class EpochWriter:
 
 @dataclass(frozen=True, slots=True)
 class _EpochTable:
-    """A table's share of an epoch: rows of splits, or changes of the log."""
+    """A table's share of an epoch: rows of splits, or changes of the log. `ranges`: those that the rows of splits replace."""
 
     table: TableId
     schema_version: int
@@ -138,6 +146,7 @@ class _EpochTable:
     is_log: bool
     byte_count: int
     truncates: bool
+    ranges: tuple[IntegerRange, ...]
 
 
 def _append(rows: DataFrame, location: Location) -> None:
@@ -146,6 +155,18 @@ def _append(rows: DataFrame, location: Location) -> None:
 
 def _replace(rows: DataFrame, location: Location) -> None:
     rows.writeTo(location.relation).overwrite(F.lit(True))
+
+
+def _replace_ranges(rows: DataFrame, schema: TableSchema, ranges: tuple[IntegerRange, ...], location: Location) -> None:
+    """Removes what the copy has in the ranges, and adds the rows, in one commit. Delta refuses rows that are in no range."""
+    condition = in_ranges(ranges, rows.sparkSession.table(location.relation).schema)
+    if condition is None:
+        raise SinkError(
+            f"{location}: the key's columns ({', '.join(ranges[0].columns)}) are no integers any more.",
+            f"Give them their types again. {read_again(TableName(schema.table.database, schema.table.name))}",
+            schema.table,
+        )
+    rows.writeTo(location.relation).overwrite(F.expr(condition))
 
 
 def _merge(effect: DataFrame, schema: TableSchema, location: Location) -> None:
@@ -180,26 +201,32 @@ def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iter
 
 
 def _tables(heads: list[Row]) -> list[_EpochTable]:
-    found: dict[TableId, _EpochTable] = {}
+    of_table: defaultdict[TableId, list[Row]] = defaultdict(list)
     for head in heads:
-        if head["database"] is None:
-            continue
-        table, version, is_log = (
-            TableId(head["database"], head["table"]),
-            head["schema_version"],
-            head["part"] == LOG_PART,
-        )
-        known = found.setdefault(table, _EpochTable(table, version, head["epoch"], is_log, 0, truncates=False))
-        if known.schema_version != version:
-            raise SinkError(f"The columns of {table} change inside one epoch.", _REPORT)
-        if known.is_log != is_log:
-            raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
-        found[table] = replace(
-            known,
-            byte_count=known.byte_count + head["byte_count"],
-            truncates=known.truncates or head["truncates"],
-        )
-    return list(found.values())
+        if head["database"] is not None:
+            of_table[TableId(head["database"], head["table"])].append(head)
+    return [_share(table, found) for table, found in of_table.items()]
+
+
+def _share(table: TableId, heads: list[Row]) -> _EpochTable:
+    """Returns the table's share of the epoch of which it has the batches and ranges `heads`."""
+    parts = {head["part"] for head in heads}
+    ranges = tuple(IntegerRange.from_text(head["range"]) for head in heads if head["range"] is not None)
+    if len({head["schema_version"] for head in heads}) > 1:
+        raise SinkError(f"The columns of {table} change inside one epoch.", _REPORT)
+    if LOG_PART in parts and (len(parts) > 1 or ranges):
+        raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
+    if ranges and len(ranges) != len(parts):
+        raise SinkError(f"Only some splits of {table} in an epoch replace ranges of the copy.", _REPORT)
+    return _EpochTable(
+        table,
+        heads[0]["schema_version"],
+        heads[0]["epoch"],
+        is_log=LOG_PART in parts,
+        byte_count=sum(head["byte_count"] or 0 for head in heads),
+        truncates=any(head["truncates"] for head in heads),
+        ranges=ranges,
+    )
 
 
 def _checked_ends(heads: list[Row]) -> list[PartEnd]:

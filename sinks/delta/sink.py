@@ -6,7 +6,7 @@ The checkpoint records each copy's Delta table id.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from tidemark.sinks.delta.tables import (
     add_columns,
     claim_table,
     create_table,
+    is_replaceable,
     location_findings,
     missing_columns,
     schema_findings,
@@ -39,6 +40,7 @@ from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.key_order import INTEGERS
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -88,6 +90,32 @@ class DeltaSink:
             self._prepare_table(job, schema)
         if self.checkpoint.read(JOB_FILE) is not None:
             self._require_same_time(schemas, written)
+
+    def replaceable(
+        self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
+    ) -> frozenset[TableId]:
+        """See `tidemark.sinks.sink.ReplacesRanges`. Keys must be integers."""
+        return frozenset(
+            schema.table
+            for schema in schemas
+            if schema.table in orders
+            and set(orders[schema.table].values()) == {INTEGERS}
+            and self._is_replaceable(job, schema.table, tuple(orders[schema.table]))
+        )
+
+    def _is_replaceable(self, job: JobIdentity, table: TableId, columns: tuple[str, ...]) -> bool:
+        """A changelog has no rows to replace. A copy that RESTORE has set back must be replaced in one commit: only that tells
+        that it lacks no epoch any more."""
+        location = self.lake.location_of(table)
+        if self.style != "mirror" or self.lake.is_absent(location):
+            return False
+        found = self.lake.look(self._session(), location)
+        if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
+            return False
+        if found.table_id != self._written_id(table) or not is_replaceable(found, columns):
+            return False
+        last = last_epoch(self._session(), location)
+        return last is None or not last.set_back
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
         """Adds columns, and forgets Delta tables that were deleted, so that `prepare` creates them. Leaves other jobs' tables

@@ -1,7 +1,7 @@
 """A table's copy in Delta Lake: its columns, the statements that create and change it, its checks. Pure."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -12,6 +12,7 @@ from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, 
 from tidemark.sinks.delta.rows import schema_of
 from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
 from tidemark.state.change_batch import meta_fields
+from tidemark.state.integer_range import IntegerRange, united
 from tidemark.state.remedies import START_OVER, log_whole_rows
 from tidemark.state.table import TableSchema
 
@@ -20,6 +21,9 @@ PartitionBy: TypeAlias = Mapping[TableName, tuple[str, ...]]
 
 PUT_BACK = f"Put it back, or {START_OVER}."
 _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
+_DELETION_VECTORS = "delta.enableDeletionVectors"
+_SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
+_WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
 
 
 def literal(text: str) -> str:
@@ -38,7 +42,7 @@ def create_table(
     schema: TableSchema, location: Location, style: Style, partition_by: PartitionBy, job: JobIdentity
 ) -> str:
     fields = columns_of(schema, style).fields
-    properties = {JOB_NAME: job.name, JOB_UUID: job.uuid, "delta.enableDeletionVectors": "true"}
+    properties = {JOB_NAME: job.name, JOB_UUID: job.uuid, _DELETION_VECTORS: "true"}
     if any(_NEEDS_MAPPING.search(field.name) for field in fields):
         properties["delta.columnMapping.mode"] = "name"
     columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
@@ -86,6 +90,43 @@ def _held(schema: TableSchema, name: str) -> str:
     has NULL for an empty text."""
     held = f"target.{quoted(name)}"
     return f"coalesce({held}, '')" if schema.column(name).arrow_type == "string" else held
+
+
+def is_replaceable(found: Found, columns: Collection[str]) -> bool:
+    """True if rows of the source can take the place of the copy's rows, one range of the integers in `columns` after the other.
+    Without deletion vectors each of these commits would write the other rows of the files that it touches again. Delta does not
+    find a column with a dot in its name in the condition of such a commit."""
+    has_vectors = found.properties.get(_DELETION_VECTORS, "").lower() == "true"
+    suffixes = _integer_suffixes(found.columns)
+    return has_vectors and all(name.lower() in suffixes and "." not in name for name in columns)
+
+
+def in_ranges(ranges: Iterable[IntegerRange], columns: StructType) -> str | None:
+    """Returns the condition for the rows of a Delta table in disjoint ranges of keys, None if the ranges are not of integers
+    there. `columns`: those of the table. All ranges of a key together have all rows: those without a key, which only somebody
+    else can have written, belong to the range that has no start.
+
+    A literal has the type of its column. Otherwise Spark would change the comparison, and could not hand it on to Delta."""
+    suffixes, conditions = _integer_suffixes(columns), list[str]()
+    for keys in united(ranges):
+        if not all(name.lower() in suffixes for name in keys.columns):
+            return None
+        condition = keys.condition(quoted, literal_of=lambda name, value: f"{value}{suffixes[name.lower()]}")
+        if keys.start is None and keys.end is not None:
+            condition = " OR ".join([f"({condition})", *(f"{quoted(name)} IS NULL" for name in keys.columns)])
+        conditions.append(f"({condition})")
+    return " OR ".join(conditions)
+
+
+def _integer_suffixes(columns: StructType) -> dict[str, str]:
+    """Returns the columns that hold integers, in lower case, with what follows a literal of their type."""
+    found = dict[str, str]()
+    for field in columns.fields:
+        kind = field.dataType.simpleString()
+        suffix = "BD" if _WHOLE_DECIMAL.fullmatch(kind) else _SUFFIXES.get(kind)
+        if suffix is not None:
+            found[field.name.lower()] = suffix
+    return found
 
 
 def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.change_parts import column, snapshot_part
+from tests.support.change_parts import column, replacing_part, snapshot_part
 from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case, mirror  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies
@@ -13,7 +13,7 @@ from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.mirror.target import SourceKind
-from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
+from tidemark.state.change_batch import ChangeBatch, ReplacedRange
 from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
@@ -35,12 +35,7 @@ LEAST, GREATEST = -(2**63), 2**63 - 1
 
 
 def replacing(epoch: int, split: int, keys: IntegerRange, rows: list[Any], schema: TableSchema = PAIRS) -> list[Any]:
-    """The part of a split that replaces a range."""
-    *batches, end = snapshot_part(epoch, split, schema, rows)
-    assert isinstance(end, PartEnd)
-    moved = [dataclasses.replace(batch, seq=batch.seq + 1) for batch in batches if isinstance(batch, ChangeBatch)]
-    first = ReplacedRange(epoch, end.part, 0, schema.table, schema.version, CopiedRange.of_integers(keys))
-    return [first, *moved, dataclasses.replace(end, seq=end.seq + 1)]
+    return replacing_part(epoch, split, schema, keys, rows)
 
 
 def held(case: SinkCase) -> list[tuple[int, int, str]]:

@@ -19,6 +19,7 @@ from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta import sink as delta_sink
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError
 
 pytestmark = pytest.mark.integration
@@ -130,6 +131,12 @@ def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
     if is_late:
         assert f"tidemark signal JOB.yaml resnapshot --table {database.schema}.t" in caught.value.remedy
         resnapshot(load_job_file(job), [TableName(database.schema, "t")])
+        run_epochs(job)
+        state = Checkpoint.at(str(tmp_path / "checkpoint")).job_state()
+        assert state is not None
+        assert [joined.replaced for joined in state.joined] == [()], (
+            "only a commit of all rows tells that none is missing"
+        )
     else:
         delta_session.sql(caught.value.remedy.partition(", and start the job again")[0])
     for _ in range(2):

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from devtools.key_source import WithoutPages
 from tidemark.enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
 from tidemark.state.copied_range import CopiedRange, EncodedText
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.integer_range import IntegerRange, united
 from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
 from tidemark.state.key_order import CODE_POINTS, INTEGERS
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics
@@ -221,6 +221,25 @@ def test_ranges_of_numbers_and_texts_are_the_same_in_sql(
                 conditions = [r.condition(values.__getitem__, literal, by_rows=by_rows) for r in ranges]
                 (found,) = server.execute(f"SELECT {', '.join(conditions)}")
                 assert [i for i, is_in in enumerate(found) if is_in] == [place]
+
+
+@given(
+    bounds=st.lists(threes, min_size=1, max_size=4, unique=True),
+    chosen=st.sets(st.integers(0, 4)),
+    keys=st.lists(threes, min_size=1, max_size=9),
+)
+def test_united_ranges_have_the_same_keys(
+    bounds: list[tuple[int, int, int]], chosen: set[int], keys: list[tuple[int, int, int]]
+) -> None:
+    ends = [None, *sorted(bounds), None]
+    ranges = [IntegerRange(("a", "b", "c"), start, end) for start, end in pairwise(ends)]
+    assert united(ranges[::-1]) == [IntegerRange(("a", "b", "c"), None, None)]
+    some = [IntegerRange.from_text(r.text) for n, r in enumerate(ranges) if n in chosen]
+    assert some == [r for n, r in enumerate(ranges) if n in chosen]
+    found = united(some[::-1])
+    for key in (*keys, *bounds):
+        assert [r.contains(key) for r in found].count(True) == [r.contains(key) for r in some].count(True)
+    assert all(a.end is not None and b.start is not None and a.end < b.start for a, b in pairwise(found))
 
 
 @pytest.mark.pitfall(14)

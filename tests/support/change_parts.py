@@ -1,12 +1,23 @@
 """Change batches made by hand, as the readers would send them."""
 
+import dataclasses
 import datetime
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeBatch, ChangeType, PartEnd, batch_schema
+from tidemark.state.change_batch import (
+    UNCHANGED_FIELD,
+    ChangeBatch,
+    ChangeType,
+    PartEnd,
+    PartItem,
+    ReplacedRange,
+    batch_schema,
+)
+from tidemark.state.copied_range import CopiedRange
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
@@ -129,6 +140,21 @@ def snapshot_part(
     epoch: int, split: int, schema: TableSchema, values: Iterable[Sequence[Any]]
 ) -> list[ChangeBatch | PartEnd]:
     return part(epoch, f"s{split}", [(schema, rows(schema, [(INSERT, v) for v in values], snapshot=True))])
+
+
+def replacing_part(
+    epoch: int, split: int, schema: TableSchema, keys: IntegerRange, values: Iterable[Sequence[Any]]
+) -> list[PartItem]:
+    """The part of a split that replaces a range."""
+    *batches, end = snapshot_part(epoch, split, schema, values)
+    assert isinstance(end, PartEnd)
+    moved = [
+        dataclasses.replace(batch, seq=batch.seq + 1)
+        for batch in batches
+        if isinstance(batch, ChangeBatch) and batch.rows.num_rows
+    ]
+    first = ReplacedRange(epoch, end.part, 0, schema.table, schema.version, CopiedRange.of_integers(keys))
+    return [first, *moved, dataclasses.replace(end, seq=len(moved) + 1)]
 
 
 def log_part(

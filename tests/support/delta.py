@@ -20,7 +20,7 @@ from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.session import open_session, stop_quietly
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
-from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, to_transport
+from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem, to_transport
 from tidemark.state.table import TableSchema
 
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
@@ -80,15 +80,13 @@ def jars_of(session: SparkSession) -> dict[str, str]:
     return {"spark.jars": session.sparkContext.getConf().get("spark.jars", "")}
 
 
-def epoch_of(session: SparkSession, items: Sequence[ChangeBatch | PartEnd]) -> DataFrame:
+def epoch_of(session: SparkSession, items: Sequence[PartItem]) -> DataFrame:
     """The rows of an epoch as the data source gives them, in one Spark partition."""
     rows = pa.Table.from_batches(map(to_transport, items), schema=TRANSPORT)
     return session.createDataFrame(rows, from_arrow_schema(TRANSPORT)).coalesce(1)
 
 
-def write_epochs(
-    sink: Any, job: JobIdentity, items: Sequence[ChangeBatch | PartEnd], schemas: Schemas
-) -> list[PartResult]:
+def write_epochs(sink: Any, job: JobIdentity, items: Sequence[PartItem], schemas: Schemas) -> list[PartResult]:
     """Writes each epoch of `items`, whose parts follow one another."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
