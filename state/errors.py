@@ -37,7 +37,13 @@ def concerning(table: TableId) -> Iterator[None]:
     """Columns and values that can't be read inside are this table's own trouble, unless the error names another table."""
     try:
         yield
-    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError, TableLockedError) as error:
+    except (
+        SchemaChangedError,
+        UnsupportedTypeError,
+        UnreadableTableError,
+        UnknownLogEventError,
+        TableLockedError,
+    ) as error:
         if error.table is None:
             error.table = table
             error.args = (error.message, error.remedy, table)
@@ -58,6 +64,10 @@ class SourceNotUsableError(TidemarkError):
 
 class UnsupportedTypeError(SourceNotUsableError):
     """A column's type can't be carried without loss."""
+
+
+class UnreadableTableError(SourceNotUsableError):
+    """The source refuses to read rows of a table: because of its files, its values, or a privilege on it."""
 
 
 class TableGoneError(SourceNotUsableError):
