@@ -537,6 +537,10 @@ def test_virtual_columns_that_depend_on_a_session(source_database: Database, tar
     same = (850000000, "2024-01-01")
     read, logged = ("2024-01-02", "2023-11-14 22:13:20", *same), ("2024-01-01", "2023-11-14 14:13:20", *same)
     assert rows == [[read, read], [read, logged]]
+    source.execute("SET time_zone = '+00:00'", "ALTER TABLE visits PARTITION BY HASH (id) PARTITIONS 2")
+    job.run()
+    kept = "SELECT CAST(kept AS CHAR) FROM visits"
+    assert [set(database.query(kept)) for database in (source, target)] == [{("2024-01-02",)}, {("2024-01-01",)}]
 
 
 def test_virtual_columns_that_mariadb_logs_as_they_were_before_a_trigger(
