@@ -20,6 +20,7 @@ from tidemark.jobs.monitoring.progress import JobProgress, RunSums, progress_of
 from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.repairs import goes_on, unfinished
+from tidemark.jobs.signals.steering import RESUME, resume_of
 from tidemark.sinks.sink import added_up
 from tidemark.state.errors import PausedError, TableLockedError
 from tidemark.state.failpoints import failpoint
@@ -266,11 +267,11 @@ def _reads_all(record: PlanRecord) -> bool:
 
 def _snapshot_stopped(state: EnumeratorState, tables: Collection[TableId], *, of_job: bool) -> PausedError:
     unread = [str(table.table) for table in state.tables if not isinstance(table.cursor, Exhausted)]
-    resumes = ["resume"] if of_job else []
-    resumes += [f"resume --table {table}" for table in sorted(map(str, tables))]
+    resumes = [RESUME] if of_job else []
+    resumes += [resume_of(table) for table in sorted(tables)]
     more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return PausedError(
         f"A signal has stopped the reading of rows: {', '.join(unread[:3])}{more} is not copied completely. "
         "The log was followed.",
-        f"{', '.join(f'tidemark signal JOB.yaml {resume}' for resume in resumes)}, then run the job again.",
+        f"{', '.join(resumes)}, then run the job again.",
     )

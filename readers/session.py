@@ -6,7 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, SourceUnavailableError, TableLockedError
+from tidemark.state.errors import (
+    SchemaChangedError,
+    SourceNotUsableError,
+    SourceUnavailableError,
+    TableLockedError,
+    UnreadableTableError,
+)
 
 Row: TypeAlias = Sequence[Any]
 Answer = TypeVar("Answer")
@@ -53,8 +59,9 @@ class AskingSession(ABC, Generic[Connection]):
         return self.ask(fetch)
 
     def ask(self, question: Callable[[Connection], Answer]) -> Answer:
-        """Returns the answer, retrying on a new connection up to ATTEMPTS times. Raises SchemaChangedError if
-        it has no such table or column, SourceNotUsableError if it refuses, SourceUnavailableError if it can't be reached."""
+        """Returns the answer, retrying on a new connection up to ATTEMPTS times. Raises SchemaChangedError if it has no such
+        table or column, UnreadableTableError if only that table can't be read, SourceNotUsableError if it refuses,
+        SourceUnavailableError if it can't be reached."""
         for attempt in range(1, ATTEMPTS + 1):
             connection = self.connection
             try:
@@ -63,8 +70,7 @@ class AskingSession(ABC, Generic[Connection]):
                 passing = self.will_pass(error, connection)
                 self.close()
                 if not passing:
-                    raised = SchemaChangedError if self.is_gone(error) else SourceNotUsableError
-                    raise raised(
+                    raise self._refusal(error)(
                         f"The source refuses a query about a table: {self.error_text(error)}",
                         "Check that the table still exists and that the account may SELECT from it.",
                     ) from error
@@ -82,6 +88,11 @@ class AskingSession(ABC, Generic[Connection]):
             pause(attempt)
         raise AssertionError("unreachable")
 
+    def _refusal(self, error: Any) -> type[SourceNotUsableError]:
+        if self.is_gone(error):
+            return SchemaChangedError
+        return UnreadableTableError if self.is_of_table(error) else SourceNotUsableError
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and self.is_open(connection):
@@ -96,6 +107,12 @@ class AskingSession(ABC, Generic[Connection]):
     @abstractmethod
     def is_gone(error: Any) -> bool:
         """True if the server has no such table or column."""
+
+    @staticmethod
+    @abstractmethod
+    def is_of_table(error: Any) -> bool:
+        """True if rows of other tables can be read: the table's files are damaged or away, a value of it can't be computed, or
+        the account has no privilege on it."""
 
     @staticmethod
     @abstractmethod

@@ -37,7 +37,13 @@ def concerning(table: TableId) -> Iterator[None]:
     """Errors inside about columns and values that can't be read are errors of this table, unless they name another one."""
     try:
         yield
-    except (SchemaChangedError, UnsupportedTypeError, UnknownLogEventError, TableLockedError) as error:
+    except (
+        SchemaChangedError,
+        UnsupportedTypeError,
+        UnreadableTableError,
+        UnknownLogEventError,
+        TableLockedError,
+    ) as error:
         if error.table is None:
             error.table = table
             error.args = (error.message, error.remedy, table)
@@ -58,6 +64,10 @@ class SourceNotUsableError(TidemarkError):
 
 class UnsupportedTypeError(SourceNotUsableError):
     """A column's type can't be carried without loss."""
+
+
+class UnreadableTableError(SourceNotUsableError):
+    """The source refuses to read rows of a table: because of its files, its values, or a privilege on it."""
 
 
 class TableGoneError(SourceNotUsableError):

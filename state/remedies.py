@@ -3,6 +3,8 @@
 `START_OVER` is a part of a sentence, the others are whole sentences.
 """
 
+import shlex
+
 START_OVER = "start over with an empty checkpoint and an empty target"
 START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
 LEAVE_OUT = (
@@ -19,4 +21,9 @@ def log_whole_rows(table: object) -> str:
 
 def read_again(name: object) -> str:
     """How a table of the job is read again, with a copy that is adapted or created. `name`: as the job file writes it."""
-    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {name}."
+    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {in_shell(name)}."
+
+
+def in_shell(name: object) -> str:
+    """Returns a name as one word of a command line. A shell runs what is between backticks, which a name may have."""
+    return shlex.quote(str(name))

@@ -10,8 +10,8 @@ _WIDTH = 160
 
 
 def console() -> Console:
-    drawn = Console(highlight=False, markup=False, soft_wrap=True)
-    return drawn if drawn.is_terminal else Console(highlight=False, markup=False, width=_WIDTH)
+    drawn = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return drawn if drawn.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_WIDTH)
 
 
 def table_of(headings: Iterable[str]) -> Table:

@@ -10,11 +10,12 @@ from tidemark.jobs.commands.drawing import console
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
-from tidemark.jobs.signals.steering import RESUME, steering_at
+from tidemark.jobs.signals.steering import resume_of, steering_at
 from tidemark.jobs.tables.parking import DROPPED, way_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
+from tidemark.state.signals import Steering
 
 
 def tables(job: JobFile) -> None:
@@ -28,14 +29,17 @@ def tables(job: JobFile) -> None:
     drawn = Table(box=None, pad_edge=False)
     for heading in ("table", "state", ""):
         drawn.add_column(heading, overflow="fold")
-    for row in _rows(job, state, progress):
+    for row in _rows(job, state, progress, steering):
         drawn.add_row(*map(redact, row))
     console().print(drawn)
 
 
-def _rows(job: JobFile, state: JobState, progress: JobProgress | None) -> Iterator[tuple[str, str, str]]:
+def _rows(
+    job: JobFile, state: JobState, progress: JobProgress | None, steering: Steering
+) -> Iterator[tuple[str, str, str]]:
+    resumes = {str(table): resume_of(table) for table in steering.stopped_tables}
     for table in () if progress is None else progress.tables:
-        yield table.table, state_of(table, progress), f"{RESUME} --table {table.table}" if table.stopped else ""
+        yield table.table, state_of(table, progress), resumes[table.table] if table.stopped else ""
     if progress is None:
         for schema in state.schemas:
             yield str(schema.table), "waiting", ""

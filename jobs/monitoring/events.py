@@ -170,5 +170,5 @@ def open_events() -> Iterator[Events]:
     if not sys.stdout.isatty():
         yield JsonEvents()
         return
-    with Live(console=Console(), refresh_per_second=4, transient=False) as live:
+    with Live(console=Console(markup=False, emoji=False), refresh_per_second=4, transient=False) as live:
         yield TerminalEvents(live)

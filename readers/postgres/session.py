@@ -15,6 +15,12 @@ def will_pass(error: psycopg2.Error, connection: Connection) -> bool:
     return is_transient(error) or connection.closed != 0
 
 
+_OF_TABLE = frozenset({"42501", "58P01", "XX001", "XX002"})
+"""A privilege; a file that is missing; damaged rows, a damaged index."""
+_VALUES = "22"
+"""The class of errors in values, such as a division by zero in snapshot.where."""
+
+
 class SqlSession(AskingSession[Connection]):
     error_class: ClassVar[type[Exception]] = psycopg2.Error
     will_pass = staticmethod(will_pass)
@@ -23,6 +29,11 @@ class SqlSession(AskingSession[Connection]):
     @staticmethod
     def is_gone(error: psycopg2.Error) -> bool:
         return error_code(error) in {"42P01", "42703", "3F000"}
+
+    @staticmethod
+    def is_of_table(error: psycopg2.Error) -> bool:
+        code = error_code(error)
+        return code is not None and (code in _OF_TABLE or code.startswith(_VALUES))
 
     @staticmethod
     def is_locked(error: psycopg2.Error) -> bool:

@@ -12,6 +12,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableLockedError,
+    UnreadableTableError,
     concerning,
 )
 from tidemark.state.position import Position
@@ -41,8 +42,6 @@ class RetryingSplitReader(ABC, Generic[Connection]):
 
     table_is_gone: ClassVar[frozenset[Any]]
     """The server's error codes for a missing table or column."""
-    may_not_read: ClassVar[frozenset[Any]]
-    """Those for a missing privilege on a table or column: the other tables can be read."""
 
     def __init__(self, session: AskingSession[Connection]) -> None:
         self._session = session
@@ -119,11 +118,11 @@ class RetryingSplitReader(ABC, Generic[Connection]):
                 f"{table} no longer has the columns that the job knows: {text}.",
                 f"Check snapshot.where, which may name a missing column. If the table was changed, {START_OVER}.",
             )
-        return SourceNotUsableError(
-            f"The source refuses to read {table}: {text}.",
-            "Check that the account may SELECT from the whole table, and snapshot.where for mistakes.",
-            table if self._error_code(error) in self.may_not_read else None,
-        )
+        message = f"The source refuses to read {table}: {text}."
+        remedy = "Check that the account may SELECT from the whole table, and snapshot.where for mistakes."
+        if self._session.is_of_table(error):
+            return UnreadableTableError(message, remedy, table)
+        return SourceNotUsableError(message, remedy)
 
 
 def columns_are_gone(table: TableId, message: str, remedy: str = START_OVER_NOW) -> SchemaChangedError:

@@ -13,7 +13,7 @@ import pymysql
 import pytest
 
 from devtools.servers import start_server
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, FindServer, fresh_database
@@ -506,3 +506,63 @@ def test_a_table_that_is_published_by_name_is_followed_after_pg_repack(tmp_path:
         job.run()
         assert job.rows(source, "t") == [(1, 7), (3, 3), (4, 4)]
         job.assert_equal("t")
+
+
+def test_virtual_columns_that_depend_on_a_session(source_database: Database, target: Database, tmp_path: Path) -> None:
+    """The log has what the writer's session saw. Those that depend on no session, and stored ones, are the source's."""
+    source = source_database
+    insert = "INSERT INTO visits (id, at, seconds) VALUES ({}, '2024-01-01 20:00:00', 1700000000)"
+    source.execute(
+        "SET time_zone = '-08:00'",
+        "CREATE TABLE visits (id INT PRIMARY KEY, at TIMESTAMP NULL, seconds INT, day DATE AS (DATE(at)) VIRTUAL, "
+        "month INT AS (MONTH(day)) VIRTUAL, moment DATETIME AS (FROM_UNIXTIME(seconds)) VIRTUAL, "
+        "twice INT AS (seconds / 2) VIRTUAL, kept DATE AS (DATE(at)) STORED)",
+        insert.format(1),
+    )
+    job = Mirrored(source, target, tmp_path)
+    run_epochs(job.path, notes=(notes := Notes()))
+    source.execute("SET time_zone = '-08:00'", insert.format(2))
+    job.run()
+    (text,) = [facts["text"] for event, facts in notes.found if event == "warning"]
+    assert f"Virtual columns of {source.name}.visits (day, month, moment): their values depend on the time zone" in text
+    utc = "SET time_zone = '+00:00'"
+    rows = []
+    for database in (source, target):
+        with session(database) as cursor:
+            cursor.execute(utc)
+            cursor.execute(
+                "SELECT CAST(day AS CHAR), CAST(moment AS CHAR), twice, CAST(kept AS CHAR) FROM visits ORDER BY id"
+            )
+            rows.append(list(cursor.fetchall()))
+    same = (850000000, "2024-01-01")
+    read, logged = ("2024-01-02", "2023-11-14 22:13:20", *same), ("2024-01-01", "2023-11-14 14:13:20", *same)
+    assert rows == [[read, read], [read, logged]]
+    source.execute("SET time_zone = '+00:00'", "ALTER TABLE visits PARTITION BY HASH (id) PARTITIONS 2")
+    job.run()
+    kept = "SELECT CAST(kept AS CHAR) FROM visits"
+    assert [set(database.query(kept)) for database in (source, target)] == [{("2024-01-02",)}, {("2024-01-01",)}]
+
+
+def test_virtual_columns_that_mariadb_logs_as_they_were_before_a_trigger(
+    mariadb_database: Database, target: Database, tmp_path: Path
+) -> None:
+    """In an UPDATE of several tables. A stored column has the same value in the source."""
+    source = mariadb_database
+    source.execute(
+        "CREATE TABLE others (id INT PRIMARY KEY, n INT)",
+        "CREATE TABLE goods (id INT PRIMARY KEY, n INT, twice INT AS (n * 2) VIRTUAL, kept INT AS (n * 2) STORED)",
+        "CREATE TRIGGER adds BEFORE UPDATE ON goods FOR EACH ROW SET NEW.n = NEW.n + 100",
+        "INSERT INTO others VALUES (1, 1)",
+        "INSERT INTO goods (id, n) VALUES (1, 1), (2, 1)",
+    )
+    job = Mirrored(source, target, tmp_path)
+    run_epochs(job.path, notes=(notes := Notes()))
+    source.execute(
+        "UPDATE others JOIN goods ON goods.id = others.id SET goods.n = 5, others.n = 2",
+        "UPDATE goods SET n = 5 WHERE id = 2",
+    )
+    job.run()
+    (text,) = [facts["text"] for event, facts in notes.found if event == "warning"]
+    assert f"Virtual columns of {source.name}.goods (twice): the table has a trigger BEFORE UPDATE" in text
+    assert job.rows(source, "goods") == [(1, 105, 210, 10), (2, 105, 210, 210)]
+    assert job.rows(target, "goods") == [(1, 105, 10, 10), (2, 105, 210, 210)]

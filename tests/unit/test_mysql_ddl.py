@@ -524,6 +524,16 @@ def test_tokens_of_quotes_escapes_and_comments() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["\u3000t", "\u00a0", "t\u2003", "\u0085t", "\u0131gnore", "\u017fet"])
+def test_letters_beyond_ascii_are_no_spaces_and_no_keywords(name: str) -> None:
+    """Servers have no other spaces than those of ASCII, and take all letters beyond it for parts of a name."""
+    assert classify(f"TRUNCATE TABLE {name}", "shop").truncated == TableId("shop", name)
+    assert classify(f"TRUNCATE {name}", "shop").truncated == TableId("shop", name)
+    assert classify(f"ALTER TABLE t ADD COLUMN {name} INT", "shop").added[0].name == name
+    added = classify("ALTER TABLE t ADD \u0131ndex INT", "shop").added
+    assert [column.name for column in added] == ["\u0131ndex"]
+
+
 def test_backslash_ends_no_string_without_escapes() -> None:
     assert len(list(tokens(r"'a\' b", NO_BACKSLASH_ESCAPES))) == 2
     with pytest.raises(NotSqlError):

@@ -16,9 +16,15 @@ from tests.support.printed_texts import FILLED_IN, ROOT, Text, code_of_documents
 from tidemark.conf.model import JobFile
 from tidemark.conf.section import Section, section_in, sections_in_union
 from tidemark.conf.sink import LATER_SINK_TYPES
+from tidemark.conf.tables import TableName, parse_table_name
 from tidemark.jobs.cli import SignalKind, app
 from tidemark.jobs.monitoring.ending import INTERRUPTED, USAGE_ERROR
+from tidemark.jobs.signals.steering import resume_of
+from tidemark.jobs.tables.parking import way_back
 from tidemark.state.errors import TidemarkError
+from tidemark.state.job_state import Left
+from tidemark.state.remedies import read_again
+from tidemark.state.table import TableId
 
 COMMAND = get_command(app)
 COMMANDS = frozenset(COMMAND.commands)  # type: ignore[attr-defined]
@@ -189,6 +195,22 @@ def test_a_mapping_in_a_remedy_is_taken_by_the_job_file(tmp_path: Path, key: str
     text = SMALL.replace("mysql://cdc:pa55word@db/", "postgresql://cdc:pa55word@db/shop")
     job = load_text(tmp_path, text, f"{key}={value}")
     assert job.redacted() != load_text(tmp_path, text).redacted()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [TableName("shop", "orders"), TableName("shop", "orders.2024"), TableName("my shop", '`it\'s` $HOME; "x"')],
+    ids=str,
+)
+def test_a_shell_takes_a_printed_table_for_what_it_is(tmp_path: Path, name: TableName) -> None:
+    """In a shell, what is between backticks is a command."""
+    table = TableId(name.database, name.name)
+    job = load_text(tmp_path, SMALL)
+    for text in (read_again(name), f"{resume_of(table)}.", way_back(job, Left(table, 1, paused=True))):
+        *_, option, word = shlex.split(text)
+        assert option == "--table"
+        assert parse_table_name(word.removesuffix(".")) == name
+    assert read_again(TableName("shop", "orders")).endswith(" --table shop.orders.")
 
 
 EXIT_CODES = re.compile(r"^\| ([0-9]+) \|", re.MULTILINE)

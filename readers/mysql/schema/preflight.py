@@ -20,6 +20,7 @@ from tidemark.readers.mysql.schema.table_checks import (
     check_select,
     check_storage,
     check_vectors,
+    check_virtual,
 )
 from tidemark.readers.mysql.schema.table_facts import TableFacts
 from tidemark.readers.mysql.server import ServerInfo
@@ -86,6 +87,7 @@ def preflight(
         if unreadable:
             continue
         findings += check_vectors(facts, server, exclude_columns=excluded)
+        findings += check_virtual(connection, facts, server, exclude_columns=excluded)
         schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
         findings += problems
         if schema is not None:

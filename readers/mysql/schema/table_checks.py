@@ -1,6 +1,7 @@
 """Preflight checks of tables: changes missing in the log, unsupported types, missing keys."""
 
 import contextlib
+import re
 from collections.abc import Collection
 from typing import Literal
 
@@ -17,6 +18,13 @@ from tidemark.state.table import TableId, TableSchema
 
 TRANSACTIONAL_ENGINES = frozenset({"INNODB"})
 _CHANGES_CHILDREN = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
+_SESSION_FUNCTIONS = frozenset({"date_format", "dayname", "from_unixtime", "monthname", "unix_timestamp", "week"})
+"""Functions whose value depends on the session's time zone, language or first week of the year."""
+_WORD = re.compile(r"`(?:[^`]|``)+`|[\w$]+")
+_TRIGGER_BEFORE_UPDATE = (
+    "SELECT 1 FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s "
+    "AND event_manipulation = 'UPDATE' AND action_timing = 'BEFORE' LIMIT 1"
+)
 
 
 def check_columns(
@@ -44,6 +52,61 @@ def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Col
         for column in facts.columns
         if column.source_type.lower().startswith("vector") and column.name not in exclude_columns
     ]
+
+
+def check_virtual(
+    connection: Connection, facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]
+) -> list[Finding]:
+    """Warns of virtual columns whose values in the log may be others than those that a SELECT shows."""
+    virtual = [column.name for column in facts.columns if column.virtual is not None]
+    copied = [name for name in virtual if name not in exclude_columns]
+    unsteady, found = _session_columns(facts), []
+    if named := [name for name in copied if name in unsteady]:
+        why = (
+            "their values depend on the time zone or the language of a session. In rows that are read they are those of a "
+            "session in UTC, in changes those of the session that made them"
+        )
+        found.append(_virtual_warning(facts, named, why))
+    if copied and server.flavour == "mariadb" and _has_trigger(connection, facts.table):
+        why = (
+            "the table has a trigger BEFORE UPDATE. After an UPDATE of several tables MariaDB may log values that they had "
+            "before the trigger"
+        )
+        found.append(_virtual_warning(facts, copied, why))
+    return found
+
+
+def _has_trigger(connection: Connection, table: TableId) -> bool:
+    """True for one BEFORE UPDATE that the account may see."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TRIGGER_BEFORE_UPDATE, (table.database, table.name))
+        return cursor.fetchone() is not None
+
+
+def _session_columns(facts: TableFacts) -> set[str]:
+    """The virtual columns whose values depend on the session: by a function, by a TIMESTAMP, or by another such column."""
+    unsteady, reads = (
+        set[str](),
+        {c.name.lower() for c in facts.columns if c.source_type.lower().startswith("timestamp")},
+    )
+    for column in facts.columns:  # a virtual column reads only generated columns before it
+        if column.virtual is None:
+            continue
+        words = {word.lower().strip("`").replace("``", "`") for word in _WORD.findall(column.virtual)}
+        if words & (reads | _SESSION_FUNCTIONS):
+            unsteady.add(column.name)
+            reads.add(column.name.lower())
+    return unsteady
+
+
+def _virtual_warning(facts: TableFacts, names: list[str], why: str) -> Finding:
+    listed = ", ".join(names)
+    return warning(
+        f"Virtual columns of {facts.table} ({listed}): {why}.",
+        "Drop them and add them again as STORED where the server allows that, or leave them out: "
+        f"source.columns: {{{facts.table}: {{exclude: [{listed}]}}}}.",
+        table=facts.table,
+    )
 
 
 def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:

@@ -31,7 +31,8 @@ _FOREIGN_KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """`charset` is None for types without one, and for `binary`."""
+    """`charset` is None for types without one, and for `binary`. `virtual`: the expression of a virtual column, which the
+    server computes whenever it reads or logs a row."""
 
     name: str
     source_type: str
@@ -39,6 +40,7 @@ class ColumnFacts:
     collation: str | None
     nullable: bool
     generated: bool
+    virtual: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ def _read(connection: Connection, database: str, name: str | None) -> dict[Table
 
 _TABLES = "SELECT table_name, table_type, engine FROM information_schema.tables WHERE table_schema = %s"
 _COLUMNS = (
-    "SELECT table_name, column_name, column_type, character_set_name, collation_name, is_nullable, extra "
+    "SELECT table_name, column_name, column_type, character_set_name, collation_name, is_nullable, extra, "
+    "generation_expression "
     "FROM information_schema.columns WHERE table_schema = %s"
 )
 _INDEXES = (
@@ -185,9 +188,9 @@ def _grouped(rows: Sequence[tuple[Any, ...]]) -> defaultdict[str, list[tuple[Any
 
 
 def _column(row: tuple[Any, ...]) -> ColumnFacts:
-    _, name, source_type, charset, collation, is_nullable, extra = row
-    if isinstance(source_type, bytes):  # MySQL's catalog returns some of its text columns as bytes
-        source_type = source_type.decode()
+    # MySQL's catalog returns some of its text columns as bytes.
+    texts = [value.decode() if isinstance(value, bytes) else value for value in row]
+    _, name, source_type, charset, collation, is_nullable, extra, expression = texts
     return ColumnFacts(
         name=name,
         source_type=source_type,
@@ -195,6 +198,7 @@ def _column(row: tuple[Any, ...]) -> ColumnFacts:
         collation=None if charset == "binary" else collation,
         nullable=is_nullable == "YES",
         generated=any(word in extra.upper() for word in ("VIRTUAL", "STORED GENERATED", "PERSISTENT")),
+        virtual=expression or "" if "VIRTUAL" in extra.upper() else None,
     )
 
 

@@ -122,7 +122,6 @@ class SplitReader(RetryingSplitReader[Connection]):
     changes during every read."""
 
     table_is_gone: ClassVar[frozenset[int]] = frozenset({1054, 1146})
-    may_not_read: ClassVar[frozenset[int]] = frozenset({1142, 1143})
     _error_code = staticmethod(error_code)
 
     def __init__(

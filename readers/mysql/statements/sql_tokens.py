@@ -27,7 +27,8 @@ class Token:
 
     def is_word(self, *words: str) -> bool:
         """True if the token is one of these keywords (upper case) and not quoted."""
-        return self.kind is TokenKind.WORD and self.text.upper() in words
+        # Letters such as the dotless i have a capital of ASCII.
+        return self.kind is TokenKind.WORD and self.text.isascii() and self.text.upper() in words
 
     def is_symbol(self, symbol: str) -> bool:
         return self.kind is TokenKind.SYMBOL and self.text == symbol
@@ -37,10 +38,10 @@ class Token:
         return self.kind is TokenKind.WORD or self.kind is TokenKind.NAME
 
 
-_SPACE = re.compile(r"[\s\0]+")
+_SPACE = re.compile(r"[\s\0]+", re.ASCII)
 _WORD = re.compile(r"[0-9A-Za-z$_\u0080-\U0010ffff]+")
-_LINE_COMMENT = re.compile(r"(?:#|--(?=[\s\0]|$))[^\n]*")
-_CODE_COMMENT = re.compile(r"/\*M?!\d*")
+_LINE_COMMENT = re.compile(r"(?:#|--(?=[\s\0]|$))[^\n]*", re.ASCII)
+_CODE_COMMENT = re.compile(r"/\*M?!\d*", re.ASCII)
 _QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}]|{quote}{quote})*){quote}") for quote in "`'\""}
 _ESCAPED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.|{quote}{quote})*){quote}", re.DOTALL) for quote in "'\""}
 

@@ -32,7 +32,6 @@ class KeyReader(RetryingSplitReader[Connection]):
     """Re-reads rows of the tables of `schemas`. snapshot.where is ignored: it never limits changes."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
-    may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
     _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:

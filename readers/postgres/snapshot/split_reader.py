@@ -101,7 +101,6 @@ class SplitReader(RetryingSplitReader[Connection]):
     """Reads splits whose high is a snapshot. The anchor is not used."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
-    may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
     _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
