@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Collection
 
+from tidemark.conf.tables import TableName
 from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
 from tidemark.jobs.epoch.planner import Planner
@@ -25,6 +26,7 @@ from tidemark.state.errors import PausedError, TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, SnapshotWork
+from tidemark.state.remedies import argument
 from tidemark.state.signals import UNSTEERED, Steering
 from tidemark.state.table import TableId
 
@@ -267,7 +269,8 @@ def _reads_all(record: PlanRecord) -> bool:
 def _snapshot_stopped(state: EnumeratorState, tables: Collection[TableId], *, of_job: bool) -> PausedError:
     unread = [str(table.table) for table in state.tables if not isinstance(table.cursor, Exhausted)]
     resumes = ["resume"] if of_job else []
-    resumes += [f"resume --table {table}" for table in sorted(map(str, tables))]
+    names = sorted(TableName(table.database, table.name) for table in tables)
+    resumes += [f"resume --table {argument(name)}" for name in names]
     more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
     return PausedError(
         f"A signal has stopped the reading of rows: {', '.join(unread[:3])}{more} is not copied completely. "

@@ -3,6 +3,10 @@
 `START_OVER` is a part of a sentence, the others are whole sentences.
 """
 
+import shlex
+
+from tidemark.state.table import TableId
+
 START_OVER = "start over with an empty checkpoint and an empty target"
 START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
 LEAVE_OUT = (
@@ -12,11 +16,17 @@ RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 
-def log_whole_rows(table: object) -> str:
+def log_whole_rows(table: TableId) -> str:
     """PostgreSQL: how the log gets the values that it leaves out of changes (TOAST)."""
-    return f"Let the log contain whole rows (ALTER TABLE {table} REPLICA IDENTITY FULL), then {START_OVER}."
+    quoted = ".".join('"' + name.replace('"', '""') + '"' for name in (table.database, table.name))
+    return f"Let the log contain whole rows (ALTER TABLE {quoted} REPLICA IDENTITY FULL), then {START_OVER}."
 
 
 def read_again(name: object) -> str:
     """How a table of the job is read again, with a copy that is adapted or created. `name`: as the job file writes it."""
-    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {name}."
+    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {argument(name)}."
+
+
+def argument(name: object) -> str:
+    """The name as an argument of a command in a shell: backticks, blanks and dollar signs mean nothing there."""
+    return shlex.quote(str(name))

@@ -22,6 +22,7 @@ from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError, JobFileError
+from tidemark.state.remedies import argument
 from tidemark.state.table import TableId
 
 
@@ -80,7 +81,7 @@ def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None
             "Their rows are read again by the running job, or at its next start; compare again after that."
             if repair
             else f"To read a table again: tidemark reconcile JOB.yaml --repair, or tidemark signal JOB.yaml resnapshot --table "
-            f"{first}.",
+            f"{argument(first)}.",
         )
     if any(result.behind for result in results):
         count = sum(result.behind for result in results)

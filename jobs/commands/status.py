@@ -17,7 +17,7 @@ from tidemark.jobs.monitoring.run_record import facts_of, last_run, text_of
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.times import iso_time, time_text
 from tidemark.jobs.recovered_state import required_state
-from tidemark.jobs.signals.steering import RESUME, steering_at
+from tidemark.jobs.signals.steering import RESUME, resume_of, steering_at
 from tidemark.jobs.tables.parking import is_dropped
 from tidemark.state.checkpoint.history import RunRecord
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -115,7 +115,7 @@ def _signalled(steering: Steering) -> Iterator[str]:
     if steering.stopped_us is not None:
         yield f"no splits have been read since {time_text(steering.stopped_us)}. {RESUME} ends it."
     for table in steering.stopped_tables:
-        yield f"no splits of {table} are read. {RESUME} --table {table} ends it."
+        yield f"no splits of {table} are read. {resume_of(table)} ends it."
     if steering.settings:
         yield ", ".join(f"{key}={value}" for key, value in steering.settings)
 

@@ -10,7 +10,7 @@ from tidemark.jobs.commands.drawing import console
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress, read_progress
 from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.recovered_state import required_state
-from tidemark.jobs.signals.steering import RESUME, steering_at
+from tidemark.jobs.signals.steering import resume_of, steering_at
 from tidemark.jobs.tables.parking import DROPPED, way_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState, Left
@@ -34,8 +34,9 @@ def tables(job: JobFile) -> None:
 
 
 def _rows(job: JobFile, state: JobState, progress: JobProgress | None) -> Iterator[tuple[str, str, str]]:
+    ids = {str(schema.table): schema.table for schema in state.schemas}
     for table in () if progress is None else progress.tables:
-        yield table.table, state_of(table, progress), f"{RESUME} --table {table.table}" if table.stopped else ""
+        yield table.table, state_of(table, progress), resume_of(ids[table.table]) if table.stopped else ""
     if progress is None:
         for schema in state.schemas:
             yield str(schema.table), "waiting", ""

@@ -14,6 +14,7 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.problems import dotted
 from tidemark.conf.quantities import Every
 from tidemark.conf.section import form_of
+from tidemark.conf.tables import TableName
 from tidemark.conf.yaml_tree import Place, YamlRefusedError, read_tree, to_plain
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.times import time_text
@@ -23,7 +24,9 @@ from tidemark.state.errors import JobFileError, PausedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import Exhausted
+from tidemark.state.remedies import argument
 from tidemark.state.signals import OF_THE_FILE, Answer, Signal, Steering, steering_of
+from tidemark.state.table import TableId
 
 SETTINGS = (
     "snapshot.parallelism",
@@ -35,6 +38,11 @@ SETTINGS = (
 """The keys of the job file that `tidemark signal … set` may change: only future plans depend on them."""
 
 RESUME = "tidemark signal JOB.yaml resume"
+
+
+def resume_of(table: TableId) -> str:
+    """Returns the command that ends what a signal has stopped of a table."""
+    return f"{RESUME} --table {argument(TableName(table.database, table.name))}"
 
 
 def steering_at(checkpoint: Checkpoint) -> Steering:
@@ -160,7 +168,7 @@ def tell_steering(job: JobFile, steering: Steering, events: Events) -> None:
         text = f"No splits are read since {time_text(steering.stopped_us)} UTC; the log is followed. {RESUME} ends it."
         events.note("snapshot_stopped", text=text)
     for table in steering.stopped_tables:
-        text = f"No splits of it are read; the log is followed. {RESUME} --table {table} ends it."
+        text = f"No splits of it are read; the log is followed. {resume_of(table)} ends it."
         events.note("snapshot_stopped", table=str(table), text=text)
     if steering.settings:
         events.note("settings", text="Signals have set: " + ", ".join(f"{k}={v}" for k, v in steering.settings))

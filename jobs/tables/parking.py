@@ -30,7 +30,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
-from tidemark.state.remedies import START_OVER, read_again
+from tidemark.state.remedies import START_OVER, argument, read_again
 from tidemark.state.signals import UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
@@ -260,7 +260,7 @@ def has_away(job: JobFile, state: JobState) -> bool:
 def way_back(job: JobFile, left: Left) -> str:
     """The remedy for a parked or paused table."""
     if left.paused:
-        return f"To read the table again: tidemark signal JOB.yaml resume --table {_name(left.table)}."
+        return f"To read the table again: tidemark signal JOB.yaml resume --table {argument(_name(left.table))}."
     if job.mode != "full+incremental":
         return f"Name {left.table} in source.exclude_tables, and copy it by a job of its own."
     if is_dropped(job, left):
