@@ -106,6 +106,10 @@ class BadValueError(SourceNotUsableError):
     """The source has a value that no copy can hold, and `sink.on_bad_value` does not say what to write instead."""
 
 
+class UnreadableRowsError(SourceNotUsableError):
+    """The source can't read some rows of a table, or not compute a condition of them."""
+
+
 class DamagedLogError(SourceNotUsableError):
     """Bytes of the log or of a result do not have the expected format."""
 

@@ -12,6 +12,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableLockedError,
+    UnreadableRowsError,
     concerning,
 )
 from tidemark.state.position import Position
@@ -119,11 +120,21 @@ class RetryingSplitReader(ABC, Generic[Connection]):
                 f"{table} no longer has the columns that the job knows: {text}.",
                 f"Check snapshot.where, which may name a missing column. If the table was changed, {START_OVER}.",
             )
+        if self._is_of_rows(self._error_code(error)):
+            return UnreadableRowsError(
+                f"The source can't read rows of {table}: {text}.",
+                "Correct these rows, or the condition (snapshot.where).",
+                table,
+            )
         return SourceNotUsableError(
             f"The source refuses to read {table}: {text}.",
             "Check that the account may SELECT from the whole table, and snapshot.where for mistakes.",
             table if self._error_code(error) in self.may_not_read else None,
         )
+
+    def _is_of_rows(self, code: Any) -> bool:
+        """True for an error of single rows, which leaves the server and the other tables as they are."""
+        return False
 
 
 def columns_are_gone(table: TableId, message: str, remedy: str = START_OVER_NOW) -> SchemaChangedError:

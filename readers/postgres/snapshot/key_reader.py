@@ -7,33 +7,33 @@ in this epoch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import psycopg2
 import pyarrow as pa
 
 from tidemark.readers.log.published_rereads import NO_SPLIT
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_literal, quote_table
+from tidemark.readers.postgres.connect import Connection, error_text, quote_literal, quote_table
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
 from tidemark.readers.postgres.keys.key_text import key_expression, key_text, whole_key_text
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
-from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, require_shape, select_where, take_snapshot
+from tidemark.readers.postgres.snapshot.split_reader import (
+    SnapshotReader,
+    SnapshotSource,
+    require_shape,
+    select_where,
+    take_snapshot,
+)
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.errors import TableLockedError
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.split import KeyRange, Report, Split
 from tidemark.state.table import TableId, TableSchema
 
 
-class KeyReader(RetryingSplitReader[Connection]):
+class KeyReader(SnapshotReader):
     """Re-reads rows of the tables of `schemas`. snapshot.where is ignored: it never limits changes."""
-
-    table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
-    may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
-    _error_code = staticmethod(error_code)
 
     def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:
         super().__init__(SqlSession(source.connect))

@@ -50,6 +50,11 @@ SELECT pg_current_snapshot()::text,
 """
 
 
+_OF_ROWS = ("21", "22", "54", "XX001", "XX002")
+"""Codes and classes of errors of rows: a condition can't be computed, a character has no place in UTF-8, a row is too long to
+be sent, its storage is damaged."""
+
+
 def _nothing() -> None:
     pass
 
@@ -96,12 +101,19 @@ class SnapshotSource:
         limit_lock_waits(connection)
 
 
-class SplitReader(RetryingSplitReader[Connection]):
-    """Reads splits whose high is a snapshot. The anchor is not used."""
+class SnapshotReader(RetryingSplitReader[Connection]):
+    """What readers of splits and of keys have in common."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
     may_not_read: ClassVar[frozenset[str]] = frozenset({"42501"})
     _error_code = staticmethod(error_code)
+
+    def _is_of_rows(self, code: str | None) -> bool:
+        return code is not None and code.startswith(_OF_ROWS)
+
+
+class SplitReader(SnapshotReader):
+    """Reads splits whose high is a snapshot. The anchor is not used."""
 
     def __init__(self, source: SnapshotSource, *, hooks: ReadHooks | None = None) -> None:
         super().__init__(SqlSession(source.connect))
