@@ -77,6 +77,13 @@ class LocalStore:
                 raise
             _sync_folder(target.parent)
             return True
+        except OSError as exc:
+            if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise CheckpointError(
+                f"The checkpoint {self.root} can't be written: {exc.strerror}.",
+                "Make room there, then run the job again: it continues.",
+            ) from exc
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
