@@ -290,7 +290,8 @@ class Source(Section):
     )
     zero_dates: Annotated[Literal["null", "error"], BeforeValidator(_null_is_a_word)] = Field(
         "null",
-        description="MySQL, MariaDB: what happens to invalid dates like 0000-00-00, and to those of the year 0. `null`: NULL in the copy. `error`: the "
+        description="MySQL, MariaDB: what happens to invalid dates like 0000-00-00, and to those of the year 0. "
+        "`null`: NULL in the copy. `error`: the "
         "table is parked (`on_table_error`).",
     )
 

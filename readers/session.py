@@ -11,6 +11,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableLockedError,
+    UnreadableRowsError,
     UnreadableTableError,
 )
 
@@ -91,6 +92,8 @@ class AskingSession(ABC, Generic[Connection]):
     def _refusal(self, error: Any) -> type[SourceNotUsableError]:
         if self.is_gone(error):
             return SchemaChangedError
+        if self.is_of_rows(error):
+            return UnreadableRowsError
         return UnreadableTableError if self.is_of_table(error) else SourceNotUsableError
 
     def close(self) -> None:
@@ -111,8 +114,13 @@ class AskingSession(ABC, Generic[Connection]):
     @staticmethod
     @abstractmethod
     def is_of_table(error: Any) -> bool:
-        """True if rows of other tables can be read: the table's files are damaged or away, a value of it can't be computed, or
-        the account has no privilege on it."""
+        """True if rows of other tables can be read: the table's files are damaged or away, or the account has no privilege on
+        it."""
+
+    @staticmethod
+    @abstractmethod
+    def is_of_rows(error: Any) -> bool:
+        """True if other rows of the table can be read: a value of some can't be computed, or they are damaged."""
 
     @staticmethod
     @abstractmethod

@@ -67,7 +67,11 @@ class UnsupportedTypeError(SourceNotUsableError):
 
 
 class UnreadableTableError(SourceNotUsableError):
-    """The source refuses to read rows of a table: because of its files, its values, or a privilege on it."""
+    """The source refuses to read rows of a table: because of its files, or of a privilege on it."""
+
+
+class UnreadableRowsError(UnreadableTableError):
+    """The source can't read some rows of a table, or can't compute a condition for them."""
 
 
 class TableGoneError(SourceNotUsableError):

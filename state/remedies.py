@@ -5,6 +5,8 @@
 
 import shlex
 
+from tidemark.state.table import TableId
+
 START_OVER = "start over with an empty checkpoint and an empty target"
 START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
 LEAVE_OUT = (
@@ -14,9 +16,10 @@ RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 
-def log_whole_rows(table: object) -> str:
+def log_whole_rows(table: TableId) -> str:
     """PostgreSQL: how the log gets the values that it leaves out of changes (TOAST)."""
-    return f"Let the log contain whole rows (ALTER TABLE {table} REPLICA IDENTITY FULL), then {START_OVER}."
+    quoted = ".".join('"' + name.replace('"', '""') + '"' for name in (table.database, table.name))
+    return f"Let the log contain whole rows (ALTER TABLE {quoted} REPLICA IDENTITY FULL), then {START_OVER}."
 
 
 def read_again(name: object) -> str:

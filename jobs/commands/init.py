@@ -15,7 +15,7 @@ from tidemark.conf.endpoint import DatabaseKind, Endpoint, parse_endpoint
 from tidemark.conf.load import load_job_options
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
-from tidemark.conf.tables import TableName
+from tidemark.conf.tables import TableName, parse_table_name
 from tidemark.jobs.sources import find_source, selected_tables
 from tidemark.readers.findings import Finding
 from tidemark.readers.source import FoundSource
@@ -141,9 +141,11 @@ def _text(
     if login.variable:
         lines.append(f"# The password comes from the environment: export {login.variable}=…")
     lines += ["#", "# Grants for the account, to be given by an administrator:"]
-    folders = [glob.removesuffix(".*") for glob in globs]
+    quote = '"' if endpoint.kind == "postgresql" else "`"
+    folders = [_in_sql(parse_table_name(f"{glob.removesuffix('.*')}.t").database, quote) for glob in globs]
     whole = ", ".join(folders) if endpoint.kind == "postgresql" else folders[0] + ".*"
-    facts = {"user": endpoint.user, "databases": whole, "publication": f"tidemark_{job.replace('-', '_')}"}
+    user = _in_sql(endpoint.user, quote)
+    facts = {"user": user, "databases": whole, "publication": f"tidemark_{job.replace('-', '_')}"}
     lines += [f"#   {line.format(**facts)}" for line in _grants(endpoint.kind)]
     if len(folders) > 1 and endpoint.kind != "postgresql":
         lines.append(f"#   The same for {', '.join(f'{folder}.*' for folder in folders[1:])}")
@@ -218,6 +220,12 @@ def _job(login: _Login, tables: Sequence[str]) -> JobFile:
 def _job_name(endpoint: Endpoint) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", (endpoint.database or endpoint.host).lower()).strip("-")
     return f"{name or 'source'}-copy"[-50:].strip("-")
+
+
+def _in_sql(name: str, quote: str) -> str:
+    """The name as SQL has it, in quotes where it needs them or may be a keyword."""
+    is_plain = re.fullmatch(r"[a-z_][a-z0-9_]*", name) and name not in {"default", "order", "user"}
+    return name if is_plain else quote + name.replace(quote, 2 * quote) + quote
 
 
 def _part(name: str) -> str:

@@ -34,7 +34,14 @@ from tidemark.readers.snapshot.repairs import key_values, write_repair
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
-from tidemark.state.errors import PausedError, SchemaChangedError, SinkError, SourceNotUsableError, TableLockedError
+from tidemark.state.errors import (
+    PausedError,
+    SchemaChangedError,
+    SinkError,
+    SourceNotUsableError,
+    TableLockedError,
+    UnreadableRowsError,
+)
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import JobState, Joined
@@ -210,7 +217,8 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
             else:
                 read, lacking, output, rest = reading.part(wish, schema, columns)
         except (PartRefusedError, SourceNotUsableError, TableLockedError, SinkError) as error:
-            if isinstance(error, SourceNotUsableError) and error.table is not None:
+            is_of_rows = isinstance(error, UnreadableRowsError)
+            if isinstance(error, SourceNotUsableError) and error.table is not None and not is_of_rows:
                 raise  # such as an altered table: the job has a way to go on
             _refuse(checkpoint, number, wish.signal, str(error))
             continue

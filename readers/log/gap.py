@@ -12,7 +12,7 @@ from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.source import KeyRouting, RoutesByTransaction
 from tidemark.state.change_batch import is_truncation
-from tidemark.state.errors import SchemaChangedError, TruncatedError
+from tidemark.state.errors import SchemaChangedError, TruncatedError, concerning
 from tidemark.state.remedies import START_OVER_NOW, read_again
 from tidemark.state.table import TableId, TableSchema
 
@@ -61,7 +61,8 @@ class Gap:
             return None
         owners = None
         if not finished_splits.is_uniform:
-            owners = self._routing.owners(schema, self._columns[schema.table], rows, finished_splits)
+            with concerning(schema.table):  # it may have been altered since the range was planned
+                owners = self._routing.owners(schema, self._columns[schema.table], rows, finished_splits)
         return finished_splits.keep(owners, versions, self._transactions(rows))
 
     def _transactions(self, rows: pa.RecordBatch) -> Int64s | None:

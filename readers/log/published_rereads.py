@@ -79,7 +79,7 @@ def replacements(schema: TableSchema, moves: pa.RecordBatch, found: pa.Array, ro
         for field in fields:
             if field.name in meta:
                 column = meta[field.name].slice(i, 1)
-            elif field.name in _FROM_MOVE or field.name in schema.key:
+            elif field.name in _FROM_MOVE or (index is None and field.name in schema.key):
                 column = moves.column(field.name).slice(i, 1)
             elif index is None or field.name not in rows.schema.names:
                 column = pa.nulls(1, field.type)

@@ -19,7 +19,7 @@ _FILES = frozenset(
 _VALUES = frozenset({1292, 1365, 1366, 1411, 1416, 1690, 3037, *range(3140, 3159), *range(3685, 3701)})
 """A value of a virtual column, or of snapshot.where, can't be computed: out of its range, a division by zero, no valid JSON or
 geometry, a regular expression."""
-_OF_TABLE = _NO_PRIVILEGE | _FILES | _VALUES
+_OF_TABLE = _NO_PRIVILEGE | _FILES
 
 
 def will_pass(error: pymysql.MySQLError, connection: Connection) -> bool:
@@ -39,6 +39,10 @@ class SqlSession(AskingSession[Connection]):
     @staticmethod
     def is_of_table(error: pymysql.MySQLError) -> bool:
         return error_code(error) in _OF_TABLE
+
+    @staticmethod
+    def is_of_rows(error: pymysql.MySQLError) -> bool:
+        return error_code(error) in _VALUES
 
     @staticmethod
     def is_locked(error: pymysql.MySQLError) -> bool:

@@ -15,10 +15,11 @@ def will_pass(error: psycopg2.Error, connection: Connection) -> bool:
     return is_transient(error) or connection.closed != 0
 
 
-_OF_TABLE = frozenset({"42501", "58P01", "XX001", "XX002"})
-"""A privilege; a file that is missing; damaged rows, a damaged index."""
-_VALUES = "22"
-"""The class of errors in values, such as a division by zero in snapshot.where."""
+_OF_TABLE = frozenset({"42501", "58P01"})
+"""A privilege; a file that is missing."""
+_OF_ROWS = ("21", "22", "54", "XX001", "XX002")
+"""Codes and classes of errors of rows: a condition can't be computed, a character has no place in UTF-8, a row is too long to
+be sent, its storage is damaged."""
 
 
 class SqlSession(AskingSession[Connection]):
@@ -32,8 +33,12 @@ class SqlSession(AskingSession[Connection]):
 
     @staticmethod
     def is_of_table(error: psycopg2.Error) -> bool:
+        return error_code(error) in _OF_TABLE
+
+    @staticmethod
+    def is_of_rows(error: psycopg2.Error) -> bool:
         code = error_code(error)
-        return code is not None and (code in _OF_TABLE or code.startswith(_VALUES))
+        return code is not None and code.startswith(_OF_ROWS)
 
     @staticmethod
     def is_locked(error: psycopg2.Error) -> bool:

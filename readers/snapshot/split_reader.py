@@ -12,6 +12,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableLockedError,
+    UnreadableRowsError,
     UnreadableTableError,
     concerning,
 )
@@ -117,6 +118,12 @@ class RetryingSplitReader(ABC, Generic[Connection]):
                 table,
                 f"{table} no longer has the columns that the job knows: {text}.",
                 f"Check snapshot.where, which may name a missing column. If the table was changed, {START_OVER}.",
+            )
+        if self._session.is_of_rows(error):
+            return UnreadableRowsError(
+                f"The source can't read rows of {table}: {text}.",
+                "Correct these rows, or the condition (snapshot.where).",
+                table,
             )
         message = f"The source refuses to read {table}: {text}."
         remedy = "Check that the account may SELECT from the whole table, and snapshot.where for mistakes."

@@ -1,5 +1,6 @@
 """The open files of one part. Memory and the number of open files are bounded, however many tables the part has."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ class FilesPart:
     ) -> None:
         for table in self._tables.values():
             if table.file is not None:
-                table.file.abandon()
+                with contextlib.suppress(OSError):  # it tries once more to write what a full filesystem did not take
+                    table.file.abandon()
             table.temporary.unlink(missing_ok=True)
             if table.spill is not None:
                 table.spill.unlink(missing_ok=True)

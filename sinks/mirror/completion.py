@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.unchanged import missing_value_error
-from tidemark.state.errors import SinkError
+from tidemark.state.errors import RefusedRowsError
 from tidemark.state.table import TableSchema
 
 
@@ -113,9 +113,9 @@ class Completion:
 
 
 def check_row_count(table: str, inserted: int, row_count: int) -> None:
-    """Raises SinkError if the target has inserted another number of rows than it was given."""
+    """Raises RefusedRowsError if the target has inserted another number of rows than it was given."""
     if inserted != row_count:
-        raise SinkError(
+        raise RefusedRowsError(
             f"{table} has taken {inserted} of {row_count} rows.",
             "Remove the triggers and rules of that table that skip or redirect rows.",
         )

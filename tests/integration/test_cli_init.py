@@ -1,6 +1,7 @@
 """`tidemark init`: the first job file of a source is valid, and says what is left out."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,6 +114,14 @@ def test_names_that_need_quotes(mysql_database: Database, tmp_path: Path) -> Non
     assert not job.source.selects(mysql_database.name, "odd.na:me #1")
 
 
+def test_grants_have_names_as_postgresql_needs_them(postgres_database: Database, tmp_path: Path) -> None:
+    postgres_database.execute('CREATE SCHEMA "Sales"', 'CREATE TABLE "Sales".t (id int PRIMARY KEY)')
+    init(postgres_database.url, path := tmp_path / "job.yaml")
+    found = re.search(r"(GRANT USAGE ON SCHEMA .*;) (GRANT SELECT .*;)", path.read_text())
+    assert found is not None
+    postgres_database.execute(*found.groups())
+
+
 def test_without_a_database_all_of_the_server_are_taken(tmp_path: Path) -> None:
     with start_server("mariadb") as server:
         with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
@@ -122,6 +131,8 @@ def test_without_a_database_all_of_the_server_are_taken(tmp_path: Path) -> None:
             cursor.execute("CREATE DATABASE empty")
         init(server.url, path := tmp_path / "job.yaml")
         source = load_job_file(path).source
+    assert "GRANT SELECT ON crm.* TO" in path.read_text()
+    assert "The same for `shop-1`.*" in path.read_text()
     assert source.selects("shop-1", "t")
     assert source.selects("crm", "t")
     assert not source.selects("empty", "t")

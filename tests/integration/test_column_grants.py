@@ -16,6 +16,7 @@ from tests.support.postgres_roles import role
 from tests.support.servers import Database
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.startup import open_job
 from tidemark.readers.source import RereadsKeys
@@ -157,3 +158,39 @@ def test_a_key_that_may_not_be_read_again_concerns_the_right_table(limited: Limi
         with server.key_reading(schemas) as reading, pytest.raises(SourceNotUsableError) as caught:
             reading.read_again(notes, pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int32())}))
     assert caught.value.table == limited.table
+
+
+def test_partitions_that_may_not_be_looked_at_concern_their_table(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that runs looks into a partition that was attached."""
+    source, next_epoch, altered, notes = postgres_database, Planner.next_epoch, list[bool](), Notes()
+    source.execute(
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.people (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF shop.people FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE shop.others (id int PRIMARY KEY)",
+        f"CREATE PUBLICATION {source.name} FOR TABLE shop.people, shop.others WITH (publish_via_partition_root = true)",
+    )
+    grants = "USAGE ON SCHEMA shop", "SELECT ON ALL TABLES IN SCHEMA shop"
+    with role(source, *grants, attributes="LOGIN REPLICATION") as login:
+        job = Limited(source, login, tmp_path).path
+        run_epochs(job)
+
+        def plan(self: Planner, committed: int, **settings: Any) -> int:
+            if not altered:
+                altered.append(True)
+                source.execute(
+                    f"REVOKE SELECT ON shop.people FROM {login.user}",
+                    "CREATE TABLE shop.high (id int PRIMARY KEY)",
+                    "ALTER TABLE shop.people ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)",
+                    "INSERT INTO shop.others VALUES (1)",
+                )
+            return next_epoch(self, committed, **settings)
+
+        monkeypatch.setattr(Planner, "next_epoch", plan)
+        run_epochs(job, notes=notes)
+    (parked,) = [facts for event, facts in notes.found if event == "parked"]
+    assert parked["table"] == "shop.people"
+    assert "the role may not read its rows" in parked["text"]
+    assert read_history(tmp_path / "out", "shop", "others")["id"].to_pylist() == [1]

@@ -145,3 +145,27 @@ def test_a_table_that_is_locked_when_a_job_starts_again_is_followed(
         run_epochs(path, notes=(notes := Notes()))
     assert not [event for event, _ in notes.found if event in {"left", "joined", "parked"}]
     assert ids(tmp_path, source, "held") == [1, 2, 3]
+
+
+def test_a_partition_that_is_locked_when_a_job_starts_again_is_followed(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VACUUM FULL and CLUSTER lock it for as long as they run. What a start asks of it is in the catalogs."""
+    source = postgres_database
+    path = job_of(source, tmp_path)
+    source.execute(
+        "DROP TABLE held",
+        "CREATE TABLE held (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE held_low PARTITION OF held FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE held_high PARTITION OF held FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO held VALUES (1), (11)",
+    )
+    run_epochs(path)
+    source.execute("INSERT INTO held VALUES (2)", "INSERT INTO free VALUES (3)")
+    monkeypatch.setitem(postgres_connect.SESSION, "lock_timeout", "1s")  # instead of none: whoever waits fails
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN; LOCK TABLE held_high IN ACCESS EXCLUSIVE MODE")
+        run_epochs(path, notes=(notes := Notes()))
+    assert not [event for event, _ in notes.found if event in {"left", "joined", "parked"}]
+    assert ids(tmp_path, source, "held") == [1, 2, 11]
+    assert ids(tmp_path, source, "free") == [1, 2, 3]

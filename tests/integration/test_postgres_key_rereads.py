@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase, sorted_rows
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.epoch.planner import Planner
 from tidemark.readers.log import key_rereads as split_key_moves
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.snapshot.split_read import SplitRead
@@ -233,3 +234,52 @@ def test_a_table_is_read_again_if_rows_read_again_contain_its_truncation(
     assert ["t was truncated" in facts["text"] for event, facts in notes.found if event == "left"] == [True]
     schema = schema_of(job)
     assert copy.rows(schema) == sorted_rows(schema, postgres_database.query("SELECT * FROM t"))
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "moved", "equal"),
+    [
+        ("numeric", "35", "135.0", "135.00"),
+        ("interval", "interval '35 mon'", "interval '135 mon'", "interval '4050 d'"),
+    ],
+)
+def test_equal_keys_that_look_different_are_one_key(
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    low: str,
+    moved: str,
+    equal: str,
+) -> None:
+    """The copy takes them for one, too. The key gets another form and its own again before it is re-read: both changes come
+    in a later epoch, and the re-read contains them."""
+    source, next_epoch, read_again, done = postgres_database, Planner.next_epoch, KeyReader.read_again, list[str]()
+    source.execute(
+        f"CREATE TABLE t (id {key} PRIMARY KEY, body text)",
+        "ALTER TABLE t ALTER body SET STORAGE EXTERNAL",
+        f"INSERT INTO t SELECT i * {low} / 35, {BIG.format('i * 1000')} FROM generate_series(1, 40) AS i",
+        "ANALYZE t",
+    )
+
+    def plan(self: Planner, committed: int, **settings: Any) -> int:
+        if committed == 1 and not done:  # the last split is read
+            done.append("moved")
+            source.execute(f"UPDATE t SET id = {moved} WHERE id = {low}")
+        return next_epoch(self, committed, **settings)
+
+    def read(self: KeyReader, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
+        if done == ["moved"]:
+            done.append("changed")
+            source.execute(*(f"UPDATE t SET id = {form}, body = 'new' WHERE id = {moved}" for form in (equal, moved)))
+        return read_again(self, schema, rows)
+
+    monkeypatch.setattr(Planner, "next_epoch", plan)
+    monkeypatch.setattr(KeyReader, "read_again", read)
+    with fresh_database(source.server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "copy_{table}"}
+        snapshot = {"split_rows": 5, "parallelism": 1}
+        run_epochs(write_job(tmp_path, source=source_of(source), snapshot=snapshot, sink=sink))
+        assert done == ["moved", "changed"]
+        rows = "SELECT id::text, md5(body) FROM {} ORDER BY id"
+        assert target.query(rows.format("copy_t")) == source.query(rows.format("t"))

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from devtools.server import Server
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.drop import drop
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -232,3 +234,20 @@ def test_a_copy_that_lacks_a_row_is_read_again(postgres_database: Database, tmp_
             database.query(f"SELECT {columns} FROM {name} ORDER BY id") for name in (f"copy_{table}", table)
         )
         assert held == wanted
+
+
+def test_a_character_that_utf8_lacks_is_left_behind(postgres_server: Server, tmp_path: Path) -> None:
+    """A client with the database's encoding may store any byte. The server can't send it as UTF-8, in the log for ever."""
+    with fresh_database(postgres_server, "ENCODING 'WIN1252' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0") as source:
+        source.execute("CREATE TABLE notes (id int PRIMARY KEY, v text)", "INSERT INTO notes VALUES (1, '€')")
+        sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl"}
+        job = write_job(tmp_path, source=source_of(source), sink=sink)
+        run_epochs(job)
+        source.execute(r"INSERT INTO notes VALUES (2, convert_from('\x81', 'WIN1252')), (3, 'é')")
+        for correction in ("UPDATE notes SET v = 'a' WHERE id = 2", "SELECT 1"):
+            remedy = remedy_of(job, SourceNotUsableError)
+            source.execute(correction)
+        assert "drop the slot (tidemark drop JOB.yaml)" in remedy
+        drop(load_job_file(job), yes=True)
+        run_epochs(job, setting_in(remedy))
+        assert "é" in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.jsonl"))

@@ -327,6 +327,11 @@ REFUSALS = [
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$; "
         "CREATE TRIGGER refuse BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION refuse()",
     ),
+    (
+        "postgres",
+        "CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
+        "CREATE TRIGGER skip BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION skip()",
+    ),
 ]
 
 

@@ -369,6 +369,20 @@ def test_names_that_need_quoting(mirror: SinkCase) -> None:  # noqa: F811
     assert mirror.rows(odd) == [(1, "a"), (2, "%")]
 
 
+def test_a_copy_may_be_called_as_statements_call_its_new_rows(mirror: SinkCase) -> None:  # noqa: F811
+    """PostgreSQL's ON CONFLICT knows them as `excluded`."""
+    schema = dataclasses.replace(ORDERS, table=TableId("shop", "excluded"))
+    case, schemas = routed(mirror, "{table}"), {(schema.table, 1): schema}
+    case.sink.prepare(case.job, [schema])
+    row = ("Ada", None, 0, None)
+    case.write(
+        snapshot_part(1, 1, schema, [(1, *row), (2, *row)]),
+        log_part(2, (schema, [(UPDATE, (2, "B", None, 0, None)), (INSERT, (3, *row)), (DELETE, (1, *row))])),
+        schemas=schemas,
+    )
+    assert case.place.query("SELECT id, customer FROM excluded ORDER BY id") == [(2, "B"), (3, "Ada")]
+
+
 def test_column_that_is_not_captured_has_no_place_in_the_copy(mirror: SinkCase) -> None:  # noqa: F811
     hidden = dataclasses.replace(ORDERS.columns[4], captured=False, arrow_type="")
     schema = dataclasses.replace(ORDERS, columns=(*ORDERS.columns[:4], hidden))

@@ -80,3 +80,14 @@ def test_a_new_table_with_such_a_condition_does_not_join(any_source_database: Da
         assert len(found.schemas) == 3
     run_epochs(job_of(database, tmp_path, {"fresh": "id > 2"}))
     assert sorted(read_history(tmp_path / "out", database.schema, "fresh")["id"].to_pylist()) == [3, 4, 5]
+
+
+def test_a_row_for_which_the_server_can_t_compute_it_concerns_its_table(
+    postgres_database: Database, tmp_path: Path
+) -> None:
+    create(postgres_database, "orders", "order_lines")
+    run_epochs(job_of(postgres_database, tmp_path, {"orders": "10 / (id - 3) >= -10"}), notes=(notes := Notes()))
+    (parked,) = [facts for event, facts in notes.found if event == "parked"]
+    assert parked["table"] == "public.orders"
+    assert "division by zero" in parked["text"]
+    assert read_history(tmp_path / "out", "public", "order_lines").num_rows == 5

@@ -261,6 +261,23 @@ def test_parts_are_read_again_while_both_move(source: Database, target: Database
     assert [outcome.accepted for outcome in outcomes(job).values()] == [True] * 12
 
 
+@pytest.mark.parametrize(("source", "target"), [PAIRS[3]], indirect=True)
+def test_a_condition_that_can_t_be_computed_of_a_row_ends_its_signal(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    give(job, source, "orders", where="10 / (id - 5) > 100")
+    run_epochs(job)
+    (outcome,) = outcomes(job).values()
+    assert not outcome.accepted
+    assert "division by zero" in outcome.text
+    state = Checkpoint.at(load_job_file(job).checkpoint).job_state()
+    assert state is not None
+    assert not state.left
+
+
 @pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3]], indirect=True)
 def test_what_can_t_be_read_is_refused_and_the_job_goes_on(
     source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -11,11 +11,12 @@ import yaml
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
@@ -24,6 +25,7 @@ from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, TablesParkedError
 from tidemark.state.job_state import JobState
+from tidemark.state.plan import LogWork
 from tidemark.state.table import TableId
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
@@ -481,3 +483,47 @@ def test_all_tables_of_a_wildcard_are_dropped_and_others_go_on(any_source_databa
     typo = job_of(database, tmp_path, tables=[*wildcards, f"{database.schema}.odl_*"])
     run_epochs(typo, notes=(notes := Notes()))
     assert [facts["text"] for event, facts in notes.found if ".odl_* matches no table now" in str(facts.get("text"))]
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [
+        ("ALTER TYPE kind RENAME VALUE 'b' TO 'bb'", "joined"),
+        ("ALTER TABLE t RENAME COLUMN id TO number", "parked"),  # the copy has another key
+    ],
+)
+def test_a_key_is_altered_after_a_range_of_the_log_was_planned(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, outcome: str
+) -> None:
+    """Splits of the table are left, so the source is asked to which of them the keys in the range belong."""
+    source, next_epoch, planned, notes = postgres_database, Planner.next_epoch, list[int](), Notes()
+    source.execute(
+        "CREATE TYPE kind AS ENUM ('a', 'b', 'c')",
+        "CREATE TABLE t (kind kind, id int, v int, PRIMARY KEY (kind, id))",
+        "INSERT INTO t SELECT (ARRAY['a', 'b', 'c'])[n % 3 + 1]::kind, n, 0 FROM generate_series(1, 12) AS n",
+        "CREATE TABLE other (id int PRIMARY KEY, v int)",
+        "INSERT INTO other VALUES (1, 0)",
+    )
+
+    def plan(self: Planner, committed: int, **settings: Any) -> int:
+        if not planned:
+            source.execute("UPDATE t SET v = v + 1", "UPDATE other SET v = v + 1")
+        epoch = next_epoch(self, committed, **settings)
+        if epoch > committed and not planned:
+            record = self.record(epoch)
+            read = next(table.done_splits for table in record.state.tables if table.table.name == "t")
+            if isinstance(record.plan.work, LogWork) and read >= 2:  # with different highs
+                planned.append(epoch)
+                source.execute(change)
+        return epoch
+
+    monkeypatch.setattr(Planner, "next_epoch", plan)
+    with fresh_database(source.server) as target:
+        job = job_of(source, tmp_path, target)
+        run_epochs(job, "snapshot.split_rows=2", "snapshot.parallelism=1", notes=notes)
+        assert planned
+        assert told(notes) == [("left", "t"), (outcome, "t")]
+        assert target.query("SELECT * FROM copy_other") == source.query("SELECT * FROM other")
+        if outcome == "joined":
+            copied = target.query("SELECT kind, id, v FROM copy_t ORDER BY id")
+            assert copied == source.query("SELECT kind::text, id, v FROM t ORDER BY id")

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -23,7 +24,7 @@ from tidemark.jobs.signals.steering import resume_of
 from tidemark.jobs.tables.parking import way_back
 from tidemark.state.errors import TidemarkError
 from tidemark.state.job_state import Left
-from tidemark.state.remedies import read_again
+from tidemark.state.remedies import log_whole_rows, read_again
 from tidemark.state.table import TableId
 
 COMMAND = get_command(app)
@@ -231,3 +232,15 @@ def test_the_document_and_the_help_have_every_exit_code_and_command() -> None:
     assert [int(text.split()[0]) for text in told] == sorted(known)
     commands = document.partition("## Commands")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `tidemark ([a-z]+) ", commands, re.MULTILINE)) == COMMANDS
+
+
+@pytest.mark.parametrize("name", ["orders", "a b", "it's", "v$orders", "R&D", "x;y", 'say "hi"', "odd.`name`"])
+def test_a_shell_reads_the_name_of_a_table_as_it_is(name: str) -> None:
+    table = TableName("shop", name)
+    written = read_again(table).removesuffix(".").partition("--table ")[2]
+    told = subprocess.run(["sh", "-c", f"printf %s {written}"], capture_output=True, text=True, check=True)
+    assert parse_table_name(told.stdout) == table
+
+
+def test_statements_have_names_as_postgresql_needs_them() -> None:
+    assert 'ALTER TABLE "Shop"."say ""hi""" REPLICA' in log_whole_rows(TableId("Shop", 'say "hi"'))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import psycopg2
 import pyarrow as pa
 
 from tidemark.readers.log.gap_filter import FinishedSplits
@@ -27,9 +28,11 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.readers.postgres.slot.open_transactions import still_unseen
 from tidemark.readers.postgres.snapshot.pages import SharedSnapshots, page_statistics
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from tidemark.state.position import Position
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot
 from tidemark.state.table import TableId, TableSchema
 
@@ -136,7 +139,16 @@ class PostgresKeys:
             numbers = values[0].cast(pa.int64()).to_numpy(zero_copy_only=False)
             return finished_splits.owners(numbers.view(np.uint64) ^ np.uint64(_SIGN))
         sql = _owners_query(key.columns, values, finished_splits.boundaries)
-        answer: str = self._session.query(sql)[0][0]
+        try:
+            answer: str = self._session.query(sql)[0][0]
+        except SourceNotUsableError as error:
+            if isinstance(error.__cause__, psycopg2.DataError):  # such as a label of an enum that was renamed since
+                raise SchemaChangedError(
+                    f"{schema.table} has keys in the log that the types of its key do not have any more: {error.message}",
+                    START_OVER_NOW,
+                    schema.table,
+                ) from error
+            raise
         return np.fromstring(answer, np.int64, sep=",")
 
     def key(self, table: TableId, columns: tuple[str, ...]) -> TableKey:

@@ -55,8 +55,8 @@ WITH RECURSIVE tree(root, oid, parent, attached) AS (
     SELECT t.root, i.inhrelid, i.inhparent, i.xmin
     FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid AND NOT i.inhdetachpending
 )
-SELECT t.root::bigint, c.oid::bigint, t.parent::bigint, n.nspname || '.' || c.relname, t.attached::text::bigint,
-       CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END
+SELECT t.root::bigint, c.oid::bigint, t.parent::bigint, quote_ident(n.nspname) || '.' || quote_ident(c.relname),
+       t.attached::text::bigint, CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END
 FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
 ORDER BY 1, 2"""
 

@@ -20,7 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tidemark.readers.postgres.connect import Connection, quote_table
+import psycopg2
+import psycopg2.errors
+
+from tidemark.readers.postgres.connect import Connection, error_text, quote_table
 from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look, were_types_altered
 from tidemark.readers.postgres.pgoutput.stream import peek_query
 from tidemark.readers.postgres.schema.identity import (
@@ -32,7 +35,7 @@ from tidemark.readers.postgres.schema.identity import (
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
-from tidemark.state.errors import PartitionsChangedError, RowsAttachedError
+from tidemark.state.errors import PartitionsChangedError, RowsAttachedError, SourceNotUsableError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
@@ -123,18 +126,22 @@ def look_again(
     with _snapshot(connection):
         now = look(connection, known)
         for before, after in zip(known.tables, now.tables, strict=True):
-            changes = differences(before, after)
-            if changes != Differences():
-                checks.check(after, changes, known.ended_xid)
-            require_same_types(schemas[after.table], before, after)
-            checks.check_new_types(schemas[after.table], before, after, known.ended_xid)
-            if before.columns != after.columns:
-                facts = read_tables(connection, [after.table])[after.table]
-                listed = has_column_list(connection, slot_source.publication, schemas[after.table])
-                require_same_shape(schemas[after.table], facts, all_logged=not listed)
-            if before.filenode != after.filenode:
-                checks.check_rewritten(before, after, known.ended_xid)
+            with _may_be_unreadable(after.table):
+                checks.compare(before, after, known.ended_xid, schemas[after.table])
     return PartitionLook(now, tuple(checks.warnings))
+
+
+@contextmanager
+def _may_be_unreadable(table: TableId) -> Iterator[None]:
+    """Raises SourceNotUsableError if the role may not read the table any more. It concerns the table alone."""
+    try:
+        yield
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise SourceNotUsableError(
+            f"{table} was altered, and the role may not read its rows: {error_text(error)}.",
+            f"GRANT SELECT ON {quote_table(table)} TO the role of source.url.",
+            table,
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,20 @@ class _Checks:
     slot_source: SlotSource
     keeps_removed: bool
     warnings: list[str] = field(default_factory=list)
+
+    def compare(self, before: WatchedTable, after: WatchedTable, ended_xid: int, schema: TableSchema) -> None:
+        """Raises as `look_again`."""
+        changes = differences(before, after)
+        if changes != Differences():
+            self.check(after, changes, ended_xid)
+        require_same_types(schema, before, after)
+        self.check_new_types(schema, before, after, ended_xid)
+        if before.columns != after.columns:
+            facts = read_tables(self.connection, [after.table])[after.table]
+            listed = has_column_list(self.connection, self.slot_source.publication, schema)
+            require_same_shape(schema, facts, all_logged=not listed)
+        if before.filenode != after.filenode:
+            self.check_rewritten(before, after, ended_xid)
 
     def check(self, root: WatchedTable, changes: Differences, ended_xid: int) -> None:
         storages = self._storages(root, [*(a.leaf for a in changes.attached), *changes.rewritten])
@@ -290,8 +311,8 @@ def _attached_with_rows(table: TableId, partition: Partition) -> RowsAttachedErr
     return RowsAttachedError(
         f"Partition {partition.name} of {table} was attached with rows, or it can't be proven that it had none: such rows are "
         "in no log.",
-        f"ALTER TABLE {table} DETACH PARTITION {partition.name}, create an empty one by CREATE TABLE … PARTITION OF, and run "
-        f"the job again; then INSERT the rows into {table}. Or {START_OVER}.",
+        f"ALTER TABLE {quote_table(table)} DETACH PARTITION {partition.name}, create an empty one by CREATE TABLE … PARTITION "
+        f"OF, and run the job again; then INSERT the rows into {table}. Or {START_OVER}.",
         table,
     )
 

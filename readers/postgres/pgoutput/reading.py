@@ -21,6 +21,7 @@ import numpy as np
 
 from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.log.log_batch import LogBatch, truncation
+from tidemark.readers.postgres.connect import quote_table
 from tidemark.readers.postgres.pgoutput import arrays as w
 from tidemark.readers.postgres.pgoutput.arrays import Reason
 from tidemark.readers.postgres.pgoutput.messages import IGNORED, damaged, read_relation, read_truncate
@@ -277,12 +278,13 @@ class Reading:
                 unfit = self._tables.unfit(relation)
                 return damaged(f"{table} has rows at {where} and was not described") if unfit is None else unfit
             case Reason.IDENTITY:
+                altered = self._tables.slots[relation].schema.table
                 return SchemaChangedError(
                     f"{table} has an update or delete at {where} without the old row's key: its REPLICA IDENTITY does not "
                     "include the key.",
-                    f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT, USING INDEX or FULL, such that it includes the job's "
-                    f"key. Then {START_OVER}.",
-                    self._tables.slots[relation].schema.table,
+                    f"ALTER TABLE {quote_table(altered)} REPLICA IDENTITY DEFAULT, USING INDEX or FULL, such that it includes "
+                    f"the job's key. Then {START_OVER}.",
+                    altered,
                 )
             case Reason.KEY:
                 return SchemaChangedError(

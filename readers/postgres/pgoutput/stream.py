@@ -31,6 +31,8 @@ SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 
 _WATCH_CLIENT = "SET client_connection_check_interval = '2s'"
 """Lets the server stop decoding and free the slot when its client is gone."""
+_OF_VALUES = ("22", "54")
+"""Classes of errors: a character that UTF-8 lacks, a text that is too long."""
 _IN_USE, _REMOVED, _INVALIDATED, _MISSING, _DENIED = "55006", "58P01", "55000", "42704", "42501"
 
 
@@ -147,5 +149,11 @@ def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | Co
         return SourceNotUsableError(
             f"The role may not read the log: {text}.",
             "ALTER ROLE <role> REPLICATION. The page Permissions of Tidemark's documentation has all grants.",
+        )
+    if code is not None and code.startswith(_OF_VALUES):
+        return SourceNotUsableError(
+            f"The source can't show a value in its log: {text}.",
+            "Correct it in the source. It stays in the log, so also drop the slot (tidemark drop JOB.yaml), and run the job "
+            "with source.on_log_lost: resnapshot: it reads all rows again.",
         )
     return SourceNotUsableError(f"The source can't read its log: {text}.", "Correct what the server's message says.")

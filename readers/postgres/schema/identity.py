@@ -5,6 +5,7 @@ Names do not identify tables: another table may have the name now.
 
 from collections.abc import Collection, Iterable, Mapping
 
+from tidemark.readers.postgres.connect import quote_table
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.state.errors import SchemaChangedError, TableDroppedError
 from tidemark.state.partitions import WatchedTable
@@ -118,7 +119,7 @@ def is_gone(table: TableId) -> TableDroppedError:
 def is_unlogged(table: TableId) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} is unlogged now: its changes are not in the log.",
-        f"ALTER TABLE {table} SET LOGGED, then {START_OVER}.",
+        f"ALTER TABLE {quote_table(table)} SET LOGGED, then {START_OVER}.",
         table,
     )
 

@@ -93,10 +93,11 @@ def check_role(connection: Connection) -> list[Finding]:
     role, may_replicate = row
     if may_replicate:
         return []
+    quoted = quote_identifier(role)
     return [
         refusal(
             f"The role {role} may not use replication slots.",
-            f"ALTER ROLE {role} REPLICATION (on Amazon RDS: GRANT rds_replication TO {role}).",
+            f"ALTER ROLE {quoted} REPLICATION (on Amazon RDS: GRANT rds_replication TO {quoted}).",
         )
     ]
 

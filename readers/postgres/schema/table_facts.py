@@ -64,11 +64,17 @@ SELECT i.indrelid::bigint, c.relname, i.indisprimary, i.indisreplident,
              ORDER BY k)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indisunique AND i.indrelid = ANY (%(tables)s::oid[]) ORDER BY 1, 2"""
+# pg_partition_tree() would lock each partition, and wait for a session that rewrites one.
 _PARTITIONS = """
-SELECT r.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
-FROM unnest(%(tables)s::oid[]) AS r(oid) CROSS JOIN LATERAL pg_partition_tree(r.oid) t
-JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND t.relid <> r.oid ORDER BY 1, 2, 3"""
+WITH RECURSIVE tree(root, oid) AS (
+    SELECT i.inhparent, i.inhrelid FROM pg_inherits AS i JOIN pg_class AS r ON r.oid = i.inhparent AND r.relkind = 'p'
+    WHERE i.inhparent = ANY (%(tables)s::oid[]) AND NOT i.inhdetachpending
+    UNION ALL
+    SELECT t.root, i.inhrelid FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+)
+SELECT t.root::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
+FROM tree AS t JOIN pg_class AS c ON c.oid = t.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind <> 'p' ORDER BY 1, 2, 3"""
 
 
 @dataclass(frozen=True, slots=True)

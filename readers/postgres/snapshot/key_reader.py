@@ -6,6 +6,7 @@ All re-reads of an epoch use one snapshot, unless its connection is lost. Change
 in this epoch.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -15,17 +16,26 @@ import pyarrow as pa
 from tidemark.readers.log.published_rereads import NO_SPLIT
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_literal, quote_table
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
-from tidemark.readers.postgres.keys.key_text import key_expression, key_text, whole_key_text
+from tidemark.readers.postgres.keys.key_text import array_literal, key_expression, key_text, whole_key_text
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
-from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, require_shape, select_where, take_snapshot
+from tidemark.readers.postgres.snapshot.split_reader import (
+    SnapshotSource,
+    require_shape,
+    select_where,
+    take_snapshot,
+)
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
-from tidemark.state.errors import TableLockedError
+from tidemark.state.errors import TableLockedError, concerning
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.split import KeyRange, Report, Split
 from tidemark.state.table import TableId, TableSchema
+
+_OF_SEVERAL_FORMS = re.compile(r"(?:numeric|interval|jsonb|numrange|nummultirange)(?:\[\])?")
+"""Types with equal values that have different texts, and that a copy may have, too: 1.0 and 1.00, 1 mon and 30 days. A column
+of numeric with a scale has one text for each value."""
 
 
 class KeyReader(RetryingSplitReader[Connection]):
@@ -40,12 +50,27 @@ class KeyReader(RetryingSplitReader[Connection]):
         self._wanted = pa.RecordBatch.from_pydict({})
         self._begun: tuple[Connection, WalPosition, int] | None = None
         self._keys: dict[TableId, TableKey] = {}
+        self._types: dict[TableId, tuple[KeyColumn, ...]] = {}
 
     def texts(self, schema: TableSchema, rows: pa.RecordBatch | pa.Table) -> pa.LargeStringArray:
-        """Returns one text per row's key. Equal keys have equal texts, byte for byte. A collation may take other keys as equal
-        too."""
+        """Returns one text per row's key. Equal keys have equal texts, byte for byte, also 1.0 and 1.00. A collation may take
+        other keys as equal too: a copy keeps them apart."""
         columns = [rows.column(name) for name in schema.key]
-        return whole_key_text([c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns])
+        values = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
+        if not rows.num_rows or not any(pa.types.is_string(array.type) for array in values):
+            return whole_key_text(values)
+        keys = self._columns(schema)
+        if not any(_OF_SEVERAL_FORMS.fullmatch(key.type) for key in keys):
+            return whole_key_text(values)
+        answer: str = self._session.query(_hashes_query(keys, values))[0][0]
+        return pa.array(answer.split(","), pa.large_string())
+
+    def _columns(self, schema: TableSchema) -> tuple[KeyColumn, ...]:
+        if schema.table not in self._types:
+            with concerning(schema.table):
+                key = self._session.ask(lambda connection: read_key(connection, schema.table, schema.key))
+            self._types[schema.table] = key.columns
+        return self._types[schema.table]
 
     def read_again(self, schema: TableSchema, rows: pa.RecordBatch) -> SplitRead:
         """Returns the snapshot's rows with the keys of `rows`, in any order, and with keys that the collation takes as equal.
@@ -122,3 +147,14 @@ def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
         for key, array in zip(keys, values, strict=True)
     ]
     return " OR ".join(f"({' AND '.join(parts)})" for parts in zip(*equal, strict=True))
+
+
+def _hashes_query(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
+    """Returns SQL for two hashes of 64 bits of each key, which are those of all keys that are equal to it."""
+    arrays = ", ".join(array_literal(key_text(array)) for array in values)
+    names = ", ".join(f"t{i}" for i in range(len(values)))
+    row = ", ".join(key_expression(a.type, f"t{i}", k.type) for i, (k, a) in enumerate(zip(keys, values, strict=True)))
+    return (
+        "SELECT string_agg(concat_ws(' ', hash_record_extended(key, 0), hash_record_extended(key, 1)), ',' ORDER BY n) "
+        f"FROM (SELECT n, ROW({row}) AS key FROM unnest({arrays}) WITH ORDINALITY AS given({names}, n)) AS keys"
+    )

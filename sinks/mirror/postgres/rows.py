@@ -160,7 +160,8 @@ class PostgresTableRows:
         if self.updates_in_place:
             values = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quoted, self._names))
             conflict = f" ON CONFLICT ({key}) DO UPDATE SET {values}"
-        into = f"{full_name(self._target)} ({columns}) OVERRIDING SYSTEM VALUE"
+        # The alias is for a table that is called `excluded` itself.
+        into = f"{full_name(self._target)} AS t ({columns}) OVERRIDING SYSTEM VALUE"
         rows = f"SELECT {columns} FROM {table}"
         if self._repeats:
             rows = f"SELECT DISTINCT ON ({key}) {columns} FROM {table} ORDER BY {key}, ctid DESC"
