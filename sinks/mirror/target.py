@@ -206,6 +206,9 @@ class ComparingSql(Protocol):
 
     def drop(self, table: str) -> None: ...
 
+    def within(self, alias: str, keys: IntegerRange) -> str:
+        """Returns a condition: the row's key is in the range. The server reads no more of the primary key."""
+
     def differs(self, columns: Sequence[str]) -> str:
         """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""
 

@@ -9,9 +9,11 @@ from tests.support.change_parts import column, snapshot_part
 from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case, mirror  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies
+from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
+from tidemark.sinks.mirror.target import Session
 from tidemark.state.change_batch import ChangeBatch, PartEnd, ReplacedRange
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
@@ -105,6 +107,32 @@ def test_only_the_range_is_read_if_the_first_column_of_the_key_has_one_value(
         (plan,) = case.place.query(f"EXPLAIN {'FORMAT=TRADITIONAL ' if is_mysql else ''}{sql}")
         assert int(plan[-3 if is_mysql else -2]) < 100, "rows that are read"
     assert len(held(case)) == 20_000 - 10
+
+
+@pytest.mark.integration
+def test_only_the_range_is_read_when_it_is_compared(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidemark reconcile` of such a key. MySQL and MariaDB read ranges of it for another form of the condition."""
+    case, plans = make_case("postgres", request), list[str]()
+    assert isinstance(case.sink, MirrorSink)
+    case.sink.prepare(case.job, [PAIRS])
+    case.write(snapshot_part(1, 1, PAIRS, [(7, n, "old") for n in range(20_000)]), schemas=SCHEMAS)
+    case.place.execute("ANALYZE shop_pairs")
+    with case.sink.comparable(PAIRS) as comparisons, comparisons() as comparison:
+        assert isinstance(comparison, MirrorComparison)
+        ask = comparison.session.query
+
+        def query(session: Session, sql: str, *arguments: Any) -> Any:
+            plans.append(str(ask(f"EXPLAIN {sql}")))
+            return ask(sql, *arguments)
+
+        monkeypatch.setattr(type(comparison.session), "query", query)
+        comparison.stage([])
+        surplus = comparison.surplus(IntegerRange(("a", "b"), (7, 9000), (7, 9010)), 100)
+    assert [pair.key for pair in surplus] == [("7", str(n)) for n in range(9000, 9010)]
+    (plan,) = plans
+    assert "Index Cond: ((ROW(a, b) >= ROW(7, 9000)) AND (ROW(a, b) < ROW(7, 9010)))" in plan
 
 
 @pytest.mark.integration
