@@ -20,7 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tidemark.readers.postgres.connect import Connection, quote_table
+import psycopg2
+
+from tidemark.readers.postgres.connect import (
+    LOCK_TIMEOUT,
+    Connection,
+    end_limit_of_lock_waits,
+    error_code,
+    error_text,
+    limit_lock_waits,
+    quote_table,
+)
 from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look, were_types_altered
 from tidemark.readers.postgres.pgoutput.stream import peek_query
 from tidemark.readers.postgres.schema.identity import (
@@ -32,6 +42,7 @@ from tidemark.readers.postgres.schema.identity import (
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
+from tidemark.readers.postgres.snapshot.locks import kept_locked
 from tidemark.state.errors import PartitionsChangedError, RowsAttachedError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
 from tidemark.state.remedies import START_OVER
@@ -108,6 +119,10 @@ def _is_younger(xid: int) -> str:
     return f"(age(xmin) >= 0 AND age(xmin) < age('{xid}'::xid))"
 
 
+LOOK_SECONDS = 10
+"""How long the look waits for a table that another session has locked."""
+
+
 def look_again(
     connection: Connection,
     slot_source: SlotSource,
@@ -117,23 +132,24 @@ def look_again(
     keeps_removed: bool,
 ) -> PartitionLook:
     """Compares tables and partitions with `known`. Raises PartitionsChangedError if a partition brought or took rows,
-    SchemaChangedError if a table is another one or was rewritten. `keeps_removed`: a partition's rows that are gone are a
+    SchemaChangedError if a table is another one or was rewritten, TableLockedError if another session keeps one from being read
+    for LOOK_SECONDS. `keeps_removed`: a partition's rows that are gone are a
     warning instead."""
-    checks = _Checks(connection, slot_source, keeps_removed)
-    with _snapshot(connection):
-        now = look(connection, known)
-        for before, after in zip(known.tables, now.tables, strict=True):
-            changes = differences(before, after)
-            if changes != Differences():
-                checks.check(after, changes, known.ended_xid)
-            require_same_types(schemas[after.table], before, after)
-            checks.check_new_types(schemas[after.table], before, after, known.ended_xid)
-            if before.columns != after.columns:
-                facts = read_tables(connection, [after.table])[after.table]
-                listed = has_column_list(connection, slot_source.publication, schemas[after.table])
-                require_same_shape(schemas[after.table], facts, all_logged=not listed)
-            if before.filenode != after.filenode:
-                checks.check_rewritten(before, after, known.ended_xid)
+    checks, looked_at = _Checks(connection, slot_source, keeps_removed), list[TableId]()
+    limit_lock_waits(connection, LOOK_SECONDS)
+    try:
+        with _snapshot(connection):
+            now = look(connection, known)
+            for before, after in zip(known.tables, now.tables, strict=True):
+                looked_at.append(after.table)
+                checks.compare(schemas[after.table], before, after, known.ended_xid)
+    except psycopg2.Error as error:
+        if error_code(error) != LOCK_TIMEOUT or not looked_at:
+            raise
+        raise kept_locked(connection, looked_at[-1:], error_text(error)) from error
+    finally:
+        if not connection.closed:
+            end_limit_of_lock_waits(connection)
     return PartitionLook(now, tuple(checks.warnings))
 
 
@@ -143,6 +159,19 @@ class _Checks:
     slot_source: SlotSource
     keeps_removed: bool
     warnings: list[str] = field(default_factory=list)
+
+    def compare(self, schema: TableSchema, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
+        changes = differences(before, after)
+        if changes != Differences():
+            self.check(after, changes, ended_xid)
+        require_same_types(schema, before, after)
+        self.check_new_types(schema, before, after, ended_xid)
+        if before.columns != after.columns:
+            facts = read_tables(self.connection, [after.table])[after.table]
+            listed = has_column_list(self.connection, self.slot_source.publication, schema)
+            require_same_shape(schema, facts, all_logged=not listed)
+        if before.filenode != after.filenode:
+            self.check_rewritten(before, after, ended_xid)
 
     def check(self, root: WatchedTable, changes: Differences, ended_xid: int) -> None:
         storages = self._storages(root, [*(a.leaf for a in changes.attached), *changes.rewritten])

@@ -64,11 +64,17 @@ SELECT i.indrelid::bigint, c.relname, i.indisprimary, i.indisreplident,
              ORDER BY k)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indisunique AND i.indrelid = ANY (%(tables)s::oid[]) ORDER BY 1, 2"""
+# Not pg_partition_tree(), which waits for a session that has locked a partition.
 _PARTITIONS = """
-SELECT r.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
-FROM unnest(%(tables)s::oid[]) AS r(oid) CROSS JOIN LATERAL pg_partition_tree(r.oid) t
-JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND t.relid <> r.oid ORDER BY 1, 2, 3"""
+WITH RECURSIVE tree(root, oid) AS (
+    SELECT r.oid, i.inhrelid FROM pg_class r JOIN pg_inherits i ON i.inhparent = r.oid AND NOT i.inhdetachpending
+    WHERE r.relkind = 'p' AND r.oid = ANY (%(tables)s::oid[])
+    UNION ALL
+    SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+)
+SELECT t.root::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind <> 'p' ORDER BY 1, 2, 3"""
 
 
 @dataclass(frozen=True, slots=True)
