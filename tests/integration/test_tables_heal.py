@@ -19,6 +19,7 @@ from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
+from tidemark.readers.mysql.statements import classify
 from tidemark.readers.postgres.source import FoundPostgres
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -155,6 +156,32 @@ def test_a_session_that_logs_no_whole_rows_has_only_that_table_read_again(
         source.execute(*UPDATE_ALL)
         run_epochs(job, notes=(notes := Notes()))
         assert told(notes) == []
+
+
+@pytest.mark.pitfall(34)
+def test_tables_that_a_statement_of_an_unknown_kind_may_change_are_read_again(
+    source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the server were newer than Tidemark, which does not know these objects."""
+    monkeypatch.setattr(classify, "_OTHER_OBJECTS", classify._OTHER_OBJECTS - {"DEFINER", "PROCEDURE"})
+    source = source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    for statement, left in (
+        ("CREATE PROCEDURE p (a INT) COMMENT 'topsecret' BEGIN END", []),
+        ("CREATE PROCEDURE q (customers INT) COMMENT 'topsecret' BEGIN END", ["customers"]),
+        ("DROP PROCEDURE q", sorted(KEYS)),
+    ):
+        source.execute(*UPDATE_ALL)
+        source.execute(statement)
+        source.execute(*UPDATE_ALL)
+        run_epochs(job, notes=(notes := Notes()))
+        assert sorted(told(notes)) == sorted((what, table) for what in ("joined", "left") for table in left)
+        assert_equal(tmp_path, source, *KEYS)
+        texts = [str(facts["text"]) for what, facts in notes.found if what == "left"]
+        assert all(f": {statement.split()[0]} " in text and "topsecret" not in text for text in texts), texts
+    require_none_parked(load_job_file(job), state_of(tmp_path))
 
 
 @pytest.mark.parametrize("policy", ["park", "stop"])
