@@ -31,6 +31,8 @@ class StatementChecks:
         if log.state[w.TX_SKIP] or not log.wanted:
             return []
         meaning = classify(found.text, found.database, found.sql_mode) if found.is_readable else _UNREADABLE
+        if log.options.only_drops and not meaning.drops:
+            return []
         if meaning.unknown:
             self._check_unknown(found, meaning)
             return []
