@@ -133,8 +133,7 @@ def look_again(
 ) -> PartitionLook:
     """Compares tables and partitions with `known`. Raises PartitionsChangedError if a partition brought or took rows,
     SchemaChangedError if a table is another one or was rewritten, TableLockedError if another session keeps one from being read
-    for LOOK_SECONDS. `keeps_removed`: a partition's rows that are gone are a
-    warning instead."""
+    for LOOK_SECONDS. `keeps_removed`: a partition's rows that are gone are a warning instead."""
     checks, looked_at = _Checks(connection, slot_source, keeps_removed), list[TableId]()
     limit_lock_waits(connection, LOOK_SECONDS)
     try:
