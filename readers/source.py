@@ -22,7 +22,7 @@ from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.log_extent import LogExtent
 from tidemark.state.log_range import LogRange, LogReport
-from tidemark.state.partitions import PartitionLook, Partitions
+from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position
 from tidemark.state.split import Bound, Split
 from tidemark.state.table import TableId, TableSchema
@@ -160,6 +160,14 @@ class ProvesDropped(Protocol):
 
 
 @runtime_checkable
+class FindsDrops(Protocol):
+    """A FoundSource that can't tell from the catalog whether a table is another one of the same name."""
+
+    def was_dropped_since(self, schema: TableSchema, positions: Sequence[Position]) -> bool:
+        """True if the log says, after the last of the positions, that the table was dropped. False also if the log is lost."""
+
+
+@runtime_checkable
 class PublishesTables(Protocol):
     """A FoundSource whose log contains only published tables."""
 
@@ -192,6 +200,10 @@ class FindsPartitions(Protocol):
 
     def partitions(self, tables: Sequence[TableId]) -> Partitions | None:
         """Returns the tables and their partitions."""
+
+    def watched_now(self, known: WatchedTable) -> WatchedTable:
+        """Returns a table and its partitions as they are now, also if its columns can't be copied. Raises SchemaChangedError if
+        it is gone."""
 
 
 @runtime_checkable

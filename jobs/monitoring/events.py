@@ -5,7 +5,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
@@ -19,6 +19,7 @@ from rich.text import Text
 from tidemark.conf.reconnect import Began, Ended, outages_told_to
 from tidemark.conf.redaction import redact_values
 from tidemark.jobs.monitoring.progress import JobProgress, TableProgress
+from tidemark.readers.long_waits import waits_told_to
 
 
 class Events(Protocol):
@@ -48,9 +49,12 @@ class Notes:
             events.note(event, **facts)
 
 
-def told_outages(notes: Notes) -> AbstractContextManager[None]:
-    """Adds events to `notes` when a server goes out of reach of this process, and when it comes back."""
-    return outages_told_to(partial(tell_outage, notes))
+@contextmanager
+def told_outages(notes: Notes) -> Iterator[None]:
+    """Adds events to `notes` when a server goes out of reach of this process, and when it comes back; and when something waits
+    long for other sessions."""
+    with outages_told_to(partial(tell_outage, notes)), waits_told_to(lambda text: notes.add("warning", text=text)):
+        yield
 
 
 def tell_outage(notes: Notes, outage: Began | Ended) -> None:

@@ -1,13 +1,13 @@
 """The kind of a change of a table's schema, and the job file's policy for it (`sink.on_schema_change`)."""
 
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.schema_changes import KINDS, Kind
 from tidemark.jobs.sources import find_source
 from tidemark.readers.added_columns import new_columns, wider_columns
-from tidemark.readers.source import ProvesDropped
+from tidemark.readers.source import FindsDrops, FindsPartitions, FoundSource, ProvesDropped
 from tidemark.state.errors import (
     JobFileError,
     SchemaChangedError,
@@ -16,8 +16,11 @@ from tidemark.state.errors import (
     TidemarkError,
 )
 from tidemark.state.job_state import JobState
+from tidemark.state.partitions import Partition, WatchedTable
+from tidemark.state.position import Position
 from tidemark.state.table import TableId, TableSchema
 
+Answer = TypeVar("Answer")
 Without: TypeAlias = Callable[[Collection[TableId]], JobFile]
 """Returns the job file to look at the source with, without these tables."""
 
@@ -43,22 +46,22 @@ def kinds_between(known: TableSchema, now: TableSchema) -> frozenset[Kind]:
     return frozenset(kinds)
 
 
-def was_dropped(error: TidemarkError, without: Without, state: JobState, known: TableSchema) -> bool:
-    """True if the error is about a table that the source certainly has no more, or had no more for a while. Raises
-    SourceUnavailableError."""
+def was_dropped(error: TidemarkError, without: Without, state: JobState, known: TableSchema, read: Position) -> bool:
+    """True if the error is about a table that the source certainly has no more, or had no more for a while. `read`: how far the
+    log was read. Raises SourceUnavailableError."""
     if isinstance(error, TableDroppedError):
         return True
-    return isinstance(error, SourceNotUsableError) and _look(without, state, known)[0]
+    return isinstance(error, SourceNotUsableError) and _look(without, state, known, read)[0]
 
 
-def is_to_stop(error: TidemarkError, without: Without, state: JobState, known: TableSchema) -> bool:
+def is_to_stop(error: TidemarkError, without: Without, state: JobState, known: TableSchema, read: Position) -> bool:
     """True if the error is a change of a kind that the job file has as `stop`, or may be one. So is one that may have removed
     rows that the copy is to keep: reading the table again would remove them. Raises SourceUnavailableError."""
     changes = without(()).sink.on_schema_change
     is_of_rows = error.is_cured_by_reading and not isinstance(error, SchemaChangedError)
     if is_of_rows or not (changes.stops(*KINDS) or changes.truncate == "ignore"):
         return False
-    is_dropped, now = (True, None) if isinstance(error, TableDroppedError) else _look(without, state, known)
+    is_dropped, now = (True, None) if isinstance(error, TableDroppedError) else _look(without, state, known, read)
     if is_dropped:
         return changes.stops("drop_table")
     if now is None or now.oid != known.oid:
@@ -67,22 +70,51 @@ def is_to_stop(error: TidemarkError, without: Without, state: JobState, known: T
     return changes.stops(*kinds) if kinds else not _differs(known, now)
 
 
+def removed_partition(without: Without, state: JobState, before: WatchedTable | None) -> Partition | None:
+    """Returns a partition that the table has lost since the last look, `before`. Perhaps only the copy still has its rows, and
+    reading the table again would remove them. None also if the table is gone. Raises SourceUnavailableError."""
+    if before is None or not before.partitions:
+        return None
+
+    def look(found: FoundSource) -> Partition | None:
+        if not isinstance(found, FindsPartitions):
+            return None
+        there = {partition.oid for partition in found.watched_now(before).partitions}
+        gone = (partition for partition in before.partitions if partition.filenode and partition.oid not in there)
+        return next(gone, None)
+
+    return _asked(without, state, look)
+
+
 def _differs(known: TableSchema, now: TableSchema) -> bool:
     """True if the tables have other columns, copied or not."""
     return len(known.present) != len(now.present) or bool(new_columns(known, now) or wider_columns(known, now))
 
 
-def _look(without: Without, state: JobState, known: TableSchema) -> tuple[bool, TableSchema | None]:
-    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied. Leaves out
-    tables that the source refuses to show: they may have been dropped, too."""
+def _look(without: Without, state: JobState, known: TableSchema, read: Position) -> tuple[bool, TableSchema | None]:
+    """Returns whether the table was certainly dropped, and as it is now, None if it can't be copied. If it was dropped, another
+    one may have its name now."""
+
+    def look(found: FoundSource) -> tuple[bool, TableSchema | None]:
+        if isinstance(found, ProvesDropped) and found.was_dropped(known):
+            return True, None
+        joined = [joined.start for joined in state.joined if any(s.table == known.table for s in joined.schemas)]
+        if isinstance(found, FindsDrops) and found.was_dropped_since(known, [read, *joined]):
+            return True, None
+        return False, found.schemas_now([known.table]).get(known.table)
+
+    return _asked(without, state, look) or (False, None)
+
+
+def _asked(without: Without, state: JobState, look: Callable[[FoundSource], Answer]) -> Answer | None:
+    """Leaves out each table for which the source refuses the look, so that others which were dropped too are no hindrance. None
+    if it refuses for another reason."""
     missing = set[TableId]()
     while True:
         try:
             with find_source(without(missing), state) as found:
-                if isinstance(found, ProvesDropped) and found.was_dropped(known):
-                    return True, None
-                return False, found.schemas_now([known.table]).get(known.table)
+                return look(found)
         except (SourceNotUsableError, JobFileError) as refused:
             if refused.table is None or refused.table in missing:
-                return False, None
+                return None
             missing.add(refused.table)

@@ -12,12 +12,14 @@ from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sinks import make_sink
-from tidemark.jobs.tables.kinds_of_change import is_to_stop, was_dropped
+from tidemark.jobs.tables.kinds_of_change import is_to_stop, removed_partition, was_dropped
+from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.sinks.sink import JobIdentity, ProvesAbsence
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     BadValueError,
     LogPositionLostError,
+    PartitionsChangedError,
     PausedError,
     RefusedValueError,
     SchemaChangedError,
@@ -25,9 +27,11 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     TablesParkedError,
     TidemarkError,
+    TruncatedError,
 )
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
+from tidemark.state.partitions import Partition, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
 from tidemark.state.remedies import START_OVER, in_shell, read_again
@@ -125,11 +129,16 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
         return False
     # What a check at the start has refused is checked again before the table joins.
     may_heal = error.is_cured_by_reading or (at_start and isinstance(error, SourceNotUsableError))
-    without = partial(to_be_found, job, state)
+    without, read = partial(to_be_found, job, state), recover_state(checkpoint, job, state).position
     is_ignored = (
-        may_heal and job.sink.on_schema_change.drop_table == "ignore" and was_dropped(error, without, state, schema)
+        may_heal
+        and job.sink.on_schema_change.drop_table == "ignore"
+        and was_dropped(error, without, state, schema, read)
     )
-    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, without, state, schema)
+    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, without, state, schema, read)
+    gone = removed_partition(without, state, _watched(checkpoint, state, schema)) if may_heal else None
+    if gone is not None:
+        may_heal, error = False, _with_removed(error, gone)
     heals = _heals(checkpoint, job, state, schema, error) if may_heal else 0
     if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
         return False
@@ -149,14 +158,30 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     return True
 
 
+def _watched(checkpoint: Checkpoint, state: JobState, schema: TableSchema) -> WatchedTable | None:
+    """The table as PostgreSQL's catalog had it at the last look."""
+    seen = partitions_of_plan(checkpoint, state, max(checkpoint.plan_epochs(), default=0))
+    tables = () if seen is None else seen.tables
+    return next((table for table in tables if table.table == schema.table), None)
+
+
+def _with_removed(error: TidemarkError, gone: Partition) -> PartitionsChangedError:
+    message = (
+        f"{error.message} Partition {gone.name} of {error.table} was detached or dropped, too: perhaps only the copy still has "
+        "its rows, and would lose them if the table were read again."
+    )
+    return PartitionsChangedError(message, error.remedy, error.table)
+
+
 def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | None) -> NoReturn:
     """Raises the error that stops the job, with the signal as its first remedy if that helps."""
-    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError)
+    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError | TruncatedError)
     known = () if state is None else state.schemas
     table = next((schema.table for schema in known if schema.table == error.table), None)
     if table is None or not is_cured or job.mode != "full+incremental":
         raise error
-    raise type(error)(error.message, f"{read_again(_name(table))} {error.remedy}", table) from error
+    loses = " Its copy loses the rows that were truncated." if isinstance(error, TruncatedError) else ""
+    raise type(error)(error.message, f"{read_again(_name(table))}{loses} {error.remedy}", table) from error
 
 
 def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema, error: TidemarkError) -> int:

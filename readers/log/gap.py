@@ -6,14 +6,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from tidemark.conf.tables import TableName
 from tidemark.readers.log.gap_filter import FinishedSplits, GapFilter, Int64s, Mask
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.source import KeyRouting, RoutesByTransaction
 from tidemark.state.change_batch import is_truncation
 from tidemark.state.errors import SchemaChangedError, TruncatedError, concerning
-from tidemark.state.remedies import START_OVER_NOW, read_again
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 OnTruncate: TypeAlias = Literal["evolve", "stop", "ignore"]
@@ -78,8 +77,8 @@ class Gap:
             raise TruncatedError(
                 f"{table} was truncated (transaction {rows.column('_txn_id')[0].as_py()}), and its copy is to keep its rows "
                 "(sink.on_schema_change, truncate: stop).",
-                f"{read_again(TableName(table.database, table.name))} Then its copy has only the source's rows. If the job has "
-                "stopped (source.on_table_error: stop), it continues with truncate: ignore, or with evolve.",
+                "If the job has stopped (source.on_table_error: stop), it continues with truncate: ignore, which keeps the "
+                "copy's rows, or with evolve, which empties the copy.",
                 table,
             )
         return [self._project.changes(table, self._truncation(table, rows))]

@@ -55,11 +55,17 @@ from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import ignored_targets, split_conditions, with_condition
-from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SourceUnavailableError
+from tidemark.state.errors import (
+    LogPositionLostError,
+    SourceNotUsableError,
+    SourceUnavailableError,
+    TableDroppedError,
+)
 from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState
 from tidemark.state.key_source import KeySource
 from tidemark.state.log_extent import BinlogExtent, LogFile
+from tidemark.state.log_range import LogRange
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import BinlogPosition, Position, binlog_position
 from tidemark.state.remedies import START_OVER_NOW
@@ -222,6 +228,20 @@ class FoundMySql(FoundTables):
             if will_pass(error, self.connection):
                 raise
             return error_code(error) in {ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE}
+        return False
+
+    def was_dropped_since(self, schema: TableSchema, positions: Sequence[Position]) -> bool:
+        """`tidemark.readers.source.FindsDrops`."""
+        since = max(map(binlog_position, positions), key=lambda position: position.order)
+        end = log_end(self.connection, self.info)
+        log = LogReader(self._log(), {schema.table: schema}, ReadOptions(only_drops=True))
+        try:
+            for _ in log.read(LogRange(since, end)):
+                pass
+        except TableDroppedError:
+            return True
+        except LogPositionLostError:
+            return False
         return False
 
     def extended(self, known: TableSchema, seen: Partitions | None) -> TableSchema | None:

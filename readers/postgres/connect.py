@@ -167,10 +167,10 @@ def prepare_session(connection: Connection) -> None:
         )
 
 
-def limit_lock_waits(connection: Connection) -> None:
-    """Lets a query fail that waits for another session's lock for LOCK_SECONDS."""
+def limit_lock_waits(connection: Connection, seconds: int | None = None) -> None:
+    """Lets a query fail that waits for another session's lock for `seconds` (LOCK_SECONDS)."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS if seconds is None else seconds}s'")
 
 
 def end_limit_of_lock_waits(connection: Connection) -> None:

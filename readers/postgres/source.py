@@ -1,9 +1,10 @@
 """PostgreSQL as a source of jobs."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import psycopg2
@@ -18,6 +19,7 @@ from tidemark.readers.found_source import FoundTables
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
+from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import (
     Connection,
     connect,
@@ -80,7 +82,7 @@ from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
-from tidemark.state.errors import JobFileError, LogPositionLostError
+from tidemark.state.errors import JobFileError, LogPositionLostError, TableLockedError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
@@ -207,13 +209,23 @@ class PostgresAccess:
         if self._looked is not None and self._looked[0] is known.tables and self._looked[1] == text:
             return PartitionLook(Partitions(ended_xid, known.tables))
         keeps_removed = self._partitions_removed == "keep"
-        seen = self._session.ask(
+        seen = self._look_at_rows(
             lambda connection: look_again(
                 connection, self._slot_source, known, self._schemas, keeps_removed=keeps_removed
             )
         )
         self._looked = seen.now.tables, text
         return seen
+
+    def _look_at_rows(self, look: Callable[[Connection], PartitionLook]) -> PartitionLook:
+        """Raises TableLockedError if a table stays locked."""
+        wait = LongWait()
+        for _ in range(LOOK_ATTEMPTS - 1):
+            try:
+                return self._session.ask(look)
+            except TableLockedError as error:
+                wait.goes_on(partial(_waited_for, error))
+        return self._session.ask(look)
 
     def _decoded_again(self) -> int:
         """Returns how many bytes of log that the job has read the server decodes again for the next range."""
@@ -243,6 +255,14 @@ class PostgresAccess:
         """Raises SourceNotUsableError if somebody else keeps reading from the slot."""
         while not advance_slot(connection, self._slot, reached):
             require_slot(connection, self._slot_source, reached)
+
+
+LOOK_ATTEMPTS = 30
+"""How often, each time for LOOK_SECONDS, partitions are looked at before a table that stays locked leaves the job."""
+
+
+def _waited_for(error: TableLockedError) -> str:
+    return f"The log is read once it is known which rows came and went with partitions. {error.message} {error.remedy}"
 
 
 def _locked_now(connection: Connection, tables: Collection[TableId]) -> Mapping[TableId, OpenTransaction]:
@@ -432,6 +452,9 @@ class FoundPostgres(FoundTables):
     def partitions(self, tables: Sequence[TableId]) -> Partitions:
         oids = oids_of(self.schemas)
         return first_look(self.connection, {table: oids[table] for table in tables})
+
+    def watched_now(self, known: WatchedTable) -> WatchedTable:
+        return first_look(self.connection, {known.table: known.oid}).tables[0]
 
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         identity = ServerIdentity.parse(state.server_identity)

@@ -62,7 +62,7 @@ class MirrorComparison:
         if not self._indexed:
             self.sql.indexed(self._staged, self.schema.key)
             self._indexed = True
-        return self._unexpected(self._staged, "TRUE" if within is None else within.condition(self._of_copy), limit)
+        return self._unexpected(self._staged, "TRUE" if within is None else self.sql.within("c", within), limit)
 
     def keep_keys(self) -> None:
         if self._seen is None:
@@ -132,9 +132,6 @@ class MirrorComparison:
     def _same_key(self, one: str, other: str) -> str:
         names = map(self.sql.quoted, self.schema.key)
         return " AND ".join(f"{one}.{name} = {other}.{name}" for name in names)
-
-    def _of_copy(self, name: str) -> str:
-        return f"c.{self.sql.quoted(name)}"
 
 
 def _key(values: Sequence[Any]) -> Key:

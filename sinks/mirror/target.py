@@ -13,6 +13,7 @@ from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.copied_range import CopiedRange
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -208,6 +209,9 @@ class ComparingSql(Protocol):
         """Makes lookups by key in an empty temporary table fast."""
 
     def drop(self, table: str) -> None: ...
+
+    def within(self, alias: str, keys: IntegerRange) -> str:
+        """Returns a condition: the row's key is in the range. The server reads no more of the primary key."""
 
     def differs(self, columns: Sequence[str]) -> str:
         """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""

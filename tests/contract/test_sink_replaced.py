@@ -9,10 +9,11 @@ from tests.support.change_parts import column, replacing_part, snapshot_part
 from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case, mirror  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies
+from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
-from tidemark.sinks.mirror.target import SourceKind
+from tidemark.sinks.mirror.target import Session, SourceKind
 from tidemark.state.change_batch import ChangeBatch, ReplacedRange
 from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.errors import SinkError
@@ -210,6 +211,32 @@ def test_a_range_of_texts_is_found_by_the_index(
     require_only_the_range(case, ran[0])
     kept = [word for _, word in case.rows(words) if "00099" <= word < "00112"]
     assert kept == ["00099ä", "00100ä", "00105\\'", "00110ä", "00111ä"]
+
+
+@pytest.mark.integration
+def test_only_the_range_is_read_when_it_is_compared(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tidemark reconcile` of such a key. MySQL and MariaDB read ranges of it for another form of the condition."""
+    case, plans = make_case("postgres", request), list[str]()
+    assert isinstance(case.sink, MirrorSink)
+    case.sink.prepare(case.job, [PAIRS])
+    case.write(snapshot_part(1, 1, PAIRS, [(7, n, "old") for n in range(20_000)]), schemas=SCHEMAS)
+    case.place.execute("ANALYZE shop_pairs")
+    with case.sink.comparable(PAIRS) as comparisons, comparisons() as comparison:
+        assert isinstance(comparison, MirrorComparison)
+        ask = comparison.session.query
+
+        def query(session: Session, sql: str, *arguments: Any) -> Any:
+            plans.append(str(ask(f"EXPLAIN {sql}")))
+            return ask(sql, *arguments)
+
+        monkeypatch.setattr(type(comparison.session), "query", query)
+        comparison.stage([])
+        surplus = comparison.surplus(IntegerRange(("a", "b"), (7, 9000), (7, 9010)), 100)
+    assert [pair.key for pair in surplus] == [("7", str(n)) for n in range(9000, 9010)]
+    (plan,) = plans
+    assert "Index Cond: ((ROW(a, b) >= ROW(7, 9000)) AND (ROW(a, b) < ROW(7, 9010)))" in plan
 
 
 @pytest.mark.integration

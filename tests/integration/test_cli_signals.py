@@ -16,7 +16,9 @@ from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
 from tests.support.servers import Database
-from tests.support.workload import POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
+from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
@@ -121,22 +123,37 @@ def test_a_new_table_joins_while_the_job_runs(any_source_database: Database, tmp
     assert_copied(tmp_path / "out", database)
 
 
-def test_an_error_of_an_executor_parks_its_table(mysql_database: Database, printed: Printed, tmp_path: Path) -> None:
-    create_tables(mysql_database, rows=10, uids=Uids())
+def test_an_error_of_an_executor_parks_its_table_and_executors_replace_the_copy_of_another(
+    mysql_database: Database, postgres_database: Database, printed: Printed, tmp_path: Path
+) -> None:
+    """By executors: test_copies_replaced.py has the same by a driver."""
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=10, uids=Uids())
     job = write_job(
         tmp_path,
-        source=source_of(mysql_database, on_table_error="park"),
-        sink={"type": "files", "path": str(tmp_path / "out")},
+        source=source_of(source, on_table_error="park"),
+        snapshot={"split_rows": 4, "parallelism": 2},
+        sink={"type": "mirror", "url": target.url, "table": "copy_{table}"},
     )
     run_epochs(job)
-    mysql_database.execute("ALTER TABLE customers ADD COLUMN more INT", *UPDATE_ALL)
+    target.execute("DELETE FROM copy_orders WHERE id = 2", "UPDATE copy_orders SET id = -7 WHERE id = 3")
+    printed(job, "signal", "resnapshot", "--table", f"{source.schema}.orders")
+    source.execute("ALTER TABLE customers ADD COLUMN more INT", *UPDATE_ALL)
     ended = run_to_end(job, *BY_SPARK, expect=9)
-    assert [event["table"] for event in ended.events() if event["event"] == "parked"] == [
-        f"{mysql_database.schema}.customers"
-    ]
-    printed(job, "signal", "resnapshot", "--table", f"{mysql_database.schema}.customers")
+    assert {event["table"] for event in ended.events() if event["event"] == "parked"} == {f"{source.schema}.customers"}
+    state = Checkpoint.at(load_job_file(job).checkpoint).job_state()
+    assert state is not None
+    assert [table.name for joined in state.joined for table in joined.replaced] == ["orders"]
+    assert_same(source, target, "orders", "order_lines")
+    printed(job, "signal", "resnapshot", "--table", f"{source.schema}.customers")
     run_epochs(job)
-    assert_copied(tmp_path / "out", mysql_database)
+    assert_same(source, target, *KEYS)
+
+
+def assert_same(source: Database, target: Database, *tables: str) -> None:
+    for table in tables:
+        query = f"SELECT {', '.join(KEYS[table])}, uid, version FROM %s ORDER BY uid"
+        assert target.query(query % f"copy_{table}") == source.query(query % table), table
 
 
 def count_of(folder: Path) -> int:

@@ -15,12 +15,14 @@ from tests.support.servers import Database
 from tidemark.jobs import loop
 from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.loop import EpochLoop
-from tidemark.readers import session
+from tidemark.readers import long_waits, session
 from tidemark.readers.mysql import connect as mysql_connect
 from tidemark.readers.postgres import connect as postgres_connect
 from tidemark.readers.postgres import source as postgres_source
+from tidemark.readers.postgres.partitions import checks
+from tidemark.readers.postgres.slot import publication
 from tidemark.readers.snapshot import split_reader
-from tidemark.state.errors import TableLockedError
+from tidemark.state.errors import SourceNotUsableError, TableLockedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
@@ -169,3 +171,71 @@ def test_a_partition_that_is_locked_when_a_job_starts_again_is_followed(
     assert not [event for event, _ in notes.found if event in {"left", "joined", "parked"}]
     assert ids(tmp_path, source, "held") == [1, 2, 11]
     assert ids(tmp_path, source, "free") == [1, 2, 3]
+
+
+def test_a_first_start_says_who_keeps_it_from_publishing_a_table(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock keeps nobody from reading. It is released once the wait is told."""
+    source, told = postgres_database, list[str]()
+    path = job_of(source, tmp_path)
+    monkeypatch.setattr(publication, "ATTEMPT_SECONDS", 0.1)
+    monkeypatch.setattr(long_waits, "WARN_SECONDS", 0.0)
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET application_name = 'nightly'; BEGIN; LOCK TABLE held IN SHARE MODE")
+        with monkeypatch.context() as sooner:
+            sooner.setattr(publication, "SETTLE_SECONDS", 0.05)
+            with pytest.raises(SourceNotUsableError, match="application nightly") as error:
+                run_epochs(path)
+        assert "pg_terminate_backend" in error.value.remedy
+
+        def tell(text: str) -> None:
+            told.append(text)
+            cursor.execute("COMMIT")
+
+        with long_waits.waits_told_to(tell):
+            run_epochs(path)
+    assert "application nightly" in told[0]
+    assert f"keeps {source.schema}.held locked" in told[0]
+    assert ids(tmp_path, source, "held") == ids(tmp_path, source, "free") == [1, 2]
+
+
+def test_a_partition_that_stays_locked_while_its_rows_are_looked_at_stops_no_other_table(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, told = postgres_database, list[str]()
+    source.execute(
+        "CREATE TABLE held (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p0 PARTITION OF held FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE free (id int PRIMARY KEY)",
+        "INSERT INTO held VALUES (1)",
+    )
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    path = write_job(tmp_path, source=source_of(source, tables=["public.held", "public.free"]), sink=sink)
+    run_epochs(path)
+    source.execute(
+        "CREATE TABLE p10 (LIKE held INCLUDING ALL)",
+        "ALTER TABLE held ATTACH PARTITION p10 FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO held VALUES (11)",
+        "INSERT INTO free VALUES (3)",
+    )
+    monkeypatch.setattr(checks, "LOOK_SECONDS", 1)
+    monkeypatch.setattr(postgres_source, "LOOK_ATTEMPTS", 2)
+    monkeypatch.setattr(long_waits, "WARN_SECONDS", 0.0)
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SET application_name = 'nightly'; BEGIN; LOCK TABLE p10 IN ACCESS EXCLUSIVE MODE")
+
+        class Releasing(Notes):
+            def note(self, event: str, **facts: Any) -> None:
+                super().note(event, **facts)
+                if event == "left":
+                    cursor.execute("COMMIT")
+
+        with long_waits.waits_told_to(told.append):
+            run_epochs(path, notes=(notes := Releasing()))
+    (left,) = [facts["text"] for event, facts in notes.found if event == "left"]
+    for text in (told[0], left):
+        assert "application nightly" in text
+        assert "keeps public.held locked" in text
+    assert ids(tmp_path, source, "free") == [3]
+    assert ids(tmp_path, source, "held")[-2:] == [1, 11]

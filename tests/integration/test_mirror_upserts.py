@@ -62,6 +62,21 @@ def test_rows_are_updated_and_new_ones_copied_without_upserts(
     assert copy.rows(ORDERS) == sorted_rows(ORDERS, [order(number, note) for number, note in notes.items()])
 
 
+def test_a_transaction_has_only_so_many_savepoints(
+    copy: SinkCase, statements: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 64 would make other sessions of the target slow. The next transaction has its own."""
+    monkeypatch.setattr(mirror_writer, "CHUNK_BYTES", 1)
+    chunks: list[list[Change]] = [[(INSERT, order(number, "new"))] for number in range(6, 72)]
+    copy.write(log_part(2, *[(ORDERS, changes) for changes in chunks], after=Reached(0, 1)))
+    assert statements.count("SAVEPOINT") == statements.count("RELEASE") == 60
+    assert statements.count("conflict") == 6
+    copy.write(log_part(3, (ORDERS, [(INSERT, order(72, "new"))]), after=Reached(2, 0)))
+    assert statements.count("SAVEPOINT") == 61
+    old = [order(number, "old") for number in range(1, 6)]
+    assert copy.rows(ORDERS) == sorted_rows(ORDERS, old + [order(number, "new") for number in range(6, 73)])
+
+
 @pytest.mark.parametrize(
     "change", [(INSERT, order(2, "new")), (UPDATE, order(8, "new"))], ids=["the-row-is-there", "the-row-is-not-there"]
 )

@@ -11,6 +11,7 @@ from devtools.servers import start_server
 from tests.support.postgres_log import VERSIONS, LoggedDatabase
 from tests.support.postgres_roles import role
 from tests.support.servers import fresh_database
+from tidemark.readers import long_waits
 from tidemark.readers.postgres.connect import connect
 from tidemark.readers.postgres.slot import open_transactions
 from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
@@ -65,6 +66,24 @@ def test_a_wait_names_the_process_that_is_waited_for(log: LoggedDatabase) -> Non
         (ending,) = endings(caught.value)
         log.execute(ending)
         wait_for_open_transactions(connection, seconds=20)
+
+
+@pytest.mark.pitfall(116)
+def test_a_wait_is_told_while_it_lasts(log: LoggedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction ends because of that."""
+    told = list[str]()
+    monkeypatch.setattr(long_waits, "WARN_SECONDS", 0.0)
+    with writer(log, "night load") as pid, log.connected() as connection:
+
+        def tell(text: str) -> None:
+            told.append(text)
+            log.execute(f"SELECT pg_terminate_backend({pid})")
+
+        with long_waits.waits_told_to(tell):
+            wait_for_open_transactions(connection, seconds=60)
+    (text,) = told
+    assert "application night load" in text
+    assert f"pg_terminate_backend({pid})" in text
 
 
 @pytest.mark.pitfall(116)

@@ -9,7 +9,8 @@ import pytest
 from tests.support.altered_tables import copied, create, job_of, rows_of, told
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
 from tests.support.epochs import Notes, die_at, run_epochs
-from tests.support.jobs import source_of
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
 from tests.support.mysql_accounts import account
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
@@ -17,7 +18,7 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import TablesParkedError
+from tidemark.state.errors import TablesParkedError, TruncatedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
@@ -223,7 +224,7 @@ def test_an_epoch_that_was_read_is_written_as_it_was_read_though_the_policy_has_
     require_none_parked(load_job_file(job), state_of(job))
 
 
-@pytest.mark.parametrize("when", ["after", "in a run"])
+@pytest.mark.parametrize("when", ["after", "in a run", "altered before"])
 def test_a_dropped_table_leaves_its_copy_and_no_trouble(
     any_source_database: Database, twin_database: Database, tmp_path: Path, when: str
 ) -> None:
@@ -232,8 +233,10 @@ def test_a_dropped_table_leaves_its_copy_and_no_trouble(
     copied(source, tmp_path, target)
     job = with_kinds(source, tmp_path, target, "t", "also", "other", drop_table="ignore")
     before = rows_of(target, "copy_t", "id")
+    if when == "altered before":  # the log of MySQL and MariaDB says so first
+        source.execute("ALTER TABLE t RENAME COLUMN name TO title")
     source.execute("DROP TABLE t", "DROP TABLE also", "INSERT INTO other VALUES (1)")
-    if when == "in a run":  # the start finds a table of that name, and the run that it is another one
+    if when != "after":  # the start finds a table of that name, and the run that it is another one
         source.execute("CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", "INSERT INTO t VALUES (1, 'new')")
     run_epochs(job, notes=notes)
     run_epochs(job, notes=notes)
@@ -268,6 +271,29 @@ def test_a_table_that_is_only_hidden_was_not_dropped(
         run_epochs(job)
         with pytest.raises(TablesParkedError, match="or hides it from the account"):
             require_none_parked(load_job_file(job), state_of(job))
+
+
+@pytest.mark.parametrize("mode", ["incremental", "full+incremental"])
+def test_a_truncation_that_stops_the_job_names_a_way_on_that_its_mode_has(
+    mysql_database: Database, tmp_path: Path, mode: str
+) -> None:
+    """In mode `incremental` no signal has a table read again."""
+    source = mysql_database
+    source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+
+    def job(**kinds: str) -> Path:
+        sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": kinds}
+        return write_job(tmp_path, mode=mode, source=source_of(source, on_table_error="stop"), sink=sink)
+
+    run_epochs(job(truncate="stop"))
+    source.execute("TRUNCATE t", "INSERT INTO t VALUES (2)")
+    with pytest.raises(TruncatedError) as stopped:
+        run_epochs(job(truncate="stop"))
+    assert ("tidemark signal" in stopped.value.remedy) == (mode == "full+incremental")
+    assert "truncate: ignore" in stopped.value.remedy
+    run_epochs(job(truncate="ignore"))
+    ids = read_history(tmp_path / "out", source.schema, "t").column("id").to_pylist()
+    assert ids == ([2] if mode == "incremental" else [1, 2])
 
 
 @pytest.mark.parametrize("policy", ["stop", "ignore"])

@@ -20,6 +20,7 @@ from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import MAX_HEALS, known_tables, require_none_parked
 from tidemark.readers.mysql.source import FoundMySql
+from tidemark.readers.mysql.statements import classify
 from tidemark.readers.postgres.source import FoundPostgres
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -157,6 +158,32 @@ def test_a_session_that_logs_no_whole_rows_has_only_that_table_read_again(
         source.execute(*UPDATE_ALL)
         run_epochs(job, notes=(notes := Notes()))
         assert told(notes) == []
+
+
+@pytest.mark.pitfall(34)
+def test_tables_that_a_statement_of_an_unknown_kind_may_change_are_read_again(
+    source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the server were newer than Tidemark, which does not know these objects."""
+    monkeypatch.setattr(classify, "_OTHER_OBJECTS", classify._OTHER_OBJECTS - {"DEFINER", "PROCEDURE"})
+    source = source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    for statement, left in (
+        ("CREATE PROCEDURE p (a INT) COMMENT 'topsecret' BEGIN END", []),
+        ("CREATE PROCEDURE q (customers INT) COMMENT 'topsecret' BEGIN END", ["customers"]),
+        ("DROP PROCEDURE q", sorted(KEYS)),
+    ):
+        source.execute(*UPDATE_ALL)
+        source.execute(statement)
+        source.execute(*UPDATE_ALL)
+        run_epochs(job, notes=(notes := Notes()))
+        assert sorted(told(notes)) == sorted((what, table) for what in ("joined", "left") for table in left)
+        assert_equal(tmp_path, source, *KEYS)
+        texts = [str(facts["text"]) for what, facts in notes.found if what == "left"]
+        assert all(f": {statement.split()[0]} " in text and "topsecret" not in text for text in texts), texts
+    require_none_parked(load_job_file(job), state_of(tmp_path))
 
 
 @pytest.mark.parametrize("policy", ["park", "stop"])
@@ -389,7 +416,7 @@ def test_tables_are_altered_under_writers(any_source_database: Database, tmp_pat
     assert_copied(tmp_path / "out", source)
 
 
-@pytest.mark.parametrize("change", ["attached", "detached"])
+@pytest.mark.parametrize("change", ["attached", "detached", "detached and refused"])
 def test_a_partition_with_rows_is_read_and_one_that_is_gone_parks_its_table(
     postgres18_database: Database, postgres_database: Database, tmp_path: Path, change: str
 ) -> None:
@@ -411,6 +438,12 @@ def test_a_partition_with_rows_is_read_and_one_that_is_gone_parks_its_table(
     else:
         source.execute("ALTER TABLE visits DETACH PARTITION visits_1")
     source.execute("INSERT INTO visits VALUES (4, 12)", "INSERT INTO other VALUES (1)")
+    if (
+        change == "detached and refused"
+    ):  # before anybody looks at partitions; without that, it would come back by itself
+        source.execute("ALTER TABLE visits ADD COLUMN more REGCLASS")
+        run_epochs(job)
+        source.execute("ALTER TABLE visits DROP COLUMN more")
     run_epochs(job, notes=(notes := Notes()))
     copied = target.query("SELECT id FROM copy_visits ORDER BY id")
     assert target.query("SELECT id FROM copy_other") == [(1,)]
@@ -419,6 +452,9 @@ def test_a_partition_with_rows_is_read_and_one_that_is_gone_parks_its_table(
         assert copied == source.query("SELECT id FROM visits ORDER BY id") == [(1,), (2,), (3,), (4,)]
     else:
         assert told(notes) == [("parked", "visits")]
+        assert "visits_1 of public.visits was detached" in next(
+            facts["text"] for event, facts in notes.found if event == "parked"
+        )
         assert (1,) in copied
         resnapshot(load_job_file(job), [TableName("public", "visits")])
         run_epochs(job)

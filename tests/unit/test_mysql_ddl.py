@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemark.readers.mysql.schema.types import parse_source_type
-from tidemark.readers.mysql.statements.classify import classify
+from tidemark.readers.mysql.statements.classify import MAX_QUOTED, classify, quoted
 from tidemark.readers.mysql.statements.sql_tokens import (
     ANSI_QUOTES,
     NO_BACKSLASH_ESCAPES,
@@ -474,6 +474,50 @@ def test_added_foreign_keys_that_change_rows(statement: str, cascades: bool) -> 
 @pytest.mark.parametrize("statement", UNKNOWN)
 def test_statement_that_is_not_understood(statement: str) -> None:
     assert classify(statement, "shop").unknown
+
+
+@pytest.mark.parametrize(
+    ("statement", "tables", "databases"),
+    [
+        ("DROP INDEX i x t", ["shop.t", "shop.i"], ["t"]),
+        ("DROP TABLE 'x', other.t", ["shop.x", "other.t"], ["x"]),
+        ('TRUNCATE "t"', ["shop.t"], ["t"]),
+        ("RENAME TABLE a AND b", ["shop.a", "shop.b"], ["b"]),
+        ("RENAME TABLE t.c AND b", ["shop.t", "t.c"], ["b"]),
+        ("CREATE OR REPLACE INDEX i x `a.b`.`t`", ["a.b.t"], ["x"]),
+        ("CREATE SOMETHING s USING t", ["shop.t"], ["t", "s"]),
+        ("ALTER TABLE 't' COMMENT 'x'", ["shop.t"], ["t"]),
+        ("CREATE SOMETHING s AS SELECT f()", None, None),
+        ("CREATE SOMETHING s AS CALL p()", None, None),
+        ("CREATE OR REPLACE SOMETHING s", ["shop.s"], ["s"]),
+        ("CREATE SOMETHING s AS DELETE FROM t", None, None),
+        ("ALTER SOMETHING t", None, None),
+        ("DROP SOMETHING t", None, None),
+        ("RENAME DATABASE shop TO stop", None, None),
+        ("MERGE INTO t USING u", None, None),
+        ("SET STATEMENT x = 1", None, None),
+        ("DROP TABLE `t", None, None),
+        ("DROP TABLE caf\udce9", None, None),
+    ],
+)
+def test_tables_that_a_statement_may_change_which_is_not_understood(
+    statement: str, tables: list[str] | None, databases: list[str] | None
+) -> None:
+    meaning = classify(statement, "shop")
+    assert (meaning.unknown, meaning.is_named) == (True, tables is not None)
+    assert {str(table) for table in meaning.changed} >= set(tables or ())
+    assert meaning.dropped_databases >= set(databases or ())
+    assert "other" not in meaning.dropped_databases
+
+
+def test_quoted_statements_hold_no_values() -> None:
+    statement = "MERGE /* a comment */ INTO `a b` SET p = 'topsecret', q = 4711, r = x'4711', s = 0x4711, t = _utf8'x'"
+    assert quoted(statement) == "MERGE INTO `a b` SET p = ? , q = ? , r = x ? , s = ? , t = _utf8 ?"
+    assert quoted('DO "topsecret"') == "DO ?"
+    assert quoted('DO "name"', ANSI_QUOTES) == "DO `name`"
+    for unsafe in ("DO $$topsecret$$", "DO $js$topsecret", "DO caf\udce9 topsecret", "DO 'topsecret"):
+        assert quoted(unsafe) == "DO …"
+    assert len(quoted("DO " + "a, " * 1000)) <= MAX_QUOTED
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ class EventHandler:
 
     def _load(self, event: Event) -> None:
         """Refuses LOAD DATA of a session with binlog_format=STATEMENT."""
-        if self.log.wanted and not self.log.state[w.TX_SKIP]:
+        if self.log.tables.wanted and not self.log.state[w.TX_SKIP]:
             raise self._statements.not_rows(Statement("LOAD DATA"))
 
     # Statements
@@ -397,7 +397,7 @@ class EventHandler:
     def _xa_end(self, xid: str, *, commits: bool, end_pos: int) -> None:
         """Processes XA COMMIT or XA ROLLBACK. At a commit the prepared transaction becomes the deferred one."""
         log, state = self.log, self.log.state
-        counts = commits and log.wanted and not state[w.TX_SKIP] and not state[w.SEEKING]
+        counts = commits and log.tables.wanted and not state[w.TX_SKIP] and not state[w.SEEKING]
         if counts and xid not in log.prepared:
             raise UnknownXaError(xid)
         prepared = log.prepared.pop(xid, None)

@@ -41,13 +41,15 @@ from tidemark.state.table import TableId, TableSchema
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """`skip`: transactions whose rows are not wanted. `replay`: the range completes a split, so a change that makes this
-    impossible raises SplitChangedError. `cascades_pass`: foreign keys whose changes are not logged may be added.
+    impossible raises SplitChangedError. `only_drops`: no rows are read, and only a table that is dropped raises an error.
+    `cascades_pass`: foreign keys whose changes are not logged may be added.
     `ignored_targets`: tables that statements may write, since these change no captured table. `reconnect_attempts`: new
     connections in a row without progress. `bad_values`: what becomes of values that their Arrow type can't hold. The sizes
     bound the memory."""
 
     skip: GtidSet | None = None
     replay: bool = False
+    only_drops: bool = False
     zero_dates_null: bool = False
     cascades_pass: bool = False
     ignored_targets: frozenset[TableId] = frozenset()
@@ -133,7 +135,7 @@ class LogState:
         self.options = options
         self.wanted = wanted
         self.arena = Arena(options.receive_bytes, options.unpack_bytes)
-        self.tables = KnownTables(wanted, mariadb=source.flavour == "mariadb")
+        self.tables = KnownTables({} if options.only_drops else wanted, mariadb=source.flavour == "mariadb")
         self.rows = empty_rows(self.tables.width, column_buffer_bytes=options.column_buffer_bytes)
         self.sources = LogSources(options.skip)
         self.state = np.zeros(w.STATE_SIZE, np.int64)

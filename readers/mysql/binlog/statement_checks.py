@@ -1,15 +1,17 @@
 """Checks the statements in the log: one that may change captured tables in a way that can't be followed stops the reading."""
 
+from collections.abc import Collection
+
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.events import FLAGS, HEADER_BYTES, SESSION_FLAG, Query
 from tidemark.readers.mysql.binlog.reading_state import LogState
 from tidemark.readers.mysql.binlog.table_map import same_charset
 from tidemark.readers.mysql.schema.types import parse_source_type
 from tidemark.readers.mysql.schema.widening import same_values
-from tidemark.readers.mysql.statements.classify import classify
+from tidemark.readers.mysql.statements.classify import classify, quoted
 from tidemark.readers.mysql.statements.statement import AddedColumn, DroppedColumn, ModifiedColumn, Statement
 from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, TableDroppedError, UnknownLogEventError
-from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
+from tidemark.state.remedies import LEAVE_OUT, START_OVER
 from tidemark.state.table import Column, TableId
 
 _UNREADABLE = Statement("a statement that is not valid in its character set", unknown=True)
@@ -29,11 +31,11 @@ class StatementChecks:
         if log.state[w.TX_SKIP] or not log.wanted:
             return []
         meaning = classify(found.text, found.database, found.sql_mode) if found.is_readable else _UNREADABLE
+        if log.options.only_drops and not meaning.drops:
+            return []
         if meaning.unknown:
-            raise UnknownLogEventError(
-                f"{log.position}: the log has {meaning.what}, and Tidemark can't tell whether it changes captured tables.",
-                START_OVER_NOW,
-            )
+            self._check_unknown(found, meaning)
+            return []
         if meaning.writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
             raise self.not_rows(meaning)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
@@ -58,6 +60,24 @@ class StatementChecks:
             for wanted in self._named(table):
                 self._check_key(wanted)
         return []
+
+    def _check_unknown(self, found: Query, meaning: Statement) -> None:
+        """Raises SchemaChangedError for the first wanted table that a statement may change which is not understood. Without
+        that table, the next reading raises it for the next one."""
+        touched = self._wanted(meaning) if meaning.is_named else self._in_databases(found.updated_databases)
+        if touched:
+            text = f": {quoted(found.text, found.sql_mode)}" if found.is_readable else ""
+            raise SchemaChangedError(
+                f"{self.log.position}: the log has {meaning.what}, and Tidemark can't tell whether it changes "
+                f"{touched[0]}{text}.",
+                LEAVE_OUT,
+                touched[0],
+            )
+
+    def _in_databases(self, updated: Collection[str] | None) -> list[TableId]:
+        """Returns the wanted tables of the databases that the server lists as changed; all if it lists none."""
+        names = {self._fold(name) for name in updated or ()}
+        return sorted(table for table in self.log.wanted if not names or self._fold(table.database) in names)
 
     def _lacking(self, meaning: Statement) -> list[TableId]:
         """Returns the wanted tables that get a column whose value in all earlier rows the job does not know, that lose a
@@ -139,7 +159,7 @@ class StatementChecks:
         """True unless the statement certainly changes no captured table. MySQL lists the databases that it changes. `target`:
         the only table that it changes, apart from triggers and foreign keys."""
         updated = {self._fold(name) for name in found.updated_databases or ()}
-        if updated and not any(self._fold(table.database) in updated for table in self.log.wanted):
+        if not self._in_databases(found.updated_databases):
             return False
         if target is None or self._named(target) or updated - {self._fold(target.database)}:
             return True

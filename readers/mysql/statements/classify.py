@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tidemark.readers.mysql.statements.alter_table import AlterTable
-from tidemark.readers.mysql.statements.cursor import END, Cursor
+from tidemark.readers.mysql.statements.cursor import END, SURROGATE, Cursor
 from tidemark.readers.mysql.statements.sql_tokens import NotSqlError, Token, TokenKind, tokens
 from tidemark.readers.mysql.statements.statement import Statement
 from tidemark.state.table import TableId
@@ -19,9 +19,37 @@ def classify(statement: str, database: str, sql_mode: int = 0) -> Statement:
     """`database`: the session's default database, "" for none."""
     try:
         rest, is_whole = _tokens_of(tokens(statement, sql_mode))
-        return _Parser(rest, database, is_whole=is_whole).statement()
     except NotSqlError as exc:
         return Statement(f"a statement in which {exc}", unknown=True)
+    parser = _Parser(rest, database, is_whole=is_whole)
+    try:
+        return parser.statement()
+    except NotSqlError as exc:
+        return parser.unknown(f"a statement in which {exc}", is_named=parser.is_of_tables())
+
+
+def quoted(statement: str, sql_mode: int = 0) -> str:
+    """Returns a statement that was not understood for messages: its keywords, names and symbols, up to MAX_QUOTED characters.
+    Literals and comments are left out, and all that comes after the first thing that can't be a token."""
+    found, size = list[str](), 0
+    try:
+        for token in tokens(statement, sql_mode):
+            is_word = token.kind is TokenKind.WORD
+            text = f"`{token.text}`" if token.kind is TokenKind.NAME else token.text
+            if token.kind is TokenKind.TEXT or (is_word and text[0].isdigit()):
+                text = "?"
+            size += len(text) + 1
+            # A dollar may begin a text of another language.
+            if size > MAX_QUOTED or (is_word and "$" in text) or SURROGATE.search(text):
+                found.append("…")
+                break
+            found.append(text)
+    except NotSqlError:
+        found.append("…")
+    return " ".join(found)
+
+
+MAX_QUOTED = 200
 
 
 _HARMLESS = frozenset(
@@ -50,9 +78,9 @@ _READS = frozenset({"CALL", "SELECT", "TABLE", "WITH"})
 """Words that begin a query, which may read a view that calls stored functions."""
 _OTHER_OBJECTS = frozenset(
     {
-        "AGGREGATE", "COLLATION", "DATABASE", "DEFINER", "EVENT", "FUNCTION", "LIBRARY", "LOGFILE", "MASKING", "PACKAGE",
-        "PROCEDURE", "RESOURCE", "ROLE", "SCHEMA", "SEQUENCE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER",
-        "UNDO", "USER", "VIEW", "ALGORITHM", "INSTANCE", "PUBLIC",
+        "AGGREGATE", "COLLATION", "COMPRESSION_DICTIONARY", "DATABASE", "DEFINER", "EVENT", "FUNCTION", "LIBRARY",
+        "LOGFILE", "MASKING", "PACKAGE", "PROCEDURE", "RESOURCE", "ROLE", "SCHEMA", "SEQUENCE", "SERVER", "SPATIAL",
+        "SQL", "TABLESPACE", "TRIGGER", "UNDO", "USER", "VIEW", "ALGORITHM", "INSTANCE", "PUBLIC",
     }
 )  # fmt: skip
 """After CREATE, ALTER or DROP: objects without rows. SPATIAL: a reference system, or an index, see below."""
@@ -117,7 +145,38 @@ class _Parser(Cursor):
                 return self._set()
             case _ if keyword in _HARMLESS:
                 return Statement(keyword)
-        return Statement("an unknown statement", unknown=True)
+        return self.unknown("an unknown statement")
+
+    def is_of_tables(self) -> bool:
+        """True if the statement's first words tell that it defines, renames or empties tables or indexes, which it names."""
+        start = Cursor(self.rest, self.database)
+        if start.word("TRUNCATE"):
+            return True
+        if not start.word("ALTER", "CREATE", "DROP", "RENAME"):
+            return False
+        start.words("OR", "REPLACE")
+        while start.word("FULLTEXT", "IGNORE", "OFFLINE", "ONLINE", "SPATIAL", "UNIQUE", "VECTOR"):
+            pass
+        return start.peek().is_word("INDEX", "TABLE", "TABLES")
+
+    def unknown(self, what: str, *, is_named: bool = False) -> Statement:
+        """`is_named`: it can only change tables, or all tables of databases, that it names."""
+        is_readable = not any(token.is_name and SURROGATE.search(token.text) for token in self.rest)
+        if not (is_named and is_readable and self.is_whole):
+            return Statement(what, unknown=True)
+        tables, databases = set[TableId](), set[str]()
+        rest = [END, END, *self.rest, END, END]
+        for i in range(2, len(rest) - 2):
+            if rest[i].kind is TokenKind.SYMBOL:
+                continue
+            is_qualified = rest[i - 1].is_symbol(".") and rest[i - 2].kind is not TokenKind.SYMBOL
+            if rest[i + 1].is_symbol("."):
+                tables.add(TableId(rest[i].text, rest[i + 2].text))
+            elif not is_qualified:
+                databases.add(rest[i].text)
+            if not is_qualified:
+                tables.add(TableId(self.database, rest[i].text))
+        return Statement(what, frozenset(tables), dropped_databases=frozenset(databases), unknown=True, is_named=True)
 
     def _written(self, keyword: str) -> TableId | None:
         """The only table that INSERT, REPLACE, UPDATE or DELETE names to be written. None if it names several."""
@@ -159,7 +218,7 @@ class _Parser(Cursor):
             if self.word("FOR"):
                 return self.statement()
             self.at += 1
-        return Statement("SET STATEMENT", unknown=True)
+        return self.unknown("SET STATEMENT")
 
     def _create(self) -> Statement:
         replaces = self.words("OR", "REPLACE")
@@ -184,7 +243,7 @@ class _Parser(Cursor):
         if self.word("USING"):
             self.at += 1
         if not self.word("ON"):
-            return Statement("CREATE OR REPLACE INDEX", unknown=True)
+            return self.unknown("CREATE OR REPLACE INDEX", is_named=True)
         return Statement("CREATE OR REPLACE INDEX", lost_index=frozenset([self.table()]))
 
     def _selects(self) -> bool:
@@ -224,7 +283,7 @@ class _Parser(Cursor):
         self.words("IF", "EXISTS")
         index = self.name()
         if not self.word("ON"):
-            return Statement("DROP INDEX", unknown=True)
+            return self.unknown("DROP INDEX", is_named=True)
         table = frozenset([self.table()])
         if index.upper() == "PRIMARY":
             return Statement("DROP INDEX PRIMARY", changed=table)
@@ -244,13 +303,15 @@ class _Parser(Cursor):
         kind = self.peek()
         if kind.is_word(*_OTHER_OBJECTS):
             return Statement(f"{verb} {kind.text.upper()}")
-        return Statement(f"{verb} of an unknown object", unknown=True)
+        # What is new can't have rows of other tables. What is altered or dropped may contain tables that are not named.
+        may_write = any(token.is_word(*_WRITES) for token in self.rest[self.at :])
+        return self.unknown(f"{verb} of an unknown object", is_named=verb == "CREATE" and not may_write)
 
     def _rename(self) -> Statement:
         if self.word("USER"):
             return Statement("RENAME USER")
         if not self.word("TABLE", "TABLES"):
-            return Statement("RENAME of an unknown object", unknown=True)
+            return self.unknown("RENAME of an unknown object")
         self.words("IF", "EXISTS")
         names = []
         while True:
@@ -259,7 +320,7 @@ class _Parser(Cursor):
                 self.at += 1
             self.word("NOWAIT")
             if not self.word("TO"):
-                return Statement("RENAME TABLE", frozenset(names), unknown=True)
+                return self.unknown("RENAME TABLE", is_named=True)
             names.append(self.table())
             if not self.symbol(","):
                 return Statement("RENAME TABLE", frozenset(names))

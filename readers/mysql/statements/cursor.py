@@ -8,7 +8,7 @@ from tidemark.state.table import TableId
 
 END = Token(TokenKind.SYMBOL, "")
 """Comes after the last token."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Cursor:
         token = self.peek()
         if not token.is_name:
             raise NotSqlError("a name is missing")
-        if _SURROGATE.search(token.text):
+        if SURROGATE.search(token.text):
             raise NotSqlError("a name is not valid in the statement's character set")
         self.at += 1
         return token.text

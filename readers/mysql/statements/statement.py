@@ -54,10 +54,11 @@ class Statement:
     statement changes rows, possibly of tables that it does not name (triggers, functions). `target`: the only table whose
     rows it changes, apart from triggers and foreign keys; None if this is unknown. `written`: the only table that it names to
     be written, also if stored functions that it calls may write others. `cascades`: tables that get a foreign key
-    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `altered`: the table that gets the columns
-    `added`, loses `dropped`, and whose columns `modified` are of these types after it. `charsets`: the character sets, or
-    collations, that the statement makes the default of `altered`'s new columns. `drops`: the tables of `changed` are dropped,
-    though the statement may create one of them again.
+    with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `is_named`: then it can only change tables of
+    `changed` and `dropped_databases`; otherwise any. `altered`: the table that gets the columns `added`, loses `dropped`, and
+    whose columns `modified` are of these types after it. `charsets`: the character sets, or collations, that the statement
+    makes the default of `altered`'s new columns. `drops`: the tables of `changed` are dropped, though the statement may create
+    one of them again.
     """
 
     what: str
@@ -68,6 +69,7 @@ class Statement:
     target: TableId | None = None
     written: TableId | None = None
     unknown: bool = False
+    is_named: bool = False
     truncated: TableId | None = None
     cascades: frozenset[TableId] = frozenset()
     altered: TableId | None = None

@@ -23,7 +23,15 @@ from dataclasses import dataclass, field
 import psycopg2
 import psycopg2.errors
 
-from tidemark.readers.postgres.connect import Connection, error_text, quote_table
+from tidemark.readers.postgres.connect import (
+    LOCK_TIMEOUT,
+    Connection,
+    end_limit_of_lock_waits,
+    error_code,
+    error_text,
+    limit_lock_waits,
+    quote_table,
+)
 from tidemark.readers.postgres.partitions.catalog import Attached, Differences, differences, look, were_types_altered
 from tidemark.readers.postgres.pgoutput.stream import peek_query
 from tidemark.readers.postgres.schema.identity import (
@@ -35,6 +43,7 @@ from tidemark.readers.postgres.schema.identity import (
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
+from tidemark.readers.postgres.snapshot.locks import kept_locked
 from tidemark.state.errors import PartitionsChangedError, RowsAttachedError, SourceNotUsableError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
 from tidemark.state.remedies import START_OVER
@@ -111,6 +120,10 @@ def _is_younger(xid: int) -> str:
     return f"(age(xmin) >= 0 AND age(xmin) < age('{xid}'::xid))"
 
 
+LOOK_SECONDS = 10
+"""How long the look waits for a table that another session has locked."""
+
+
 def look_again(
     connection: Connection,
     slot_source: SlotSource,
@@ -120,14 +133,24 @@ def look_again(
     keeps_removed: bool,
 ) -> PartitionLook:
     """Compares tables and partitions with `known`. Raises PartitionsChangedError if a partition brought or took rows,
-    SchemaChangedError if a table is another one or was rewritten. `keeps_removed`: a partition's rows that are gone are a
-    warning instead."""
-    checks = _Checks(connection, slot_source, keeps_removed)
-    with _snapshot(connection):
-        now = look(connection, known)
-        for before, after in zip(known.tables, now.tables, strict=True):
-            with _may_be_unreadable(after.table):
-                checks.compare(before, after, known.ended_xid, schemas[after.table])
+    SchemaChangedError if a table is another one or was rewritten, TableLockedError if another session keeps one from being read
+    for LOOK_SECONDS. `keeps_removed`: a partition's rows that are gone are a warning instead."""
+    checks, looked_at = _Checks(connection, slot_source, keeps_removed), list[TableId]()
+    limit_lock_waits(connection, LOOK_SECONDS)
+    try:
+        with _snapshot(connection):
+            now = look(connection, known)
+            for before, after in zip(known.tables, now.tables, strict=True):
+                looked_at.append(after.table)
+                with _may_be_unreadable(after.table):
+                    checks.compare(schemas[after.table], before, after, known.ended_xid)
+    except psycopg2.Error as error:
+        if error_code(error) != LOCK_TIMEOUT or not looked_at:
+            raise
+        raise kept_locked(connection, looked_at[-1:], error_text(error)) from error
+    finally:
+        if not connection.closed:
+            end_limit_of_lock_waits(connection)
     return PartitionLook(now, tuple(checks.warnings))
 
 
@@ -151,8 +174,7 @@ class _Checks:
     keeps_removed: bool
     warnings: list[str] = field(default_factory=list)
 
-    def compare(self, before: WatchedTable, after: WatchedTable, ended_xid: int, schema: TableSchema) -> None:
-        """Raises as `look_again`."""
+    def compare(self, schema: TableSchema, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
         changes = differences(before, after)
         if changes != Differences():
             self.check(after, changes, ended_xid)

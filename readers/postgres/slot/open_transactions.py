@@ -3,7 +3,9 @@
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 
+from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import Connection, quote_literal
 from tidemark.state.errors import SourceNotUsableError
 
@@ -64,12 +66,19 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float | None 
     The log lacks what such a transaction wrote to a table before the table was published. And a committed transaction can
     be in the log before it is visible.
     """
-    older = open_transactions(connection)
+    older, wait = open_transactions(connection), LongWait()
     deadline = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
     while older := older & open_transactions(connection):
         if time.monotonic() > deadline:
             raise open_for_long(connection, older)
+        wait.goes_on(partial(_waited_for, connection, older))
         time.sleep(_POLL_SECONDS)
+
+
+def _waited_for(connection: Connection, xids: Collection[str]) -> str:
+    found = describe(connection, xids)
+    named = " ".join(f"{transaction.text}. {transaction.ending}." for transaction in found[:_NAMED])
+    return f"The job waits until older transactions have ended: {named or 'the last of them has just ended.'}"
 
 
 def open_for_long(connection: Connection, xids: Collection[str]) -> SourceNotUsableError:

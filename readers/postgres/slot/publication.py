@@ -3,15 +3,23 @@
 It must be older than the slot: a change is decoded with the catalog as it was at that change.
 """
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg2
 
 from tidemark.readers.findings import Finding, refusal, warning
+from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.postgres.schema.identity import is_gone
-from tidemark.readers.postgres.slot.open_transactions import SETTLE_SECONDS, wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import (
+    SETTLE_SECONDS,
+    OpenTransaction,
+    described,
+    wait_for_open_transactions,
+)
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
@@ -63,6 +71,7 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
         connection,
         f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
         "WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)",
+        tables,
     )
     return True
 
@@ -79,7 +88,7 @@ def add_tables(
     missing = sorted(set(tables) - set(memberships(connection, name, tables)))
     if missing:
         named = ", ".join(map(only_itself, missing))
-        _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}", seconds=seconds)
+        _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}", missing, seconds=seconds)
         wait_for_open_transactions(connection, seconds=seconds)
     return missing
 
@@ -277,26 +286,82 @@ def only_itself(table: TableId) -> str:
     return f"ONLY {quote_table(table)}"
 
 
-def _write(connection: Connection, statement: str, *, seconds: float | None = None) -> None:
-    """Runs a statement in a transaction that may write. Raises SourceNotUsableError, also if it waits for a lock of another
-    session for longer than `seconds` (SETTLE_SECONDS)."""
-    wait_ms = int(1000 * (SETTLE_SECONDS if seconds is None else seconds))
+def _write(
+    connection: Connection, statement: str, tables: Collection[TableId] = (), *, seconds: float | None = None
+) -> None:
+    """Runs a statement in a transaction that may write. Raises SourceNotUsableError, also if it waits for a lock on `tables` of
+    another session for longer than `seconds` (SETTLE_SECONDS). Says soon who has the lock.
+
+    Who waits for the lock holds up neither who reads nor who writes, but VACUUM and DDL: so it is not asked for all the time.
+    """
+    wait, deadline = LongWait(), time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
+    while (error := _tried(connection, statement, left := deadline - time.monotonic())) is not None:
+        if error_code(error) != _LOCKED or left <= ATTEMPT_SECONDS:
+            raise _refused(connection, error, tables) from error
+        wait.goes_on(partial(_waited_for, connection, tables))
+
+
+def _tried(connection: Connection, statement: str, seconds: float) -> psycopg2.Error | None:
+    """Tries to run the statement, for at most ATTEMPT_SECONDS. Returns the server's refusal."""
+    wait_ms = max(1, int(1000 * min(seconds, ATTEMPT_SECONDS)))
     try:
         with connection.cursor() as cursor:
             cursor.execute(f"BEGIN READ WRITE; SET LOCAL lock_timeout = {wait_ms}; {statement}; COMMIT")
-    except psycopg2.Error as exc:
+    except psycopg2.Error as error:
         with connection.cursor() as cursor:
             cursor.execute("ROLLBACK")
-        code = error_code(exc)
-        remedy = {
-            _DENIED: "Let the tables' owner create the publication, and name it in source.publication. Or let the role own "
-            "the tables, and GRANT CREATE ON DATABASE to it.",
-            _LOCKED: "Let VACUUM, CREATE INDEX CONCURRENTLY or ALTER TABLE of the tables end (pg_stat_activity), then run the "
-            "job again.",
-        }.get(code or "", "Correct what the server's message says.")
-        raise SourceNotUsableError(f"The source refuses the job's publication: {error_text(exc)}.", remedy) from exc
+        return error
+    return None
 
 
+ATTEMPT_SECONDS = 5.0
+"""How long one attempt waits for locks. Longer than `deadlock_timeout`, after which the server ends an autovacuum for it."""
+
+
+def _refused(connection: Connection, error: psycopg2.Error, tables: Collection[TableId]) -> SourceNotUsableError:
+    code, message = error_code(error), f"The source refuses the job's publication: {error_text(error)}."
+    if code == _LOCKED and (found := _keepers(connection, tables)):
+        table, keeper = next(iter(found.items()))
+        return SourceNotUsableError(
+            f"{message} It waited for {keeper.text}, which keeps {table} locked.",
+            f"{keeper.ending}. Then run the job again.",
+        )
+    remedy = {
+        _DENIED: "Let the tables' owner create the publication, and name it in source.publication. Or let the role own "
+        "the tables, and GRANT CREATE ON DATABASE to it.",
+        _LOCKED: "Let VACUUM, CREATE INDEX CONCURRENTLY or ALTER TABLE of the tables end (pg_stat_activity), then run the "
+        "job again.",
+    }.get(code or "", "Correct what the server's message says.")
+    return SourceNotUsableError(message, remedy)
+
+
+def _waited_for(connection: Connection, tables: Collection[TableId]) -> str:
+    found = _keepers(connection, tables)
+    named = [f"{keeper.text} keeps {table} locked. {keeper.ending}." for table, keeper in found.items()]
+    return f"The job waits until it can publish its tables. {' '.join(named[:3]) or 'The lock has just been released.'}"
+
+
+def _keepers(connection: Connection, tables: Collection[TableId]) -> dict[TableId, OpenTransaction]:
+    """Returns who has, or waits for, a lock that keeps tables from being published: one for each such table."""
+    found = dict[TableId, OpenTransaction]()
+    with connection.cursor() as cursor:
+        cursor.execute(_KEEPERS, ([table.database for table in tables], [table.name for table in tables]))
+        for schema, name, *facts in cursor.fetchall():
+            found.setdefault(TableId(schema, name), described(*facts))
+    return found
+
+
+_KEEPERS = """
+SELECT n.nspname::text, c.relname::text, l.pid, a.usename::text, a.application_name, p.gid, p.database::text,
+       date_trunc('second', coalesce(a.xact_start, p.prepared))::text
+FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation JOIN pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts AS p ON l.pid IS NULL AND p.transaction::text = split_part(l.virtualtransaction, '/', 2)
+WHERE l.locktype = 'relation' AND l.pid IS DISTINCT FROM pg_backend_pid()
+AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))
+ORDER BY NOT l.granted, n.nspname, c.relname, l.pid"""
 _DENIED, _LOCKED = "42501", "55P03"
 
 

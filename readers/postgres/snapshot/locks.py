@@ -36,8 +36,14 @@ def locked_tables(connection: Connection, tables: Collection[TableId]) -> Mappin
 
 def locked_error(session: AskingSession[Connection], tables: Sequence[TableId], text: str) -> TableLockedError:
     """Returns the error of the first of the tables that is locked. `text`: what the server said about one of them."""
-    found = session.ask(lambda connection: locked_tables(connection, tables))
+    found = session.ask(lambda connection: kept_locked(connection, tables, text))
     session.close()
+    return found
+
+
+def kept_locked(connection: Connection, tables: Sequence[TableId], text: str) -> TableLockedError:
+    """The same, on a connection."""
+    found = locked_tables(connection, tables)
     for table in tables:
         if table in found:
             keeper = found[table]

@@ -6,6 +6,7 @@ from typing import Protocol
 from tidemark.sinks.mirror.mysql import types
 from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import Floats, Shapes, Vectors
+from tidemark.state.integer_range import IntegerRange
 
 _IN_HEXADECIMAL = (Shapes, Vectors)
 
@@ -57,6 +58,9 @@ class MySqlComparing:
 
     def drop(self, table: str) -> None:
         self._tables.drop_temporary(table)
+
+    def within(self, alias: str, keys: IntegerRange) -> str:
+        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}")
 
     def differs(self, columns: Sequence[str]) -> str:
         same = " AND ".join(f"{self._bytes('s', name)} <=> {self._bytes('c', name)}" for name in columns)

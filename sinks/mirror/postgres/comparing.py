@@ -6,6 +6,7 @@ from typing import Protocol
 
 from tidemark.sinks.mirror.postgres import types
 from tidemark.sinks.mirror.target import TargetName
+from tidemark.state.integer_range import IntegerRange
 
 _NUMBERS = itertools.count(1)
 
@@ -47,6 +48,9 @@ class PostgresComparing:
 
     def drop(self, table: str) -> None:
         self._runner.execute(f"DROP TABLE {table}")
+
+    def within(self, alias: str, keys: IntegerRange) -> str:
+        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}", by_rows=True)
 
     def differs(self, columns: Sequence[str]) -> str:
         return f"{_row('s', columns)} IS DISTINCT FROM {_row('c', columns)}"

@@ -33,6 +33,9 @@ from tidemark.state.table import Column, TableSchema
 ROWS_AT_ONCE = 16384
 MANY_ROWS = 10_000
 """From this number on, an upsert may take a savepoint and a second statement."""
+MAX_SAVEPOINTS = 60
+"""In one transaction. A server remembers up to 64 subtransactions of each session, released or not. While one has more, each
+snapshot of all other sessions is slow."""
 _SAVEPOINT = "tidemark_new"
 _ENCODED = frozenset({"text", "varchar", "bpchar", "json", "jsonb", "numeric"})
 """The types that values of PostgreSQL's other types can be written to without a conversion by the server."""
@@ -44,6 +47,10 @@ Encode = Callable[[pa.Array], Fields]
 
 
 class Runner(Protocol):
+    """`savepoints`: those that its transaction has had."""
+
+    savepoints: int
+
     def copy(self, sql: str, data: "CopyStream") -> int:
         """Returns the number of rows. Raises SinkError."""
 
@@ -120,9 +127,10 @@ class PostgresTableRows:
 
     def _insert_rows(self, rows: pa.RecordBatch) -> None:
         """Inserts rows. If the target has some of them, they are upserted."""
-        if not rows.num_rows or not self._is_new_right:
+        if not rows.num_rows or not self._is_new_right or self._runner.savepoints >= MAX_SAVEPOINTS:
             self._upsert_rows(rows)
             return
+        self._runner.savepoints += 1
         self._runner.execute(f"SAVEPOINT {_SAVEPOINT}")
         try:
             self.insert(rows)

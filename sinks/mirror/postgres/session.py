@@ -59,6 +59,7 @@ class PostgresSession(LedgerSession):
     def __init__(self, connection: Connection, source_kind: SourceKind) -> None:
         self._connection = connection
         self._dialect = PostgresDialect(source_kind)
+        self.savepoints = 0
         self.execute(_SESSION)
         ((schema,),) = self.query("SELECT current_schema()")
         self._connection.commit()
@@ -239,12 +240,14 @@ class PostgresSession(LedgerSession):
         return PostgresComparing(self, target), PostgresTableRows(self, self._dialect, target, schema, existing)
 
     def end_transaction(self, doing: str) -> None:
+        self.savepoints = 0
         try:
             self._connection.commit()
         except psycopg2.Error as exc:
             raise postgres_errors.sink_error(exc, doing) from exc
 
     def rollback(self) -> None:
+        self.savepoints = 0
         try:
             self._connection.rollback()
         except psycopg2.Error as exc:
