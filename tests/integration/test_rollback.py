@@ -12,6 +12,7 @@ from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.readers.postgres.slot import held_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, LogPositionLostError
 
@@ -128,6 +129,44 @@ def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_datab
         go_back(job, epoch)
     run_epochs(job)
     assert_mirrored(postgres_source_database, postgres_database)
+
+
+def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
+    postgres_source_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row with the old key of a moved row is another one since."""
+    monkeypatch.setattr(
+        held_back, "ADVANCE_SECONDS", 3600.0
+    )  # the slot keeps the log of each run, however long that takes
+    source = postgres_source_database
+    source.execute(
+        "CREATE TABLE notes (id int PRIMARY KEY, version int, note text)",
+        "ALTER TABLE notes ALTER note SET STORAGE EXTERNAL",
+        "INSERT INTO notes SELECT i, 0, repeat(i::text, 5000) FROM generate_series(1, 3) i",
+    )
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE notes SET version = 1")
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    source.execute("UPDATE notes SET id = 10 WHERE id = 1", "INSERT INTO notes VALUES (1, 0, repeat('n', 5000))")
+    run_epochs(job)
+    with pytest.raises(CheckpointError, match="got another key"):
+        go_back(job, epoch)
+    run_epochs(job)
+    assert_same_notes(source, postgres_database)
+    epoch = committed(tmp_path)
+    source.execute("UPDATE notes SET version = 2", "DELETE FROM notes WHERE id = 2")
+    run_epochs(job)
+    postgres_database.execute("UPDATE copy_notes SET version = 77")
+    go_back(job, epoch)
+    assert run_epochs(job) == ["stream"]
+    assert_same_notes(source, postgres_database)
+
+
+def assert_same_notes(source: Database, target: Database) -> None:
+    rows = "SELECT id, version, note FROM {} ORDER BY id"
+    assert target.query(rows.format("copy_notes")) == source.query(rows.format("notes"))
 
 
 def newest(root: Path, source: Database, table: str) -> dict[int, int]:
