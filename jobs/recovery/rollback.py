@@ -49,6 +49,11 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             )
         now = recover_state(checkpoint, job, state)
         position = position_of_cut(checkpoint, job, state, now, epoch)
+        if position.order > now.position.order:
+            raise CheckpointError(
+                f"After epoch {epoch} the job was rolled back further, and the log up to there was not read again yet.",
+                "Choose an older epoch, or let the job run until it has read the log to its end.",
+            )
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             found.require_same_log(state, [position])

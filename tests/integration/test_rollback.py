@@ -131,6 +131,29 @@ def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_datab
     assert_mirrored(postgres_source_database, postgres_database)
 
 
+def test_changes_that_are_not_read_again_yet_are_not_left_out(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    """A second rollback, while the log is read again, to an epoch from before the first one."""
+    source = mysql_database
+    source.execute("CREATE TABLE notes (id INT PRIMARY KEY, note LONGTEXT)", "INSERT INTO notes VALUES (1, 'a')")
+    sink = {"type": "mirror", "url": postgres_database.url, "table": "copy_{table}"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink, log={"max_batch_bytes": "1MiB"})
+    run_epochs(job)
+    epochs = []
+    for letter in "bcd":  # more than an epoch may read
+        source.execute(f"UPDATE notes SET note = repeat('{letter}', 1500000)")
+        run_epochs(job)
+        epochs.append(committed(tmp_path))
+    go_back(job, epochs[0])
+    assert run_epochs(job, at_most=1) == ["stream"]
+    with pytest.raises(CheckpointError, match="not read again"):
+        go_back(job, epochs[2])
+    go_back(job, epochs[0])
+    run_epochs(job)
+    assert postgres_database.query("SELECT left(note, 3) FROM copy_notes") == [("ddd",)]
+
+
 def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
     postgres_source_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
