@@ -7,19 +7,23 @@ import time
 from dataclasses import replace
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.tables import TableName
 from tidemark.enumerator.enumerator import absorb, in_mode, of_job
 from tidemark.jobs.recovered_state import offset_from, read_outcome, recover_state, required_state, settings_of
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
+from tidemark.readers.log.split_key_moves import key_update_inserts
+from tidemark.readers.source import SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError
 from tidemark.state.job_state import JobState, Joined
-from tidemark.state.log_range import LogReport
+from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, LogWork
 from tidemark.state.position import Position
+from tidemark.state.remedies import read_again
 
 _LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those that are kept."
 
@@ -43,10 +47,17 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
                 f"{keyless[0]} has no key, so its copy would get rows twice (sink.keyless: append).",
                 "Let the job continue, and read single tables again: tidemark signal JOB.yaml resnapshot --table NAME.",
             )
-        position = position_of_cut(checkpoint, job, state, recover_state(checkpoint, job, state), epoch)
+        now = recover_state(checkpoint, job, state)
+        position = position_of_cut(checkpoint, job, state, now, epoch)
+        if position.order > now.position.order:
+            raise CheckpointError(
+                f"After epoch {epoch} the job was rolled back further, and the log up to there was not read again yet.",
+                "Choose an older epoch, or let the job run until it has read the log to its end.",
+            )
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             found.require_same_log(state, [position])
+            _require_no_moves(found.server(state), state, LogRange(position, now.position))
         forget_unwritten(checkpoint)
         joined = Joined(
             position,
@@ -60,6 +71,22 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         )
         checkpoint.create_joined(state, joined)
     return position
+
+
+def _require_no_moves(server: SourceServer, state: JobState, log_range: LogRange) -> None:
+    """Raises CheckpointError if the range, which the copies have already, gives a row another key and leaves values out. The
+    copy must have these under the old key, which may be another row's by now."""
+    schemas = {schema.table: schema for schema in state.schemas}
+    if log_range.start.order >= log_range.stop.order or not any(schema.toastable for schema in state.schemas):
+        return
+    for batch in server.log_reading(state.schemas).read(log_range):
+        if schemas[batch.table].toastable and key_update_inserts(batch.rows).any():
+            raise CheckpointError(
+                f"Since then a row of {batch.table} got another key, and the log leaves values of the row out. They can't be "
+                "taken from the copy, which has other rows now.",
+                f"{read_again(TableName(batch.table.database, batch.table.name))} Or choose a newer epoch: tidemark "
+                "checkpoints JOB.yaml list shows those that are kept.",
+            )
 
 
 def position_of_cut(

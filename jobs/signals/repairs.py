@@ -84,10 +84,11 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
             _refuse(checkpoint, number, wish.signal, str(error))
         return state
     _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
-    for name in set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}:
-        checkpoint.forget_repairs([name])  # of an earlier driver that died
+    unknown = set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}
     reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
     state, taken = _taken(checkpoint, reading, wanted)
+    if taken:  # so no other driver has taken rows in meanwhile: the files are of an earlier one that died
+        checkpoint.forget_repairs(unknown)
     for number in taken:
         signal = wanted[number].signal
         events.note("repair", table=str(signal.table), keys=len(signal.keys), start=str(start), text=ACCEPTED)

@@ -24,21 +24,25 @@ def write_segment(store: CheckpointStore, epoch: int, splits: Sequence[Split], r
         merged = merge_segments([_read(store, name) for name in single], FINISHED_FOLDER)
         first, last = epochs_of_finished_file(single[0])[0], epochs_of_finished_file(single[-1])[1]
         store.create(finished_file(first, last), merged)
-    live = set(segment_names(store))
-    for name in store.list(FINISHED_FOLDER):
-        if name not in live:
-            store.delete(name)
+    names = store.list(FINISHED_FOLDER)  # once: this driver may freeze here, and another one write more
+    for name in set(names).difference(_live(names)):
+        store.delete(name)
 
 
 def segment_names(store: CheckpointStore) -> list[str]:
-    """Returns the files in use: merged ones, and single ones that no merged file covers."""
-    names = store.list(FINISHED_FOLDER)
-    covered = [epochs_of_finished_file(name) for name in names if _is_merged(name)]
-    return [
-        name
-        for name in names
-        if _is_merged(name) or not any(first <= epochs_of_finished_file(name)[0] <= last for first, last in covered)
-    ]
+    """Returns the files in use: those that no merged file covers."""
+    return _live(store.list(FINISHED_FOLDER))
+
+
+def _live(names: Sequence[str]) -> list[str]:
+    merged = [epochs_of_finished_file(name) for name in names if _is_merged(name)]
+    return [name for name in names if not any(_covers(epochs, name) for epochs in merged)]
+
+
+def _covers(merged: tuple[int, int], name: str) -> bool:
+    """True if another file, one of these epochs, has all of the file's. Two drivers may have merged, one of them late."""
+    first, last = epochs_of_finished_file(name)
+    return merged != (first, last) and merged[0] <= first and last <= merged[1]
 
 
 def load_gap_filter(

@@ -33,12 +33,14 @@ from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.jobs.signals import repairs
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
-from tidemark.state.errors import DifferencesError
+from tidemark.state.errors import DifferencesError, JobHeldError
 from tidemark.state.failpoints import FailpointError
+from tidemark.state.job_state import Joined
 from tidemark.state.key_source import KeySource
 from tidemark.state.log_extent import LogExtent
 from tidemark.state.plan import EnumeratorState, Plan
 from tidemark.state.position import Position
+from tidemark.state.reread import Reread
 from tidemark.state.signals import Signal
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
@@ -301,6 +303,31 @@ def test_it_goes_on_after_a_death_at_each_step(
         assert_equal(job, row_counts(source))
     signals = Checkpoint.at(load_job_file(job).checkpoint).outcomes()
     assert [outcome.accepted for outcome in signals.values()] == [True] * 3 * len(STEPS)
+
+
+def test_a_driver_that_was_frozen_removes_no_rows_of_the_next_one(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    job = job_of(mysql_database, postgres_database, tmp_path)
+    run_epochs(job)
+    postgres_database.execute("DELETE FROM copy_t WHERE id = 2")
+    repair(job)
+    checkpoint, file = Checkpoint.at(str(tmp_path / "checkpoint")), f"{REPAIRS_FOLDER}/n1-1"
+    with monkeypatch.context() as patch:
+
+        def frozen(keys: KeySource, position: Position) -> None:
+            """Meanwhile another driver reads the rows."""
+            state = checkpoint.job_state()
+            assert state is not None
+            checkpoint.store.create(file, b"rows")
+            reread = Reread(1, state.schemas[0].table, 1, file, position, 1)
+            checkpoint.create_joined(state, Joined(position, (), (), rereads=(reread,)))
+
+        patch.setattr(repairs, "await_visible", frozen)
+        with pytest.raises(JobHeldError):
+            run_epochs(job)
+    assert checkpoint.store.read(file) == b"rows"
 
 
 @pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3]], indirect=True)

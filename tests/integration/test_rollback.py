@@ -12,6 +12,7 @@ from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.readers.postgres.slot import held_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, LogPositionLostError
 
@@ -128,6 +129,67 @@ def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_datab
         go_back(job, epoch)
     run_epochs(job)
     assert_mirrored(postgres_source_database, postgres_database)
+
+
+def test_changes_that_are_not_read_again_yet_are_not_left_out(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    """A second rollback, while the log is read again, to an epoch from before the first one."""
+    source = mysql_database
+    source.execute("CREATE TABLE notes (id INT PRIMARY KEY, note LONGTEXT)", "INSERT INTO notes VALUES (1, 'a')")
+    sink = {"type": "mirror", "url": postgres_database.url, "table": "copy_{table}"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink, log={"max_batch_bytes": "1MiB"})
+    run_epochs(job)
+    epochs = []
+    for letter in "bcd":  # more than an epoch may read
+        source.execute(f"UPDATE notes SET note = repeat('{letter}', 1500000)")
+        run_epochs(job)
+        epochs.append(committed(tmp_path))
+    go_back(job, epochs[0])
+    assert run_epochs(job, at_most=1) == ["stream"]
+    with pytest.raises(CheckpointError, match="not read again"):
+        go_back(job, epochs[2])
+    go_back(job, epochs[0])
+    run_epochs(job)
+    assert postgres_database.query("SELECT left(note, 3) FROM copy_notes") == [("ddd",)]
+
+
+def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
+    postgres_source_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row with the old key of a moved row is another one since."""
+    monkeypatch.setattr(
+        held_back, "ADVANCE_SECONDS", 3600.0
+    )  # the slot keeps the log of each run, however long that takes
+    source = postgres_source_database
+    source.execute(
+        "CREATE TABLE notes (id int PRIMARY KEY, version int, note text)",
+        "ALTER TABLE notes ALTER note SET STORAGE EXTERNAL",
+        "INSERT INTO notes SELECT i, 0, repeat(i::text, 5000) FROM generate_series(1, 3) i",
+    )
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE notes SET version = 1")
+    run_epochs(job)
+    epoch = committed(tmp_path)
+    source.execute("UPDATE notes SET id = 10 WHERE id = 1", "INSERT INTO notes VALUES (1, 0, repeat('n', 5000))")
+    run_epochs(job)
+    with pytest.raises(CheckpointError, match="got another key"):
+        go_back(job, epoch)
+    run_epochs(job)
+    assert_same_notes(source, postgres_database)
+    epoch = committed(tmp_path)
+    source.execute("UPDATE notes SET version = 2", "DELETE FROM notes WHERE id = 2")
+    run_epochs(job)
+    postgres_database.execute("UPDATE copy_notes SET version = 77")
+    go_back(job, epoch)
+    assert run_epochs(job) == ["stream"]
+    assert_same_notes(source, postgres_database)
+
+
+def assert_same_notes(source: Database, target: Database) -> None:
+    rows = "SELECT id, version, note FROM {} ORDER BY id"
+    assert target.query(rows.format("copy_notes")) == source.query(rows.format("notes"))
 
 
 def newest(root: Path, source: Database, table: str) -> dict[int, int]:

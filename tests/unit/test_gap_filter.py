@@ -1,9 +1,16 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tests.support.gap_filter import keep
+from tidemark.readers.log import finished_splits
+from tidemark.readers.log.finished_splits import load_gap_filter, segment_names, write_segment
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
+from tidemark.state.checkpoint.layout import finished_file
+from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.position import BinlogPosition
@@ -119,3 +126,42 @@ def test_another_format_version_is_refused_as_such() -> None:
     good = bytes(segment_of_two_splits())
     with pytest.raises(CheckpointError, match="version 3"):
         merge_segments([good[:8] + b"\3" + good[9:]], "finished")
+
+
+class TwoDrivers(LocalStore):
+    """Another driver acts when this one, just before, asks for the names in a folder: `acts` says when."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.acts = dict[int, Callable[[], object]]()
+        self._count = 0
+
+    def list(self, prefix: str) -> list[str]:
+        self._count += 1
+        self.acts.pop(self._count, lambda: None)()
+        return super().list(prefix)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_driver_that_was_frozen_removes_no_segment_of_the_next_one(tmp_path: Path, at: int) -> None:
+    frozen, other = TwoDrivers(str(tmp_path)), LocalStore(str(tmp_path))
+    frozen.acts[at] = lambda: write_segment(other, 2, [split(1, 10, None)], [report(1, 200)])
+    write_segment(frozen, 1, [split(0, None, 10)], [report(0, 100)])
+    for act in frozen.acts.values():  # it did not ask so often
+        act()
+    assert load_gap_filter(other, [ORDERS], {}, {}).finished_splits[ORDERS].highs.tolist() == [
+        version(100),
+        version(200),
+    ]
+
+
+def test_two_drivers_may_merge_segments_one_of_them_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finished_splits, "_MERGE_AT", 2)
+    store = LocalStore(str(tmp_path))
+    for number, limits in enumerate([(None, 10), (10, 20), (20, None)], 1):
+        write_segment(store, number, [split(number, *limits)], [report(number, number * 100)])
+    whole = merge_segments([bytes(store.read(name) or b"") for name in segment_names(store)], "finished")
+    store.create(finished_file(1, 3), whole)
+    assert segment_names(store) == [finished_file(1, 3)]
+    found = load_gap_filter(store, [ORDERS], {}, {}).finished_splits[ORDERS]
+    assert found.highs.tolist() == [version(100), version(200), version(300)]
