@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.support.cli",
     "tests.support.dist",
     "tests.support.delta",
+    "tests.support.order",
     "tests.support.reconciling",
 ]
 
