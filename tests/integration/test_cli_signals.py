@@ -18,7 +18,7 @@ from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running
 from tests.support.servers import Database
 from tests.support.workload import POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
 Printed = Callable[..., str]
 

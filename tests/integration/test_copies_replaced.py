@@ -18,7 +18,11 @@ from tidemark.jobs.epoch import write_parts
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.failpoints import failpoint
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 
 Rows = dict[tuple[int, ...], tuple[Any, ...]]
 Keys = dict[str, set[tuple[int, ...]]]
