@@ -132,8 +132,8 @@ def another_job(pair: Pair, folder: Path, target: Database | None = None) -> Pat
     return write_workload_job(folder, source, target, job=folder.name)
 
 
-def test_jobs_die_together_with_the_primary(pair: Pair, postgres_server: Server, tmp_path: Path) -> None:
-    """Each at another point."""
+def test_the_job_dies_together_with_the_primary(pair: Pair, postgres_server: Server, tmp_path: Path) -> None:
+    """Several jobs do, each at another point."""
     jobs: list[tuple[str, Path, Database | None]] = []
     with contextlib.ExitStack() as stack:
         for number, (point, sink) in enumerate(DEATHS):
@@ -159,29 +159,42 @@ def test_jobs_die_together_with_the_primary(pair: Pair, postgres_server: Server,
                 assert_mirrored(pair.promoted, target)
 
 
-def test_what_the_promoted_standby_lacks_is_not_read_or_all_is_read_again_or_the_job_stops(
-    pair: Pair, tmp_path: Path
-) -> None:
-    """Jobs die at different points: some have planned to read it, some have read it."""
-    planned = [another_job(pair, tmp_path / name) for name in ("planned", "reading")]
-    read = [another_job(pair, tmp_path / name) for name in ("done", "before", "after")]
+def jobs_ahead(pair: Pair, folder: Path, *points: str) -> list[Path]:
+    """Jobs that have died at these points, or have ended by themselves (""), with changes that the promoted standby lacks."""
+    jobs = [another_job(pair, folder / f"job{number}") for number in range(len(points))]
     for _ in range(2):
-        for job in planned + read:
+        for job in jobs:
             run_epochs(job)
         pair.database.execute(*UPDATE_ALL)
-    for job in planned + read:
+    for job in jobs:
         run_epochs(job)
     pair.await_standby()
     pair.fall_behind()
     pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
-    for job, point in zip(planned, ("planner.after_plan", "log.before_report"), strict=True):
-        die_at(job, point)
-    run_epochs(read[0])
-    for job, point in zip(read[1:], ("sink.before_commit", "sink.after_commit"), strict=True):
-        die_at(job, point)
+    for job, point in zip(jobs, points, strict=True):
+        if point:
+            die_at(job, point)
+        else:
+            run_epochs(job)
     pair.fail_over()
     pair.promoted.execute("DELETE FROM orders WHERE id % 7 = 0")
-    for job in read:
+    return jobs
+
+
+def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair, tmp_path: Path) -> None:
+    for job in jobs_ahead(pair, tmp_path, "planner.after_plan", "log.before_report"):
+        run_epochs(job)
+        assert_copied(job.parent / "out", pair.promoted)
+        pair.promoted.execute(*UPDATE_ALL)
+        run_epochs(job)
+        assert_copied(job.parent / "out", pair.promoted)
+        assert emptied(job.parent) == []
+
+
+def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_stops(
+    pair: Pair, tmp_path: Path
+) -> None:
+    for job in jobs_ahead(pair, tmp_path, "", "sink.before_commit", "sink.after_commit"):
         for _ in range(2):
             with pytest.raises(
                 LogPositionLostError, match=r"lacked transactions that are in the copies|perhaps not"
@@ -190,16 +203,11 @@ def test_what_the_promoted_standby_lacks_is_not_read_or_all_is_read_again_or_the
             assert caught.value.exit_code == 4
             assert "set source.on_log_lost: resnapshot" in caught.value.remedy
         run_epochs(job, "source.on_log_lost=resnapshot")
-    for job in planned:
-        run_epochs(job)
-    for _ in range(2):
-        for job in planned + read:
-            assert_copied(job.parent / "out", pair.promoted)
+        assert_copied(job.parent / "out", pair.promoted)
+        assert emptied(job.parent) == list(KEYS)
         pair.promoted.execute(*UPDATE_ALL)
-        for job in planned + read:
-            assert run_epochs(job) == ["stream"]
-    for job in planned + read:
-        assert emptied(job.parent) == (list(KEYS) if job in read else [])
+        assert run_epochs(job) == ["stream"]
+        assert_copied(job.parent / "out", pair.promoted)
 
 
 @pytest.mark.parametrize("lacks", [True, False], ids=["lost", "kept"])
