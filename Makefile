@@ -7,6 +7,7 @@ PY := .venv/bin/python
 WORKERS ?= 3
 N ?= 20
 MOST = not benchmark and not airflow
+MANY_EXAMPLES = tests/property/test_model.py tests/property/test_sink_model.py
 PYTEST = .venv/bin/pytest -n $(WORKERS) --dist worksteal --durations 25
 ROWS ?= 5000000
 DIST ?= dist
@@ -59,8 +60,9 @@ smoke-spark: wheel servers ## two jobs with the oldest and the newest Spark (SPA
 	.venv-airflow/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-chaos: setup servers ## kills at random times, N rounds (N=20)
+chaos: setup servers ## kills at random times, N rounds, and many examples of the models (N=20)
 	TIDEMARK_CHAOS_ROUNDS=$(N) .venv/bin/pytest -m chaos --timeout 0 tests/chaos
+	TIDEMARK_CHAOS_ROUNDS=$(N) .venv/bin/pytest --timeout 0 $(MANY_EXAMPLES)
 
 pitfalls: setup ## list the tests of each known pitfall
 	@$(PY) -m scripts.pitfalls

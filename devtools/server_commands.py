@@ -43,6 +43,7 @@ MARIADB_OPTIONS: Mapping[str, Option] = {
     "sync_binlog": 0,
     "innodb_buffer_pool_size": "256M",
     "local_infile": False,
+    "ssl": False,  # else MariaDB 11.4 generates a key at each start, for many seconds
 }
 POSTGRES_OPTIONS: Mapping[str, Option] = {
     "wal_level": "logical",

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.examples import SHORT_ROUNDS, chaos_rounds
+
 pytest_plugins = [
     "tests.support.servers",
     "tests.support.server_deaths",
     "tests.support.cli",
     "tests.support.dist",
     "tests.support.delta",
+    "tests.support.order",
     "tests.support.reconciling",
 ]
 
@@ -26,9 +29,6 @@ settings.register_profile("tidemark", deadline=None, print_blob=True)
 settings.load_profile("tidemark")
 
 
-SHORT_ROUNDS = 2
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _without_syncs() -> Iterator[None]:
     """Lets this process leave writes to the operating system: a run of one epoch waits for the disk about twenty times.
@@ -38,16 +38,15 @@ def _without_syncs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def chaos_rounds() -> int:
-    """The number of rounds of a chaos test: few in `make test`, N in `make chaos N=…`."""
-    return int(os.environ.get("TIDEMARK_CHAOS_ROUNDS", str(SHORT_ROUNDS)))
+@pytest.fixture(scope="session", name="chaos_rounds")
+def _chaos_rounds() -> int:
+    return chaos_rounds()
 
 
 @pytest.fixture(scope="session")
-def is_long(chaos_rounds: int) -> bool:
+def is_long() -> bool:
     """Whether this is `make chaos`."""
-    return chaos_rounds > SHORT_ROUNDS
+    return chaos_rounds() > SHORT_ROUNDS
 
 
 @pytest.fixture

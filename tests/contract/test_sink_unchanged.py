@@ -101,6 +101,7 @@ def sink(any_sink_of_postgres: SinkCase) -> SinkCase:  # noqa: F811
         ),
     ],
 )
+@pytest.mark.servers_in_turn("chunk_bytes")  # each sink in one of the two ways
 @pytest.mark.parametrize("chunk_bytes", [1, mirror_writer.CHUNK_BYTES])
 @pytest.mark.pitfall(61)
 def test_values_left_out_stay(

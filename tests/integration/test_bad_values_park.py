@@ -86,6 +86,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return Case(request.param, request, tmp_path)
 
 
+@pytest.mark.servers_in_turn("in_log")  # each pair in one of them
 @pytest.mark.parametrize("in_log", [False, True], ids=["snapshot", "log"])
 def test_the_table_is_parked_and_comes_back(case: Case, in_log: bool) -> None:
     first = [1] if in_log else []

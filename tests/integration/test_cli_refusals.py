@@ -204,8 +204,13 @@ def test_a_log_position_that_is_gone_is_4(
 
 
 def test_a_sink_that_is_out_of_reach_is_7_and_one_that_can_t_be_used_is_5(
-    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+    tidemark: CommandLine,
+    shop: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
     down = f"postgresql://etl:topsecret@127.0.0.1:{free_port()}/analytics"
     job = job_of(tmp_path, shop, sink={"type": "mirror", "url": down, "table": "{table}"})
     for command in (["run", job], ["validate", job, "--connect"], ["plan", job]):

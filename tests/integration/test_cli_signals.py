@@ -20,7 +20,7 @@ from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Ui
 from tidemark.conf.load import load_job_file
 from tidemark.state.checkpoint.layout import Checkpoint
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
 Printed = Callable[..., str]
 

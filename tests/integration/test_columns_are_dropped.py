@@ -14,7 +14,11 @@ from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.state.errors import CheckpointError, DifferencesError, TidemarkError
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 WRITES_BEFORE = (
     "UPDATE t SET name = 'older', v = 7 WHERE id = 2",
     "DELETE FROM t WHERE id = 3",

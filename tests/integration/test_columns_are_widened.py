@@ -8,7 +8,11 @@ from tests.support.altered_tables import POINTS, copied, create, folded, job_of,
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.servers import Database
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 OTHER_SERVER = {"mysql": "mariadb", "mariadb": "postgres", "postgres": "mysql"}
 COLUMNS = {
     "mysql": {

@@ -9,7 +9,11 @@ from tests.support.altered_tables import POINTS, copied, create, job_of, rows_of
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.servers import Database
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 OTHER_SERVER = {"mysql": "mariadb", "mariadb": "postgres", "postgres": "mysql"}
 WRITES_BEFORE = (
     "UPDATE t SET name = 'older' WHERE id = 2",

@@ -26,7 +26,11 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 Keys = dict[str, set[tuple[Any, ...]]]

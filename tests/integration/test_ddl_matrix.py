@@ -1,5 +1,5 @@
 """Kinds of DDL, each on a live table with writes before and after it: the copy is equal in the end, or the table is gone. The
-outcomes are the table in docs/schema-changes.md; `TIDEMARK_WRITE_DOCS=1` writes it."""
+outcomes are the table in docs/schema-changes.md; `TIDEMARK_WRITE_DOCS=1` writes it (with `EVERY_SERVER=1` for all servers)."""
 
 import os
 import random
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 PAGE = Path(__file__).parents[2] / "docs" / "schema-changes.md"
 NAMES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 OUTCOMES = {None: "nothing to do", "altered": "followed", "left": "read again", "parked": "parked", "joined": "joins"}
+PARTS = 4
 POINTS = (
     "planner.after_plan",
     "log.before_report",
@@ -99,9 +100,13 @@ def target_of(database: Database, request: pytest.FixtureRequest) -> Database:
     return target
 
 
-def test_each_kind_ends_equal(any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.servers_in_turn(always="postgres18_server")  # MySQL and MariaDB have the same kinds
+@pytest.mark.parametrize("part", range(PARTS))  # after each change, a job looks at all of its tables
+def test_each_kind_ends_equal(
+    part: int, any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     database, notes = any_source_database, Notes()
-    target, kinds = target_of(database, request), kinds_of(database.kind)
+    target, kinds = target_of(database, request), kinds_of(database.kind)[part::PARTS]
     create(database, kinds)
     job = job_of(database, target, tmp_path)
     run_epochs(job)
@@ -117,7 +122,8 @@ def test_each_kind_ends_equal(any_source_database: Database, request: pytest.Fix
     compare_with_page(database, outcomes(database, kinds, notes.found))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.servers_in_turn
+@pytest.mark.parametrize("seed", range(3))
 def test_each_kind_ends_equal_through_deaths(
     seed: int,
     any_source_database: Database,

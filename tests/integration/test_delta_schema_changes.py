@@ -2,7 +2,7 @@
 tables after the source has lost its log, and one that RESTORE has set back."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,48 +30,51 @@ def read(delta_session: SparkSession, tmp_path: Path, monkeypatch: pytest.Monkey
     """Reads columns of a copy. Jobs use the session of the tests."""
     monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
 
-    def rows(database: Database, *columns: str) -> list[Any]:
-        copy = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{database.schema}.t"))
+    def rows(database: Database, *columns: str, table: str = "t") -> list[Any]:
+        copy = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{database.schema}.{table}"))
         return [tuple(row) for row in copy.select(*columns).orderBy("id").collect()]
 
     return rows
 
 
-def told(notes: Notes) -> list[str]:
-    return [event for event, _ in notes.found if event in {"altered", "parked", "left", "joined"}]
+CHANGES = {
+    "added": ("ADD COLUMN more INT", ("id", "name", "more"), ["altered"]),
+    "with_default": ("ADD COLUMN more INT DEFAULT 5", ("id", "name", "more"), ["left", "joined"]),
+    "and_dropped": ("ADD COLUMN more INT, DROP COLUMN name", ("id", "more"), ["left", "joined"]),
+}
+"""By table: the change, the columns after it, and what is told of it."""
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome"),
-    [
-        ("ALTER TABLE t ADD COLUMN more INT", ["altered"]),
-        ("ALTER TABLE t ADD COLUMN more INT DEFAULT 5", ["left", "joined"]),
-        ("ALTER TABLE t ADD COLUMN more INT, DROP COLUMN name", ["left", "joined"]),
-    ],
-)
-def test_a_mirror_gets_new_columns(
-    read: Callable[..., list[Any]], mysql_database: Database, tmp_path: Path, change: str, outcome: list[str]
-) -> None:
+def rows_of(database: Database, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return database.query(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id")
+
+
+def test_mirrors_get_new_columns(read: Callable[..., list[Any]], mysql_database: Database, tmp_path: Path) -> None:
     database, notes = mysql_database, Notes()
-    database.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')"
-    )
+    for table in CHANGES:
+        database.execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, name VARCHAR(20))",
+            f"INSERT INTO {table} VALUES (1, 'a'), (2, 'b'), (3, 'c')",
+        )
     sink = {"type": "delta", "path": "./lake", "style": "mirror", "on_schema_change": "evolve"}
     job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink)
     run_epochs(job)
-    database.execute(
-        "DELETE FROM t WHERE id = 3",
-        change,
-        "UPDATE t SET more = 7 WHERE id = 2",
-        "INSERT INTO t (id, more) VALUES (4, 9)",
-    )
+    for table, (change, _, _) in CHANGES.items():
+        database.execute(
+            f"DELETE FROM {table} WHERE id = 3",
+            f"ALTER TABLE {table} {change}",
+            f"UPDATE {table} SET more = 7 WHERE id = 2",
+            f"INSERT INTO {table} (id, more) VALUES (4, 9)",
+        )
     run_epochs(job, notes=notes)
-    assert told(notes)[-len(outcome) :] == outcome
-    columns = ("id", "more") if "DROP" in change else ("id", "name", "more")
-    assert read(database, *columns) == database.query(f"SELECT {', '.join(columns)} FROM t ORDER BY id")
-    database.execute("UPDATE t SET more = more + 1")
+    for table, (_, columns, outcome) in CHANGES.items():
+        told = [event for event, facts in notes.found if facts.get("table") == f"{database.schema}.{table}"]
+        assert [event for event in told if event in {"altered", "parked", "left", "joined"}][-len(outcome) :] == outcome
+        assert read(database, *columns, table=table) == rows_of(database, table, columns)
+        database.execute(f"UPDATE {table} SET more = more + 1")
     run_epochs(job)
-    assert read(database, *columns) == database.query(f"SELECT {', '.join(columns)} FROM t ORDER BY id")
+    for table, (_, columns, _) in CHANGES.items():
+        assert read(database, *columns, table=table) == rows_of(database, table, columns)
 
 
 @pytest.mark.parametrize("style", ["mirror", "changelog"])

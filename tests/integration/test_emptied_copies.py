@@ -69,6 +69,7 @@ def copied(request: pytest.FixtureRequest, tmp_path: Path) -> Copied:
     return Copied(target, source, tmp_path)
 
 
+@pytest.mark.servers_in_turn("how")  # each target in one way
 @pytest.mark.parametrize("how", ["between runs", "between epochs"])
 def test_a_copy_that_was_created_again_parks_its_table(
     copied: Copied, how: str, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +115,7 @@ def test_a_partitioned_copy_that_was_truncated_parks_its_table(
     assert copied.run() == []
 
 
+@pytest.mark.servers_in_turn("how")
 @pytest.mark.parametrize("how", ["between runs", "between epochs"])
 def test_a_copy_that_is_gone_parks_its_table(copied: Copied, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copied.change()

@@ -175,6 +175,7 @@ def test_a_replica_that_lacks_what_was_read(source: Database, pair: tuple[Server
     assert_copied(tmp_path / "out", there)
 
 
+@pytest.mark.servers_in_turn("own_pair")
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("touches", [False, True])
 def test_a_replica_with_transactions_of_its_own(

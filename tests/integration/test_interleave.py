@@ -18,7 +18,7 @@ from tidemark.state.plan import LogWork, PlanRecord
 
 __all__ = ["database"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn(always="postgres18_server")]
 
 
 def job_of(database: Database, folder: Path, **snapshot: object) -> Path:

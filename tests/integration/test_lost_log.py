@@ -50,6 +50,7 @@ def warnings(notes: Notes) -> list[str]:
     return [facts["text"] for event, facts in notes.found if event == "warning"]
 
 
+@pytest.mark.servers_in_turn("sink")  # each server with one of them
 @pytest.mark.parametrize("sink", ["files", "mirror"])
 def test_all_rows_are_read_again_each_time(
     source: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str

@@ -93,6 +93,7 @@ def reads_a_split(table: LoggedServer, server: MySqlServer) -> Callable[[], None
 
 
 @pytest.mark.pitfall(114)
+@pytest.mark.servers_in_turn("table")
 @pytest.mark.parametrize("work", [plans, reads_the_log, reads_a_split])
 def test_a_long_restart_of_the_server_is_waited_for(
     work: Callable[[LoggedServer, MySqlServer], Callable[[], None]],

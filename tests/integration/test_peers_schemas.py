@@ -201,7 +201,12 @@ def peers(request: pytest.FixtureRequest) -> Iterator[PeerTables]:
 @pytest.mark.pitfall(109)
 @pytest.mark.parametrize(
     ("peers", "share"),
-    [("mysql_server", 0.5), ("mariadb_server", 0.67), ("postgres_server", 0.5), ("postgres18_server", 0.67)],
+    [
+        ("mysql_server", 0.5),
+        pytest.param("mariadb_server", 0.67, marks=pytest.mark.every_server),
+        pytest.param("postgres_server", 0.5, marks=pytest.mark.every_server),
+        ("postgres18_server", 0.67),
+    ],
     indirect=["peers"],
 )
 def test_tables_of_the_peers_are_copied_and_a_zero_date_in_a_key_stops_no_other(

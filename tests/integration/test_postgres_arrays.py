@@ -260,6 +260,7 @@ def test_arrays_of_a_key_stay_text(
     ]
 
 
+@pytest.mark.once_per_family
 def test_small_files_with_lists_are_merged(postgres_source_database: Database, tmp_path: Path) -> None:
     source = postgres_source_database
     source.execute("CREATE SCHEMA shop", "CREATE TABLE shop.t (id int PRIMARY KEY, tags text[])")

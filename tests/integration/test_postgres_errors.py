@@ -17,7 +17,7 @@ from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 
 __all__ = ["make_job"]
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("postgres_source_server")]
 
 
 def ends_its_connection(job: Job, function: Callable[..., Any], *, times: int) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """A standby of the source is promoted: the job goes on there (docs/adr/0034)."""
 
+import contextlib
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -8,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from devtools.server import Server
 from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored, read_history
 from tests.support.jobs import BY_DRIVER, running, source_of, write_job, write_workload_job
 from tests.support.keyless import CREATE
 from tests.support.postgres_standby import PHYSICAL_SLOT, Pair, primary_and_standby
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -111,90 +113,101 @@ def test_it_goes_on_while_it_runs_under_writers(bare_pair: Pair, tmp_path: Path)
     assert emptied(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("point", "sink"),
-    [
-        ("planner.after_plan", "files"),
-        ("log.before_report", "files"),
-        ("sink.before_commit", "files"),
-        ("sink.after_commit", "files"),
-        ("sink.before_commit", "mirror"),
-        ("sink.after_commit", "mirror"),
-    ],
+DEATHS = (
+    ("planner.after_plan", "files"),
+    ("log.before_report", "files"),
+    ("sink.before_commit", "files"),
+    ("sink.after_commit", "files"),
+    ("sink.before_commit", "mirror"),
+    ("sink.after_commit", "mirror"),
 )
-def test_the_job_dies_together_with_the_primary(
-    pair: Pair, postgres_database: Database, tmp_path: Path, point: str, sink: str
-) -> None:
-    target = postgres_database if sink == "mirror" else None
-    job = job_of(pair, tmp_path, target)
-    run_epochs(job)
-    pair.database.execute(*UPDATE_ALL)
-    run_epochs(job)
-    pair.database.execute(*UPDATE_ALL)
-    die_at(job, point)
-    pair.await_standby()
-    pair.fail_over()
-    pair.promoted.execute(*UPDATE_ALL)
-    die_at(job, "another_server.moved")
-    notes = Notes()
-    run_epochs(job, notes=notes)
-    assert not any(event == "joined" for event, _ in notes.found)
-    if target is None:
-        assert_copied(tmp_path / "out", pair.promoted)
-    else:
-        assert_mirrored(pair.promoted, target)
 
 
-@pytest.mark.parametrize("point", ["planner.after_plan", "log.before_report"])
-def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair, tmp_path: Path, point: str) -> None:
-    job = job_of(pair, tmp_path)
-    run_epochs(job)
-    pair.database.execute(*UPDATE_ALL)
-    run_epochs(job)
-    pair.await_standby()
-    pair.fall_behind()
-    pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
-    die_at(job, point)
-    pair.fail_over()
-    pair.promoted.execute("DELETE FROM orders WHERE id % 7 = 0")
-    run_epochs(job)
-    assert_copied(tmp_path / "out", pair.promoted)
-    pair.promoted.execute(*UPDATE_ALL)
-    run_epochs(job)
-    assert_copied(tmp_path / "out", pair.promoted)
-    assert emptied(tmp_path) == []
+def another_job(pair: Pair, folder: Path, target: Database | None = None) -> Path:
+    """A job with a slot of its own: many of them have one failover."""
+    folder.mkdir()
+    slot = f"slot_{folder.name}"
+    pair.create_slot(slot)
+    source = source_of(pair.database, url=pair.url, on_log_lost="stop", slot=slot)
+    return write_workload_job(folder, source, target, job=folder.name)
 
 
-@pytest.mark.parametrize("point", ["", "sink.before_commit", "sink.after_commit"])
-def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_stops(
-    pair: Pair, tmp_path: Path, point: str
-) -> None:
-    job = job_of(pair, tmp_path)
-    run_epochs(job)
-    pair.database.execute(*UPDATE_ALL)
-    run_epochs(job)
-    pair.await_standby()
-    pair.fall_behind()
-    pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
-    if point:
-        die_at(job, point)
-    else:
-        run_epochs(job)
-    pair.fail_over()
-    pair.promoted.execute("DELETE FROM orders WHERE id % 7 = 0")
+def test_the_job_dies_together_with_the_primary(pair: Pair, postgres_server: Server, tmp_path: Path) -> None:
+    """Several jobs do, each at another point."""
+    jobs: list[tuple[str, Path, Database | None]] = []
+    with contextlib.ExitStack() as stack:
+        for number, (point, sink) in enumerate(DEATHS):
+            target = stack.enter_context(fresh_database(postgres_server)) if sink == "mirror" else None
+            jobs.append((point, another_job(pair, tmp_path / f"job{number}", target), target))
+        for _ in range(2):
+            for _, job, _ in jobs:
+                run_epochs(job)
+            pair.database.execute(*UPDATE_ALL)
+        for point, job, _ in jobs:
+            die_at(job, point)
+        pair.await_standby()
+        pair.fail_over()
+        pair.promoted.execute(*UPDATE_ALL)
+        for _, job, target in jobs:
+            die_at(job, "another_server.moved")
+            notes = Notes()
+            run_epochs(job, notes=notes)
+            assert not any(event == "joined" for event, _ in notes.found)
+            if target is None:
+                assert_copied(job.parent / "out", pair.promoted)
+            else:
+                assert_mirrored(pair.promoted, target)
+
+
+def jobs_ahead(pair: Pair, folder: Path, *points: str) -> list[Path]:
+    """Jobs that have died at these points, or have ended by themselves (""), with changes that the promoted standby lacks."""
+    jobs = [another_job(pair, folder / f"job{number}") for number in range(len(points))]
     for _ in range(2):
-        with pytest.raises(
-            LogPositionLostError, match=r"lacked transactions that are in the copies|perhaps not"
-        ) as caught:
+        for job in jobs:
             run_epochs(job)
-        assert caught.value.exit_code == 4
-        assert "set source.on_log_lost: resnapshot" in caught.value.remedy
-    run_epochs(job, "source.on_log_lost=resnapshot")
-    assert_copied(tmp_path / "out", pair.promoted)
-    assert emptied(tmp_path) == list(KEYS)
-    pair.promoted.execute(*UPDATE_ALL)
-    assert run_epochs(job) == ["stream"]
-    assert_copied(tmp_path / "out", pair.promoted)
+        pair.database.execute(*UPDATE_ALL)
+    for job in jobs:
+        run_epochs(job)
+    pair.await_standby()
+    pair.fall_behind()
+    pair.database.execute(*UPDATE_ALL, "DELETE FROM customers")
+    for job, point in zip(jobs, points, strict=True):
+        if point:
+            die_at(job, point)
+        else:
+            run_epochs(job)
+    pair.fail_over()
+    pair.promoted.execute("DELETE FROM orders WHERE id % 7 = 0")
+    return jobs
+
+
+def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair, tmp_path: Path) -> None:
+    for job in jobs_ahead(pair, tmp_path, "planner.after_plan", "log.before_report"):
+        run_epochs(job)
+        assert_copied(job.parent / "out", pair.promoted)
+        pair.promoted.execute(*UPDATE_ALL)
+        run_epochs(job)
+        assert_copied(job.parent / "out", pair.promoted)
+        assert emptied(job.parent) == []
+
+
+def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_stops(
+    pair: Pair, tmp_path: Path
+) -> None:
+    for job in jobs_ahead(pair, tmp_path, "", "sink.before_commit", "sink.after_commit"):
+        for _ in range(2):
+            with pytest.raises(
+                LogPositionLostError, match=r"lacked transactions that are in the copies|perhaps not"
+            ) as caught:
+                run_epochs(job)
+            assert caught.value.exit_code == 4
+            assert "set source.on_log_lost: resnapshot" in caught.value.remedy
+        run_epochs(job, "source.on_log_lost=resnapshot")
+        assert_copied(job.parent / "out", pair.promoted)
+        assert emptied(job.parent) == list(KEYS)
+        pair.promoted.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        assert_copied(job.parent / "out", pair.promoted)
 
 
 @pytest.mark.parametrize("lacks", [True, False], ids=["lost", "kept"])

@@ -25,7 +25,7 @@ from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.table import TableSchema
 
-pytestmark = [pytest.mark.integration, pytest.mark.pitfall(61)]
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(61), pytest.mark.servers_in_turn("postgres_source_server")]
 
 BIG = "(SELECT string_agg(md5((j + {0})::text), '') FROM generate_series(1, 100) AS j)"
 MOVES = (

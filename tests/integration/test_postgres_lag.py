@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration]
 MIB = 1 << 20
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=[pytest.param(VERSIONS[0], marks=pytest.mark.every_server), VERSIONS[-1]])
 def job(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Job]:
     options = {"max_prepared_transactions": "5", "max_wal_size": "4GB"}
     with start_server("postgres", options, request.param) as server, fresh_database(server) as database:

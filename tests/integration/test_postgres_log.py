@@ -17,6 +17,8 @@ from tidemark.state.table import TableId
 
 __all__ = ["logged_postgres"]
 
+pytestmark = pytest.mark.servers_in_turn("logged_postgres")
+
 INSERT, UPDATE, DELETE, TRUNCATE = 0, 2, 3, 4
 BIG = "string_agg(md5(i::text), '') FROM generate_series(1, 400) AS i"
 """Long enough to be stored out of line where compression does not help."""

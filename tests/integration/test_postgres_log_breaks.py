@@ -11,6 +11,7 @@ from psycopg2.extras import LogicalReplicationConnection
 from devtools.servers import start_server
 from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres
 from tests.support.servers import fresh_database
+from tidemark.conf import reconnect as reconnecting
 from tidemark.readers.postgres.connect import APPLICATION_NAME
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
 from tidemark.readers.postgres.slot.slot import require_slot
@@ -18,6 +19,8 @@ from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 from tidemark.state.log_range import LogRange
 
 __all__ = ["logged_postgres"]
+
+pytestmark = [pytest.mark.servers_in_turn("logged_postgres"), pytest.mark.servers_in_turn("own_server")]
 
 ROWS = 40_000
 OPTIONS = ReadOptions(buffer_bytes=1 << 20)
@@ -102,7 +105,8 @@ def test_a_reading_that_is_given_up_frees_the_slot(logged_postgres: LoggedDataba
     assert list(ids) == list(range(ROWS))
 
 
-def test_no_server_at_all(own_server: LoggedDatabase) -> None:
+def test_no_server_at_all(own_server: LoggedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnecting, "FIRST_DELAY_SECONDS", 0.0)
     log = own_server
     log.execute("CREATE TABLE t (id int PRIMARY KEY)")
     log.publish("t")

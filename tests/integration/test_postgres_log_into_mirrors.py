@@ -28,6 +28,7 @@ STATEMENTS = (
 
 
 @pytest.mark.pitfall(61)
+@pytest.mark.servers_in_turn("logged_postgres")
 @pytest.mark.parametrize("chunk_bytes", [20_000, mirror_writer.CHUNK_BYTES])
 def test_random_updates_leave_the_mirror_equal(
     logged_postgres: LoggedDatabase,  # noqa: F811

@@ -19,7 +19,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import PartitionsChangedError
 from tidemark.state.failpoints import FailpointError
 
-pytestmark = [pytest.mark.integration, pytest.mark.pitfall(66)]
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(66), pytest.mark.servers_in_turn("postgres_source_server")]
 
 KEEP = "source.partitions_removed=keep"
 LIKE = "CREATE TABLE {0} (LIKE r INCLUDING ALL)"

@@ -27,7 +27,7 @@ from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import LogWork
 from tidemark.state.position import wal_position
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("postgres_source_server")]
 
 
 @pytest.fixture

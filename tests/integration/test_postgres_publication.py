@@ -16,7 +16,7 @@ from tidemark.state.errors import LogPositionLostError
 
 __all__ = ["make_job"]
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("postgres_source_server")]
 
 INCREMENTAL = ("mode=incremental",)
 EARLIEST, LATEST = (*INCREMENTAL, "log.start=earliest"), (*INCREMENTAL, "log.start=latest")

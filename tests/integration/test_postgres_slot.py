@@ -32,6 +32,8 @@ from tidemark.state.table import TableId
 
 __all__ = ["logged_postgres"]
 
+pytestmark = pytest.mark.servers_in_turn("logged_postgres")
+
 T = TableId("public", "t")
 
 

@@ -24,7 +24,7 @@ from tidemark.state.errors import (
 )
 from tidemark.state.split import KeyRange
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("logged_postgres")]
 
 
 @pytest.fixture

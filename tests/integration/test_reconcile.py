@@ -21,7 +21,7 @@ from tests.support.reconciling import (
     following,
     found_keys,
     job_of,
-    on_all_pairs,
+    on_pairs,
     row_counts,
 )
 from tests.support.servers import Database
@@ -47,7 +47,7 @@ DAMAGED = {
 }
 
 
-@on_all_pairs
+@on_pairs(0, 2, 4)
 def test_every_wrong_row_is_found_and_no_other(source: Database, target: Database, tmp_path: Path) -> None:
     create_tables(source, rows=120, uids=Uids())
     job = job_of(source, target, tmp_path)
@@ -64,7 +64,7 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, target: Databas
     }
 
 
-@on_all_pairs
+@on_pairs(0, 2)
 def test_no_false_alarm_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
     """The damaged rows are those that no writer changes back: a marked row whose key no writer finds, and a surplus one."""
     uids = Uids()
@@ -107,7 +107,7 @@ def test_a_change_that_is_in_no_log_is_found(source: Database, target: Database,
     assert results["customers"].differences == 0
 
 
-@on_all_pairs
+@on_pairs(0, 2)
 def test_a_stopped_job_is_judged_as_far_as_it_has_come(source: Database, target: Database, tmp_path: Path) -> None:
     """Another table's changes, and the copy's own on the same server, don't hide a difference. The table's own do."""
     create_tables(source, rows=60, uids=Uids())
@@ -349,7 +349,7 @@ RUNS = int(os.environ.get("TIDEMARK_RECONCILE_RUNS", "2"))
 """How often a moving copy is compared."""
 
 
-@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[3], PAIRS[4]], indirect=True)
+@on_pairs(3, 4)
 def test_no_false_alarm_under_thousands_of_changes(source: Database, target: Database, tmp_path: Path) -> None:
     """The job runs in a process of its own, and the command finds out by itself that it does."""
     uids = Uids()

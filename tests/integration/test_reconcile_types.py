@@ -67,7 +67,12 @@ def assert_each_cell_counts(target: Database, job: Path, columns: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("source_kind", "target_kind"),
-    [("mysql", "postgres"), ("mysql", "mariadb"), ("mariadb", "postgres"), ("mariadb", "mysql")],
+    [
+        ("mysql", "postgres"),
+        pytest.param("mysql", "mariadb", marks=pytest.mark.every_server),
+        pytest.param("mariadb", "postgres", marks=pytest.mark.every_server),
+        ("mariadb", "mysql"),
+    ],
 )
 def test_every_type_of_mysql(
     source_kind: str, target_kind: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -41,6 +41,7 @@ def committed(folder: Path) -> int:
     return Checkpoint.at(str(folder / "checkpoint")).committed_epoch()
 
 
+@pytest.mark.servers_in_turn("source")
 @pytest.mark.parametrize("point", ["", "planner.after_plan", "sink.before_commit", "driver.epoch_written"])
 def test_rows_that_were_damaged_since_are_right_again(
     source: Database, postgres_database: Database, tmp_path: Path, point: str

@@ -20,7 +20,7 @@ from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TablesParkedError, TruncatedError
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
 
 def with_kinds(database: Database, folder: Path, target: Database, *names: str, **kinds: str) -> Path:

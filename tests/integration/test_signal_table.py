@@ -14,7 +14,11 @@ from tidemark.jobs.commands.signal import list_signals
 from tidemark.readers.signal_rows import MAX_ROWS
 from tidemark.state.errors import PausedError
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 
 SIGNALS = "tidemark_signals"
 CREATE = f"CREATE TABLE {SIGNALS} (id VARCHAR(36), type VARCHAR(40), data TEXT)"

@@ -29,7 +29,7 @@ from tidemark.state.failpoints import FailpointError
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.signals import Signal
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
 
 @pytest.fixture

@@ -27,12 +27,13 @@ from tidemark.state.table import Column, TableId, TableSchema
 pytestmark = pytest.mark.integration
 
 AUDIT = {"deleted": "_deleted", "synced_at": "_synced_at"}
+EVERY = pytest.mark.every_server
 PAIRS = [
     pytest.param("mysql_database", "postgres_database", id="mysql-gtid-to-postgres"),
-    pytest.param("mysql_nogtid_database", "mariadb_database", id="mysql-nogtid-to-mariadb"),
+    pytest.param("mysql_nogtid_database", "mariadb_database", id="mysql-nogtid-to-mariadb", marks=EVERY),
     pytest.param("postgres18_database", "mysql_database", id="postgres18-to-mysql"),
-    pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
-    pytest.param("mariadb_database", "postgres_database", id="mariadb-to-postgres"),
+    pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres", marks=EVERY),
+    pytest.param("mariadb_database", "postgres_database", id="mariadb-to-postgres", marks=EVERY),
 ]
 on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
 

@@ -82,6 +82,7 @@ def test_equal_rows_are_appended_once(copy: SinkCase) -> None:
     assert held(copy) == {("c", 1.0): 1}
 
 
+@pytest.mark.servers_in_turn("streamed")  # each copy in one of the two ways
 @STREAMED
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_no_row_is_doubled_by_a_connection_lost_at_any_statement(
@@ -226,6 +227,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.servers_in_turn("case")
 @pytest.mark.parametrize(
     ("when", "point"),
     [*itertools.product(["first load", "log"], POINTS), ("log", "log.before_report")],

@@ -107,6 +107,7 @@ class Breaking:
             connection.close()
 
 
+@pytest.mark.servers_in_turn("streamed")  # each copy in one of the two ways
 @STREAMED
 @pytest.mark.pitfall(71)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -13,7 +13,11 @@ from tidemark.jobs.sources import find_source
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),
+]
 
 
 def job_of(database: Database, folder: Path, conditions: dict[str, str]) -> Path:

@@ -61,7 +61,7 @@ class Batches:
         return [row for rows in dict(self.seen).values() for row in rows]
 
 
-@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+@pytest.mark.parametrize("server", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
 def test_every_type_arrives_typed_half_by_select_half_by_log(
     server: str, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -167,6 +167,7 @@ def test_a_function_that_does_not_read_its_batch(mysql_database: Database, spark
 
 
 @pytest.mark.once_per_family
+@pytest.mark.servers_in_turn("source_database")
 def test_an_interval_then_stopped_and_started_in_the_same_session(
     source_database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import BY_DRIVER, running
-from tests.support.reconciling import PAIRS, assert_equal, compared, following, job_of, row_counts
+from tests.support.reconciling import PAIRS, assert_equal, compared, following, job_of, on_pairs, row_counts
 from tests.support.reconciling import mariadb_target as mariadb_target
 from tests.support.reconciling import source as source
 from tests.support.reconciling import target as target
@@ -79,7 +79,7 @@ def execute(database: Database, statement: str, values: tuple[Any, ...]) -> None
         cursor.execute(statement, values)
 
 
-@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2], PAIRS[4]], indirect=True)
+@on_pairs(0, 2)
 def test_keys_ranges_and_conditions_are_read_again_and_other_rows_stay(
     source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,7 +175,7 @@ def test_batches_follow_each_other_and_survive_deaths(
     assert len([joined for joined in state_of(job).joined if any(r.signal == 1 for r in joined.rereads)]) == 3
 
 
-@pytest.mark.parametrize(("source", "target"), [PAIRS[0], PAIRS[2], PAIRS[4]], indirect=True)
+@on_pairs(2, 4)
 def test_changes_around_the_read_are_neither_lost_nor_overtaken(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from tidemark.state.failpoints import FailpointError
 from tidemark.state.job_state import JobState, Left
 from tidemark.state.table import TableId
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
 
 
 def job_of(

@@ -18,7 +18,7 @@ from tidemark.state.errors import SinkError, SourceNotUsableError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.job_state import JobState
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn(always="postgres18_server")]
 
 LATE = "order_lines"
 KILLS = (

@@ -97,6 +97,7 @@ def test_a_target_from_a_backup_gets_what_it_lacks_from_the_log(job: Path, sourc
         assert_complete(target, source, job)
 
 
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize(
     "point", ["planner.after_plan", "sink.before_commit", "tables.after_joined", "driver.epoch_committed"]
 )
@@ -123,6 +124,7 @@ def test_a_target_is_set_back_while_an_epoch_is_not_committed(
         source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2")
 
 
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize("point", ["planner.after_plan", "sink.before_commit"])
 def test_an_epoch_that_was_passed_over_is_not_taken_for_one_that_was_written(
     job: Path, source: Database, target: SinkCase, point: str
@@ -146,6 +148,7 @@ def test_an_epoch_that_was_passed_over_is_not_taken_for_one_that_was_written(
     assert_complete(target, source, job)
 
 
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize("target", ["mysql", "postgres"], indirect=True)
 @pytest.mark.parametrize("point", ["", "set_back.left", "tables.after_joined"])
 def test_a_table_whose_rows_were_read_again_since_is_read_again(
@@ -178,6 +181,7 @@ def test_a_table_whose_rows_were_read_again_since_is_read_again(
         assert [facts["table"] for event, facts in notes.found if event == "joined"] == [f"{source.schema}.orders"]
 
 
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize(
     "point", ["", "set_back.left", "tables.before_joined", "sink.before_commit", "sink.after_commit"]
 )

@@ -11,7 +11,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
 
-pytestmark = [pytest.mark.integration, pytest.mark.pitfall(41)]
+pytestmark = [pytest.mark.integration, pytest.mark.pitfall(41), pytest.mark.servers_in_turn(always="postgres18_server")]
 
 
 def test_a_truncation_among_changes_is_followed_in_order(any_source_database: Database, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import CommandLine
-from tests.support.jobs import BY_DRIVER, run_to_end, running, source_of, write_job
+from tests.support.jobs import BY_DRIVER, running, source_of, write_job
 from tests.support.receiver import HANG, receiving
 from tests.support.servers import Database
 from tidemark.jobs.monitoring import webhook
@@ -50,16 +50,25 @@ def test_a_parked_table_is_posted_at_each_run_and_the_job_goes_on(
 
 @pytest.mark.parametrize("status", [HANG, 500])
 def test_a_receiver_that_fails_changes_neither_the_copy_nor_the_exit_code(
-    mysql_database: Database, postgres_database: Database, tmp_path: Path, status: int
+    tidemark: CommandLine,
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(webhook, "ATTEMPT_SECONDS", 1.0)
+    monkeypatch.setattr(webhook, "RETRY_DELAYS_SECONDS", (0.2, 0.6))
+    monkeypatch.setattr(webhook, "FAREWELL_SECONDS", 2.0)
     with receiving(status) as receiver:
         job = mirror_of(tmp_path, mysql_database, postgres_database, receiver.url)
         began = time.monotonic()
-        process = run_to_end(job, *BY_DRIVER, expect=9)
+        ended = tidemark("run", job, *BY_DRIVER)
         seconds = time.monotonic() - began
+    assert ended.code == 9
     assert receiver.events[0] == "parked"
     assert postgres_database.query("SELECT id FROM copy_notes") == [(1,)]
-    events = process.events()
+    events = ended.events()
     assert events[-1]["event"] == "failed"
     told = [event["text"] for event in events if event["event"] == "warning" and "notify.webhook" in event["text"]]
     assert len(told) == 1

@@ -40,6 +40,7 @@ from tests.property.model_database import (
     xid_of,
 )
 from tests.property.model_job import Driver, Job, Reading, splits_of
+from tests.support.examples import examples
 from tidemark.enumerator.enumerator import Settings
 from tidemark.jobs.recovered_state import splits_of_job
 from tidemark.state.phase import Phase
@@ -486,7 +487,7 @@ class UnfilteredModel(TidemarkModel):
 LOST = r"hole, repeat or step back|row is missing|source != sink"
 COMMON = settings(deadline=None, stateful_step_count=60, suppress_health_check=list(HealthCheck), print_blob=False)
 TestReplay = TidemarkModel.TestCase
-TestReplay.settings = settings(COMMON, max_examples=70)
+TestReplay.settings = settings(COMMON, max_examples=examples(35, 700))
 TestReplay.pytestmark = [
     pytest.mark.pitfall(4),
     pytest.mark.pitfall(9),
@@ -496,9 +497,9 @@ TestReplay.pytestmark = [
     pytest.mark.pitfall(74),
 ]
 TestPrefix = PrefixModel.TestCase
-TestPrefix.settings = settings(COMMON, max_examples=40)
+TestPrefix.settings = settings(COMMON, max_examples=examples(20, 400))
 TestSnapshot = SnapshotModel.TestCase
-TestSnapshot.settings = settings(COMMON, max_examples=60)
+TestSnapshot.settings = settings(COMMON, max_examples=examples(30, 600))
 
 
 @pytest.mark.pitfall(74)

@@ -21,6 +21,7 @@ from tests.support.change_parts import (
     part,
     rows,
 )
+from tests.support.examples import examples
 from tests.support.note_changes import Notes, note_histories
 from tests.support.sink_state import SinkCase, any_sink, any_sink_of_postgres, sorted_rows  # noqa: F401  # fixtures
 from tidemark.sinks.mirror import writer as mirror_writer
@@ -100,7 +101,7 @@ def last_states(schema: TableSchema, transactions: Iterable[list[Change]]) -> li
 
 
 @pytest.mark.pitfall(77)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epochs=histories(), streamed=st.booleans(), replays=st.integers(1, 2))
 def test_sink_ends_like_the_changes(
     any_sink: SinkCase,  # noqa: F811
@@ -115,7 +116,7 @@ def test_sink_ends_like_the_changes(
 
 
 @pytest.mark.pitfall(61)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=note_histories(), cut=st.integers(1, 4), streamed=st.booleans(), replays=st.integers(1, 2))
 def test_sink_ends_like_changes_that_leave_values_out(
     any_sink_of_postgres: SinkCase,  # noqa: F811

@@ -41,20 +41,6 @@ def with_metastore(folder: Path, url: str = FORGETFUL_METASTORE) -> dict[str, An
     }
 
 
-@pytest.hookimpl(trylast=True)  # after the order by fixtures
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests that need the Delta session first, so that one of pytest-xdist's workers runs them all in one session."""
-    files = {item.path for item in items if "delta_session" in getattr(item, "fixturenames", ())}
-
-    def is_later(item: pytest.Item) -> bool:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        return item.path not in files and not any(
-            isinstance(value, str) and value == "delta" for value in parameters.values()
-        )
-
-    items.sort(key=is_later)
-
-
 @pytest.fixture(scope="session")
 def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for all tests of a process."""

@@ -43,12 +43,18 @@ class Pair:
         end = _ask(self.primary, "SELECT pg_current_wal_flush_lsn()::text")
         _until(self.standby, f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn")
 
-    def await_slot(self, *, advance: bool = False) -> None:
-        """Until the standby has a copy of the job's slot that it keeps when it is promoted. For that, the slot must go on after
-        the standby has begun to copy it: by a running job, or by `advance`."""
+    def create_slot(self, slot: str) -> None:
+        """Creates a slot, and waits until the standby has a copy of it that it keeps."""
+        self.database.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true)")
+        self.await_slot(slot, advance=True)
+
+    def await_slot(self, slot: str | None = None, *, advance: bool = False) -> None:
+        """Until the standby has a copy of the slot, by default the job's, that it keeps when it is promoted. For that, the slot
+        must go on after the standby has begun to copy it: by a running job, or by `advance`."""
+        slot = self.database.name if slot is None else slot
         kept = (
             "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE synced AND NOT temporary AND invalidation_reason IS NULL "
-            f"AND slot_name = '{self.database.name}')"
+            f"AND slot_name = '{slot}')"
         )
         deadline = time.monotonic() + WAIT_SECONDS
         while not _ask(self.standby, kept):
@@ -56,7 +62,7 @@ class Pair:
             _ask(self.primary, "SELECT pg_log_standby_snapshot()")
             if advance:
                 end = "pg_current_wal_flush_lsn()"
-                self.database.query(f"SELECT pg_replication_slot_advance('{self.database.name}', {end})")
+                self.database.query(f"SELECT pg_replication_slot_advance('{slot}', {end})")
             _ask(
                 self.standby, "SELECT pg_reload_conf()"
             )  # wakes the process that copies slots, which sleeps up to 30 s

@@ -18,7 +18,7 @@ from tests.support.sink_state import as_numbers
 from tests.support.workload import KEYS
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
-from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.reconcile import copy_progress, table_comparison, unread_log
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.table_comparison import TableResult
 
@@ -29,6 +29,15 @@ PAIRS = [
     pytest.param("postgres18_database", "postgres_database", id="postgres18-to-postgres"),
     pytest.param("mariadb_database", "mariadb_target", id="mariadb-to-mariadb"),
 ]
+
+
+def on_pairs(*usual: int) -> pytest.MarkDecorator:
+    """Runs a test on all PAIRS, in `make test` on those with these numbers."""
+    pairs = [
+        pair if number in usual else pytest.param(*pair.values, id=pair.id, marks=pytest.mark.every_server)
+        for number, pair in enumerate(PAIRS)
+    ]
+    return pytest.mark.parametrize(("source", "target"), pairs, indirect=True)
 
 
 class Silent:
@@ -57,7 +66,14 @@ def target(request: pytest.FixtureRequest) -> Database:
     return found
 
 
-on_all_pairs = pytest.mark.parametrize(("source", "target"), PAIRS, indirect=True)
+@pytest.fixture(scope="session", autouse=True)
+def _quick_looks() -> Iterator[None]:
+    """Lets the looks of a comparison in this process follow each other faster than a user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_comparison, "PAUSE_SECONDS", 0.02)
+        for module in (copy_progress, unread_log):
+            patch.setattr(module, "POLL_SECONDS", 0.02)
+        yield
 
 
 def job_of(origin: Database, target: Database, folder: Path, **changes: Any) -> Path:
@@ -102,12 +118,10 @@ def edit_files(folder: Path, edit: Callable[[Changes], Changes], names: str = "e
 def compared(
     path: Path, *tables: TableName, patience_seconds: float | None = 0.0, examples: int = 100
 ) -> dict[str, TableResult]:
-    """Compares source and copy. Its looks follow each other faster than a user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_comparison, "PAUSE_SECONDS", 0.02)
-        found = reconcile_tables(
-            load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
-        )
+    """Compares source and copy."""
+    found = reconcile_tables(
+        load_job_file(path), tables, watch=lambda _: Silent(), patience_seconds=patience_seconds, examples=examples
+    )
     return {result.schema.table.name: result for result in found}
 
 
@@ -154,7 +168,7 @@ def following(job: Path, *overrides: str) -> Iterator[None]:
 
     def run() -> None:
         try:
-            while not stop.wait(0.2):
+            while not stop.wait(0.02):
                 run_epochs(job, *overrides, notes=Notes())
         except BaseException as error:  # noqa: BLE001 -- raised below
             errors.append(error)

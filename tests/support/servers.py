@@ -8,7 +8,8 @@ from `devtools.servers.start_server`.
 """
 
 import os
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ USED = pytest.StashKey[set[ServerWanted]]()
 """The shared servers that this process has connected to or looked up since the set was last cleared."""
 
 EVERY_SERVER = "TIDEMARK_TEST_EVERY_SERVER"
-"""This variable of the environment is 1 where tests with the mark `once_per_family` run on each server of a family."""
+"""This variable of the environment is 1 where each test runs on each of its servers, whatever its marks are."""
 
 SERVER_FIXTURES = ("mysql_server", "mysql_nogtid_server", "mariadb_server", "postgres_server", "postgres_source_server")
 
 FindServer = Callable[..., Server]
+_Parameters = tuple[tuple[str, str], ...]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,7 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """Whether the test's mark `once_per_family` leaves out its server: MySQL without GTIDs, and the older PostgreSQL."""
+    """Whether the case has the mark `every_server`, or the test's mark `once_per_family` leaves out its server: MySQL without
+    GTIDs, and the older PostgreSQL."""
+    if item.get_closest_marker("every_server") is not None:
+        return True
     if item.get_closest_marker("once_per_family") is None:
         return False
     parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -76,17 +81,22 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def _out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns what the mark `servers_in_turn` leaves out. A test with the mark has many cases, such as failpoints, and runs
-    each of them on one server: the first case on the first server, the second on the next one, and so on."""
-    servers: dict[tuple[Path, str], dict[str, None]] = {}
-    cases: dict[tuple[Path, str], dict[tuple[tuple[str, str], ...], None]] = {}
-    in_turn: list[tuple[pytest.Function, str, tuple[tuple[str, str], ...]]] = []
+    """Returns what the mark `servers_in_turn` leaves out: it runs each case of a test, such as a failpoint, on one server, the
+    next case on the next server. A test's name says which server is the first, so tests with a single case differ, too.
+
+    The mark takes the names of the parameters that are the server, and `always`: a server that runs each case besides.
+    """
+    servers: dict[tuple[Path, str], dict[_Parameters, None]] = {}
+    cases: dict[tuple[Path, str], dict[_Parameters, None]] = {}
+    in_turn: list[tuple[pytest.Function, _Parameters, _Parameters]] = []
     for item in items:
-        mark = item.get_closest_marker("servers_in_turn")
-        if mark is None or not isinstance(item, pytest.Function):
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
         parameters = {name: repr(value) for name, value in item.callspec.params.items()}
-        server = parameters.pop(mark.args[0] if mark.args else "any_source_database")
+        names, always = _server_of(item, parameters)
+        if not names or repr(always) in parameters.values():
+            continue
+        server = tuple((name, parameters.pop(name)) for name in names)
         case = tuple(sorted(parameters.items()))
         test = (item.path, item.originalname)
         servers.setdefault(test, {})[server] = None
@@ -96,9 +106,22 @@ def _out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
     for item, server, case in in_turn:
         test = (item.path, item.originalname)
         of_test = list(servers[test])
-        if server != of_test[list(cases[test]).index(case) % len(of_test)]:
+        number = list(cases[test]).index(case)
+        turn = (
+            zlib.crc32(item.originalname.encode()) + number + number // len(of_test)
+        )  # rounds begin with another server
+        if server != of_test[turn % len(of_test)]:
             left_out.append(item)
     return left_out
+
+
+def _server_of(item: pytest.Function, parameters: Collection[str]) -> tuple[tuple[str, ...], str | None]:
+    """Returns the arguments of the closest mark `servers_in_turn` whose names are those of parameters of the test."""
+    for mark in item.iter_markers("servers_in_turn"):
+        names = mark.args or ("any_source_database",)
+        if set(names) <= set(parameters):
+            return names, mark.kwargs.get("always")
+    return (), None
 
 
 class SharedServer(Server):
