@@ -216,6 +216,19 @@ def is_replaceable(schema: TableSchema, existing: TargetTable, dialect: Dialect,
     return all(held is None or _column_problem(schema, column, held, dialect) is None for column, held in found)
 
 
+def has_independent_rows(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    """True if the server lets rows of different keys be written by several transactions in any order. The key is made of
+    integers in the source."""
+    return (
+        existing.engine_problem is None
+        and existing.updated_in_place
+        and not existing.triggers
+        and not existing.foreign_keys
+        and _has_key(schema, existing, dialect)
+        and holds_integers(schema, existing, dialect, schema.key)
+    )
+
+
 def holds_integers(schema: TableSchema, existing: TargetTable, dialect: Dialect, columns: Collection[str]) -> bool:
     """True if these columns are numbers in the target, ordered as such."""
     found = [find_column(existing, schema.column(name), dialect) for name in columns]
