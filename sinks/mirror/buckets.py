@@ -50,7 +50,8 @@ def buckets_of(schema: TableSchema, rows: pa.RecordBatch) -> npt.NDArray[np.uint
             numbers = numbers >> np.uint64(_NEIGHBOURS)
         mixed = (mixed ^ numbers) * _FACTOR
         mixed ^= mixed >> np.uint64(32)
-    return (mixed >> np.uint64(64 - _BITS)).astype(np.uint8)
+    found: npt.NDArray[np.uint8] = (mixed >> np.uint64(64 - _BITS)).astype(np.uint8)
+    return found
 
 
 def _lowest_bits(array: pa.Array) -> npt.NDArray[np.uint64]:

@@ -53,8 +53,8 @@ class MySqlSession(LedgerSession):
     _SKIP_EXISTING = ""
     _LOCK_SHARED = "LOCK IN SHARE MODE"
     locks_only_rows = False
-    """When a page is split, InnoDB makes the lock of the row there one of the gap before it, too, also with READ COMMITTED. Then
-    nobody else inserts rows there."""
+    """When a page is split, InnoDB makes the lock of the row there one of the gap before it, too, also with READ COMMITTED.
+    Then no other transaction inserts rows there."""
 
     def __init__(self, connection: Connection, home: str, source_kind: SourceKind) -> None:
         self._connection = connection
