@@ -25,6 +25,7 @@ from tests.support.change_parts import (
 from tests.support.sink_state import Row, SinkCase, make_case, sorted_rows, target_name
 from tidemark.sinks.mirror import buckets, shares
 from tidemark.sinks.mirror import writer as mirror_writer
+from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.buckets import bucket_part, buckets_of
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import PartResult, SinkBusyError
@@ -237,6 +238,33 @@ def test_values_that_the_log_leaves_out(copy: SinkCase, monkeypatch: pytest.Monk
         driver.write(part)
         assert buckets_written(copy) == 0
         assert copy.rows(POSTS) == sorted_rows(POSTS, [(row, *values) for row, values in rows.items()])
+
+
+def test_rejected_rows_are_of_their_buckets(copy: SinkCase) -> None:
+    """Also if a process dies between the commits of two buckets, and if their keys change later."""
+    model, driver = Model(), Driver(copy, 1)
+    driver.sink = replace(driver.sink, policies=Policies("reject"))
+    driver.write(model.first())
+    rejected = [key(number) for number in range(10)]
+    bad = log_part(2, (ORDERS, [(UPDATE, order(row, "NUL \0")) for row in rejected]), after=Reached(0, 1))
+    die(driver, "shares.committed", bad)
+    in_odd = sum(bucket_of(row) in ODD for row in rejected)
+    assert 0 < in_odd < len(rejected)
+    assert copy.place.query("SELECT count(*) FROM tidemark_rejects") == [(in_odd,)]
+    (result,) = driver.write(bad)
+    assert sum(told.count for told in result.bad_values) == len(rejected) - in_odd
+    assert copy.place.query("SELECT count(*) FROM tidemark_rejects") == [(len(rejected),)]
+    assert copy.rows(ORDERS) == expected({row: text for row, text in model.rows.items() if row not in rejected})
+    gone, moved, good = rejected[:3], rejected[3:6], rejected[6:]
+    changes: list[Change] = [(DELETE, order(row, "")) for row in (*gone, *moved)]
+    changes += [(INSERT, order(row + key(500), "moved")) for row in moved]
+    changes += [(UPDATE, order(row, "good")) for row in good]
+    driver.write(log_part(3, (ORDERS, changes), after=Reached(2, 0)))
+    assert buckets_written(copy) == buckets.COUNT
+    assert copy.place.query("SELECT count(*) FROM tidemark_rejects") == [(0,)]
+    model.rows = {row: text for row, text in model.rows.items() if row not in rejected}
+    model.rows |= dict.fromkeys((row + key(500) for row in moved), "moved") | dict.fromkeys(good, "good")
+    assert copy.rows(ORDERS) == expected(model.rows)
 
 
 def test_an_epoch_that_an_earlier_version_has_written_in_part(copy: SinkCase) -> None:
