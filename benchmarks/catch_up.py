@@ -1,6 +1,8 @@
-"""Speed of a whole job that catches up with the log: into files, and into mirrors in MySQL and PostgreSQL."""
+"""Speed of a whole job that catches up with the log: into files, and into mirrors in MySQL and PostgreSQL by one and by two
+connections."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from benchmarks.bench import Bench
@@ -11,29 +13,40 @@ from devtools.server import Server
 
 TABLE = "followed"
 ROWS_OF_A_TRANSACTION = 1000
+CONNECTIONS = (1, 2)
+"""What `log.apply_parallelism` is."""
 
 
 def run(bench: Bench) -> None:
     """Lets each job copy the existing rows, makes the changes, then measures how each job catches up with them."""
     source = bench.source
     table, change_count = source.orders(TABLE, bench.rows // 5), bench.rows * 2 // 5
-    targets = {"mirror in MySQL": bench.server("mysql"), "mirror in PostgreSQL": bench.server("postgres")}
-    jobs = {}
-    for name, sink in {"files (Parquet)": None, **targets}.items():
-        folder = bench.folder()
-        jobs[name] = orders_job(folder, bench.server_url, table, _sink(sink, str(folder / "out")))
-        run_tidemark(jobs[name])
+    mysql, postgres = bench.server("mysql"), bench.server("postgres")
+    targets = {
+        f"mirror in {name}, {connections} connection{'s' if connections > 1 else ''}": (server, f"copy{connections}")
+        for name, server in (("MySQL", mysql), ("PostgreSQL", postgres))
+        for connections in CONNECTIONS
+    }
+    folder = bench.folder()
+    jobs = {
+        "files (Parquet)": orders_job(folder, bench.server_url, table, {"type": "files", "path": str(folder / "out")})
+    }
+    for (name, (server, database)), connections in zip(targets.items(), 2 * CONNECTIONS, strict=True):
+        log = {"apply_parallelism": connections}
+        jobs[name] = orders_job(bench.folder(), bench.server_url, table, _mirror(server, database), log=log)
+    for job in jobs.values():
+        run_tidemark(job)
     source.change(table, change_count, transaction_rows=ROWS_OF_A_TRANSACTION)
     rows = []
     for name, job in jobs.items():
         target = targets.get(name)
-        ports = {source.server.port: "source"} | ({} if target is None else {target.port: "target"})
+        ports = {source.server.port: "source"} | ({} if target is None else {target[0].port: "target"})
         with Sampler(ports) as sampler:
             run = run_tidemark(job)
         if run.changes != change_count:
             raise RuntimeError(f"{name}: {run.changes} changes, {change_count} expected")
         if target is not None:
-            _check_copy(bench, target, table)
+            _check_copy(bench, *target, table)
         speeds: list[Cell] = [
             run.wall_seconds,
             run.working_seconds,
@@ -49,14 +62,10 @@ def run(bench: Bench) -> None:
     )
 
 
-def _sink(target: Server | None, path: str) -> dict[str, Any]:
-    if target is None:
-        return {"type": "files", "path": path}
-    if target.kind == "mysql":
-        with target.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE DATABASE copy")
-        return {"type": "mirror", "url": f"{target.url}copy", "table": "{table}"}
-    return {"type": "mirror", "url": f"{target.url}postgres", "table": "{table}"}
+def _mirror(target: Server, database: str) -> dict[str, Any]:
+    with closing(target.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {database}")
+    return {"type": "mirror", "url": f"{target.url}{database}", "table": "{table}"}
 
 
 def _cpu(seconds: Mapping[str, float]) -> list[Cell]:
@@ -64,9 +73,9 @@ def _cpu(seconds: Mapping[str, float]) -> list[Cell]:
     return [seconds.get("source", 0.0), sum(seconds.get(role, 0.0) for role in JOB), target]
 
 
-def _check_copy(bench: Bench, target: Server, table: str) -> None:
+def _check_copy(bench: Bench, target: Server, database: str, table: str) -> None:
     question = f"SELECT COUNT(*), SUM(total), SUM(id) FROM {table}"
-    connection = target.connect("copy" if target.kind == "mysql" else None)
+    connection = target.connect(database)
     with connection.cursor() as cursor:
         cursor.execute(question)
         copied = cursor.fetchone()

@@ -269,9 +269,10 @@ class Log(Section):
     apply_parallelism: Count = Field(
         1,
         description="Sink mirror: how many connections to the target may write an epoch of the log at the same time. Each "
-        "writes other tables in its own transaction, so only changes of several tables are written faster. With more than 1, "
-        "if an epoch has 1 MiB of changes or more, its tables are committed one after the other. Then a reader may see a "
-        "transaction of the source in one table and not yet in another one. May be changed at any time.",
+        "writes other tables in its own transaction, and a large table may be divided among them in PostgreSQL, if its key "
+        "is made of integers (see sinks.md). With more than 1, if an epoch has 1 MiB of changes or more, its tables, and parts "
+        "of such a table, are committed one after the other. Then a reader may see a transaction of the source in one table "
+        "and not yet in another one. May be changed at any time.",
         examples=[2],
     )
     ignore_statements_on: Annotated[tuple[NameOfTable, ...], Written("a list of tables, like [ops.heartbeat]")] = Field(

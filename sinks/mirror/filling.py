@@ -9,11 +9,18 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.sinks.mirror import buckets
 from tidemark.sinks.mirror.ahead import ahead
 from tidemark.sinks.mirror.audit import AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
+from tidemark.sinks.mirror.buckets import Buckets, Portion, bucket_part, has_buckets
 from tidemark.sinks.mirror.ordering import orders_alike
-from tidemark.sinks.mirror.planning import emptied, table_findings, target_of
+from tidemark.sinks.mirror.planning import (
+    emptied,
+    has_independent_rows,
+    table_findings,
+    target_of,
+)
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import DeletedRows, Step, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
@@ -42,8 +49,8 @@ PreparedChunk: TypeAlias = dict[tuple[TableId, int], PreparedChanges]
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Where copies are, and how rows are written to them. `claims`: a table of a log part may be written by another
-    transaction than the rest, so each table that is written gets a ledger entry of its own."""
+    """Where copies are, and how rows are written to them. `claims`: a table of a log part, or some buckets of it, may be
+    written by another transaction than the rest, so each table or bucket that is written gets a ledger entry of its own."""
 
     template: TableTemplate
     policies: Policies
@@ -53,7 +60,7 @@ class Copies:
 
 @dataclass(slots=True)
 class Filling:
-    """One for each transaction. Tables of the part that the ledger has already are left out."""
+    """One for each transaction. What the ledger has already of the part, tables and buckets of tables, is left out."""
 
     session: Session
     copies: Copies
@@ -67,14 +74,30 @@ class Filling:
     _done: dict[TableId, int] = field(default_factory=dict)
     _noted: dict[TargetName, TargetTable] = field(default_factory=dict)
     _replaced: ReplacedRange | None = None
+    _divided: dict[TableId, Buckets] = field(default_factory=dict)
+    _portions: dict[TableId, Portion] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session, copies: Copies, job_uuid: str, part: Part, schemas: Schemas) -> "Filling":
         rejects = Rejects(session, job_uuid, part.epoch, part.name)
         return cls(session, copies, part, schemas, rejects, copies.audit.marks(session))
 
-    def apply(self, chunk: Chunk) -> None:
-        """Writes the next changes."""
+    def may_be_divided(self, table: TableId, chunk: Chunk) -> bool:
+        """True if several transactions may write the table's changes, each some buckets: rows of different keys do not depend
+        on each other, as far as the copy and these changes tell."""
+        found = [(self.schemas[key], batches) for key, batches in chunk.items() if key[0] == table]
+        first, _ = found[0]
+        if not self.session.locks_only_rows or self.copies.audit.keeps_deleted or not has_buckets(first):
+            return False
+        if any(schema.key != first.key or buckets.obstacle(schema, batches) for schema, batches in found):
+            return False
+        existing = self.session.inspect(self._target_of(first))
+        return existing is not None and has_independent_rows(first, existing, self.session.dialect)
+
+    def apply(self, chunk: Chunk, divided: Mapping[TableId, Buckets] | None = None) -> None:
+        """Writes the next changes. `divided`: of tables that other transactions write, too, the buckets that this one writes.
+        A table has the same ones each time."""
+        self._divided.update(divided or {})
         self._write({key: PreparedChanges(batches, None) for key, batches in chunk.items()})
 
     def apply_all(self, chunks: Iterator[Chunk]) -> None:
@@ -94,15 +117,20 @@ class Filling:
 
     def _steps(self, table: TableId, version: int, batches: list[pa.RecordBatch]) -> list[Step]:
         is_log = self.part.name == LOG_PART
+        if table in self._portions:
+            batches = self._portions[table].rows_left(self.schemas[table, version], batches)
         try:
             return self._writings[table].prepared(self.schemas[table, version], batches, is_log=is_log)
         except RefusedRowsError as error:
             raise self._of_table(error, table) from error
 
     def _write(self, chunk: PreparedChunk) -> None:
-        self._leave_out_done({table for table, _ in chunk} - self._rows.keys())
-        for (table, _), changes in chunk.items():
+        new = {key[0]: self.schemas[key] for key in reversed(chunk) if key[0] not in self._rows}
+        self._leave_out_done(new)
+        for (table, version), changes in chunk.items():
             self._rows[table] += sum(batch.num_rows for batch in changes.batches)
+            if table in self._portions:
+                self._portions[table].count(self.schemas[table, version], changes.batches)
         chunk = {key: changes for key, changes in chunk.items() if key[0] not in self._done}
         existing = self._inspected([self.schemas[key] for key in chunk if key[0] not in self._writings])
         for (table, version), changes in chunk.items():
@@ -154,7 +182,11 @@ class Filling:
 
     def _inspected(self, schemas: Sequence[TableSchema]) -> dict[TargetName, TargetTable]:
         existing = self.session.inspect_all([self._target_of(schema) for schema in schemas])
-        self._noted |= self._require_rows(schemas, existing)
+        noted = self._require_rows(schemas, existing)
+        for schema in schemas:  # of several transactions, one may change the table's row
+            if 0 not in self._divided.get(schema.table, buckets.ALL):
+                noted.pop(self._target_of(schema), None)
+        self._noted |= noted
         return existing
 
     def finish(self) -> None:
@@ -162,25 +194,49 @@ class Filling:
         for table, recorded in self._done.items():
             check_repeated_table(self.part, table, self._rows[table], recorded)
         self._require_order()
+        for portion in self._portions.values():
+            portion.check(self.part)
         if self.copies.claims and self.part.name == LOG_PART:
-            self.session.note_tables({table: self._rows[table] for table in self._writings})
+            self.session.note_entries(dict(self._entries_of_writings()))
         self.session.note_incarnations(self._noted)  # last: splits of one table are written side by side
 
     def told(self) -> tuple[BadValues, ...]:
         return tuple(told for writing in self._writings.values() for told in writing.told())
 
-    def _leave_out_done(self, new: set[TableId]) -> None:
-        """Finds the new tables whose changes of this part another transaction has committed. Waits for a transaction that
-        may still commit some."""
+    def _entries_of_writings(self) -> Iterator[tuple[str, int]]:
+        for table in self._writings:
+            if table in self._divided:
+                portion = self._portions[table]
+                yield from ((bucket_part(table, bucket), int(portion.counts[bucket])) for bucket in portion.left)
+            else:
+                yield table_part(table), self._rows[table]
+
+    def _leave_out_done(self, new: Mapping[TableId, TableSchema]) -> None:
+        """Finds the changes of new tables in this part that other transactions have committed. Waits for one that may do so."""
         if not new or self.part.name != LOG_PART:
             return
         if self.copies.claims:
-            self.session.claim_tables(new)
+            self.session.claim_entries([part for schema in new.values() for part in self._claims(schema)])
         if self.copies.claims or self._entries is None:
-            self._entries = self.session.tables_written()
-        if self._entries:
-            parts = {table: table_part(table) for table in new}
-            self._done |= {table: self._entries[part] for table, part in parts.items() if part in self._entries}
+            self._entries = self.session.entries_written()
+        for table, schema in new.items():
+            if (recorded := self._entries.get(table_part(table))) is not None:
+                self._done[table] = recorded
+                continue
+            found = {bucket: self._entries.get(bucket_part(table, bucket)) for bucket in buckets.ALL}
+            done = {bucket: count for bucket, count in found.items() if count is not None}
+            if done or table in self._divided:
+                left = self._divided.get(table, buckets.ALL) - done.keys()
+                self._portions[table] = Portion(table, schema.key, left, done)
+
+    def _claims(self, schema: TableSchema) -> list[str]:
+        """Returns the ledger entries of what this transaction writes of a table. One that writes all of it claims each bucket,
+        too: another attempt may have written a bucket, and be about to commit."""
+        table = schema.table
+        if table in self._divided:
+            return [bucket_part(table, bucket) for bucket in self._divided[table]]
+        is_divisible = self.session.locks_only_rows and has_buckets(schema)
+        return [table_part(table), *(bucket_part(table, bucket) for bucket in buckets.ALL if is_divisible)]
 
     def _target_of(self, schema: TableSchema) -> TargetName:
         return target_of(schema.table, self.copies.template, self.session.home)
@@ -221,6 +277,8 @@ class Filling:
         _raise_of(schema.table, audit.problems(schema, existing, session.dialect))
         extended = audit.extended(schema)
         _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
+        if schema.table in self._divided and not has_independent_rows(schema, existing, session.dialect):
+            raise SinkError(f"{target} was altered just now.", "Start the job again.", schema.table)
         rows = session.rows(target, extended, existing, self.marks.removed)
         gate = ValueGate(schema, policies, rows.bad_values, rows.as_text)
         if not audit.keeps_deleted:

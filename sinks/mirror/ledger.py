@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from tidemark.sinks.mirror.fence import Fence
 from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
 from tidemark.sinks.sink import JobIdentity, SinkBusyError, Written
-from tidemark.state.change_batch import LOG_PART, table_part
+from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, TableId
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
 
 LOCK_WAIT_SECONDS = 900
 """Longer than the time after which a server ends an idle writer, so that a second attempt at a part waits until the locks of a
@@ -41,6 +41,7 @@ class LedgerSession(ABC):
     _SKIP_EXISTING: ClassVar[str]
     _LOCK_SHARED: ClassVar[str]
     """The end of a SELECT that locks its rows shared."""
+    locks_only_rows: ClassVar[bool]
     _job: JobIdentity
     _part: tuple[str, int, str]
 
@@ -232,9 +233,9 @@ class LedgerSession(ABC):
         self._job, self._part = job, (job.uuid, epoch, LOG_PART)
         self._fence.enter(job)
 
-    def claim_tables(self, tables: Collection[TableId]) -> None:
+    def claim_entries(self, parts: Collection[str]) -> None:
         job_uuid, epoch, _ = self._part
-        for some in _batches([(table_part(table),) for table in sorted(tables)]):
+        for some in _batches([(part,) for part in sorted(parts)]):
             self.execute(
                 f"{self._INSERT} {self._ledger} (job_uuid, epoch, part) VALUES "
                 f"{', '.join(['(%s, %s, %s)'] * len(some))} {self._SKIP_EXISTING}",
@@ -242,7 +243,7 @@ class LedgerSession(ABC):
                 doing="entering tables into the ledger",
             )
 
-    def tables_written(self) -> dict[str, int]:
+    def entries_written(self) -> dict[str, int]:
         job_uuid, epoch, _ = self._part
         found = self.query(
             f"SELECT part, row_count FROM {self._ledger} WHERE job_uuid = %s AND epoch = %s AND part LIKE %s "
@@ -251,12 +252,12 @@ class LedgerSession(ABC):
         )
         return {part: int(row_count) for part, row_count in found}
 
-    def note_tables(self, row_counts: Mapping[TableId, int]) -> None:
+    def note_entries(self, row_counts: Mapping[str, int]) -> None:
         job_uuid, epoch, _ = self._part
-        for table, row_count in row_counts.items():
+        for part, row_count in row_counts.items():
             self.execute(
                 f"UPDATE {self._ledger} SET row_count = %s WHERE job_uuid = %s AND epoch = %s AND part = %s",
-                (row_count, job_uuid, epoch, table_part(table)),
+                (row_count, job_uuid, epoch, part),
                 doing="entering tables into the ledger",
             )
 

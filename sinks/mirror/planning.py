@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import Labels, ValueRange, holds
+from tidemark.sinks.mirror.value_ranges import Decimals, Integers, Labels, ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER, read_again
@@ -215,6 +215,25 @@ def is_replaceable(schema: TableSchema, existing: TargetTable, dialect: Dialect,
         return False
     found = [(column, find_column(existing, column, dialect)) for column in schema.captured]
     return all(held is None or _column_problem(schema, column, held, dialect) is None for column, held in found)
+
+
+def has_independent_rows(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    """True if the server lets rows of different keys be written by several transactions in any order. The key is made of
+    integers in the source."""
+    return (
+        existing.engine_problem is None
+        and existing.updated_in_place
+        and not existing.triggers
+        and not existing.foreign_keys
+        and _has_key(schema, existing, dialect)
+        and holds_integers(schema, existing, dialect, schema.key)
+    )
+
+
+def holds_integers(schema: TableSchema, existing: TargetTable, dialect: Dialect, columns: Collection[str]) -> bool:
+    """True if these columns are numbers in the target, ordered as such."""
+    found = [find_column(existing, schema.column(name), dialect) for name in columns]
+    return all(column is not None and isinstance(column.value_range, (Integers, Decimals)) for column in found)
 
 
 def _widened_key(column: Column, found: TargetColumn | None, dialect: Dialect) -> list[str]:

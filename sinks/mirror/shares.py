@@ -1,18 +1,22 @@
 """One epoch of the log, written into a mirror by several connections side by side (`log.apply_parallelism`).
 
 A share is some tables of the epoch, with a connection and a transaction of its own. All changes of a table are in one share, in
-the order of the log, so no key is reordered. A share is committed with ledger entries of its tables:
+the order of the log. A large table whose rows do not depend on each other may be divided: then a share has some of its buckets
+(`sinks/mirror/buckets.py`). So no key is reordered. A share is committed with ledger entries of its tables and buckets:
 
     all shares have written all their rows → one share after the other is committed → the first one last, with the fence
 
-So an error in a share leaves nothing of the epoch. After a death between two commits, the ledger says which tables are there.
-The next attempt leaves these out. It may divide the others as it likes, or write them by one connection.
+So an error in a share leaves nothing of the epoch. After a death between two commits, the ledger says which tables and buckets
+are there. The next attempt leaves these out. It may divide the others as it likes, or write them by one connection.
 """
 
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
+from tidemark.sinks.mirror import buckets
+from tidemark.sinks.mirror.buckets import Buckets
 from tidemark.sinks.mirror.filling import Chunk, Filling
 from tidemark.sinks.mirror.target import Session
 from tidemark.sinks.parts import Part, check_repeated_part
@@ -26,30 +30,65 @@ The server can't see that these two wait for each other: one of them waits here,
 ALIVE_SECONDS = 60.0
 """The least time between two questions to the sessions that have nothing to write: a server ends an idle transaction."""
 MIN_BYTES = 1 << 20
-"""An epoch with fewer changes is written by one connection: a second transaction would cost more than it saves."""
+"""An epoch with fewer changes is written by one connection: a second transaction would cost more than it saves. So is a
+table."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a share has of a chunk. `buckets`: of divided tables, those of the share. The chunk has all of their changes."""
+
+    chunk: Chunk = field(default_factory=dict)
+    buckets: dict[TableId, Buckets] = field(default_factory=dict)
 
 
 class Division:
     """Divides tables among `count` shares, the largest first, each to the share that has the least. A table stays in its
-    share."""
+    share. A table that has more than a share's part of the first changes with it is divided by buckets, if `may_be_divided`
+    allows that; its buckets stay in their shares."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, may_be_divided: Callable[[TableId, Chunk], bool]) -> None:
         self._bytes = [0] * count
-        self._share_of: dict[TableId, int] = {}
+        self._buckets: dict[TableId, dict[int, Buckets]] = {}
+        self._may_be_divided = may_be_divided
 
-    def divided(self, chunk: Chunk) -> dict[int, Chunk]:
-        """Returns the chunk of each share that has changes among the next ones."""
+    def divided(self, chunk: Chunk) -> dict[int, Work]:
+        """Returns the work of each share that has changes among the next ones."""
         sizes = sizes_of(chunk)
-        for table in self._share_of.keys() & sizes.keys():
-            self._bytes[self._share_of[table]] += sizes[table]
-        for table in sorted(sizes.keys() - self._share_of.keys(), key=lambda table: (-sizes[table], table)):
-            share = self._bytes.index(min(self._bytes))
-            self._share_of[table] = share
-            self._bytes[share] += sizes[table]
-        shares: dict[int, Chunk] = {}
+        for table in self._buckets.keys() & sizes.keys():
+            self._add(table, sizes[table])
+        new = sorted(sizes.keys() - self._buckets.keys(), key=lambda table: (-sizes[table], table))
+        least = max(MIN_BYTES, sum(sizes.values()) // len(self._bytes) + 1)
+        large = [table for table in new if sizes[table] >= least and self._may_be_divided(table, chunk)]
+        for table in new:
+            if table not in large:
+                self._buckets[table] = {self._least(): buckets.ALL}
+                self._add(table, sizes[table])
+        for table in large:
+            self._divide(table, sizes[table])
+        shares: dict[int, Work] = {}
         for key, batches in chunk.items():
-            shares.setdefault(self._share_of[key[0]], {})[key] = batches
+            for share, some in self._buckets[key[0]].items():
+                work = shares.setdefault(share, Work())
+                work.chunk[key] = batches
+                if some != buckets.ALL:
+                    work.buckets[key[0]] = some
         return shares
+
+    def _divide(self, table: TableId, size: int) -> None:
+        found: dict[int, set[int]] = {}
+        for bucket in sorted(buckets.ALL):
+            share = self._least()
+            found.setdefault(share, set()).add(bucket)
+            self._bytes[share] += size // buckets.COUNT
+        self._buckets[table] = {share: frozenset(some) for share, some in found.items()}
+
+    def _add(self, table: TableId, size: int) -> None:
+        for share, some in self._buckets[table].items():
+            self._bytes[share] += size * len(some) // buckets.COUNT
+
+    def _least(self) -> int:
+        return self._bytes.index(min(self._bytes))
 
 
 def sizes_of(chunk: Chunk) -> dict[TableId, int]:
@@ -84,17 +123,21 @@ class Shares:
             check_repeated_part(part, recorded)
             return PartResult(part.epoch, part.name, part.row_count, skipped=True)
         self._fillings[0] = self._filling_of(first)
-        division = Division(count)
+        division = Division(count, self._may_be_divided)
         with ThreadPoolExecutor(count, "share") as threads:
             for chunk in chunks:
-                for share, changes in division.divided(chunk).items():
+                for share, work in division.divided(chunk).items():
                     filling = self._filling(share, part)
                     self._wait_for(share)
-                    self._running[share] = threads.submit(filling.apply, changes)
+                    self._running[share] = threads.submit(filling.apply, work.chunk, work.buckets)
             for share in self._running:
                 self._wait_for(share)
         bad_values = self._commit(part)
         return PartResult(part.epoch, part.name, part.row_count, skipped=False, bad_values=bad_values)
+
+    def _may_be_divided(self, table: TableId, chunk: Chunk) -> bool:
+        self._wait_for(0)
+        return self._fillings[0].may_be_divided(table, chunk)
 
     def _filling(self, share: int, part: Part) -> Filling:
         if share not in self._fillings:

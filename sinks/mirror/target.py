@@ -15,7 +15,7 @@ from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
-from tidemark.state.table import Column, TableId, TableSchema
+from tidemark.state.table import Column, TableSchema
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
@@ -236,6 +236,10 @@ class Session(Protocol):
     @property
     def dialect(self) -> Dialect: ...
 
+    @property
+    def locks_only_rows(self) -> bool:
+        """True if a transaction that writes rows never makes one wait that writes other rows of the table."""
+
     def schema_exists(self, schema: str) -> bool: ...
     def inspect(self, target: TargetName) -> TargetTable | None: ...
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
@@ -287,15 +291,15 @@ class Session(Protocol):
         """Begins a transaction that writes some tables of an epoch of the log. Raises JobHeldError if another driver has taken
         over."""
 
-    def claim_tables(self, tables: Collection[TableId]) -> None:
-        """Makes ledger entries of tables of the epoch in work, where there are none. Waits for other transactions that have
-        made some, and not ended."""
+    def claim_entries(self, parts: Collection[str]) -> None:
+        """Makes ledger entries of tables of the epoch in work, or of buckets of them, where there are none. Waits for other
+        transactions that have made some, and not ended."""
 
-    def tables_written(self) -> dict[str, int]:
-        """Returns the row counts of the tables of the epoch in work that other transactions have committed, by `table_part`."""
+    def entries_written(self) -> dict[str, int]:
+        """Returns the row counts of those entries that other transactions have completed and committed."""
 
-    def note_tables(self, row_counts: Mapping[TableId, int]) -> None:
-        """Completes the entries of `claim_tables`."""
+    def note_entries(self, row_counts: Mapping[str, int]) -> None:
+        """Completes entries of `claim_entries`."""
 
     def commit_share(self, after: Reached | None) -> None:
         """Commits what `begin_share` began. Raises SinkError if the epoch is not the next one."""

@@ -18,6 +18,7 @@ from typing import TypeVar
 from tidemark.conf.tables import TableTemplate
 from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies
+from tidemark.sinks.mirror.buckets import has_buckets
 from tidemark.sinks.mirror.connecting import Waiting, unavailable
 from tidemark.sinks.mirror.filling import Chunk, Copies, Filling
 from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS
@@ -69,7 +70,7 @@ class MirrorWriter:
             for part in parts_of(items, replaces=True):
                 batches = part.batches()
                 first = _collect(batches)
-                if self._is_shared(connection, part, first):
+                if self._is_shared(connection, part, first, schemas):
                     result = self._write_shared(connection, part, first, batches, schemas)
                     if result is not None:
                         yield result
@@ -137,13 +138,18 @@ class MirrorWriter:
         copies = Copies(self.template, self.policies, self.audit, claims=self.parallelism > 1)
         return Filling.of(session, copies, self.job.uuid, part, schemas)
 
-    def _is_shared(self, connection: "_Connection", part: Part, first: Chunk) -> bool:
+    def _is_shared(self, connection: "_Connection", part: Part, first: Chunk, schemas: Schemas) -> bool:
         """True if several connections are to write the part."""
         if self.parallelism == 1 or part.name != LOG_PART:
             return False
         if part.complete:
             sizes = sizes_of(first)
-            return len(sizes) > 1 and sum(sizes.values()) >= MIN_BYTES
+            if sum(sizes.values()) < MIN_BYTES:
+                return False
+            return len(sizes) > 1 or (
+                any(has_buckets(schemas[key]) for key in first)
+                and connection.retry(lambda session: session.locks_only_rows)
+            )
         return not connection.retry(lambda session: session.is_whole(self.job, part.epoch))
 
     def _write_shared(

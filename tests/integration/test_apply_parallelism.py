@@ -13,6 +13,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.tables.parking import may_be_half_written
+from tidemark.sinks.mirror import shares
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.state.checkpoint.layout import Checkpoint
 
@@ -84,6 +85,34 @@ def test_another_number_of_connections_ends_what_was_begun(case: Case, paralleli
     assert may_be_half_written(load_job_file(case.path), checkpoint, state)
     case.change(3)
     run_epochs(case.path, f"log.apply_parallelism={parallelism}")
+    case.assert_complete()
+
+
+def test_a_table_of_which_the_target_has_some_buckets(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection ends the epoch. In the next such epoch the copy is dropped: its table leaves, and comes back."""
+    monkeypatch.setattr(shares, "MIN_BYTES", 1)
+    park = ("source.on_table_error=park",)
+    run_epochs(case.path)
+    for number, changed in ((2, "changed"), (3, "again")):
+        case.source.execute(
+            *(f"INSERT INTO accounts VALUES ({(number + 10 * row) << 8}, 'new')" for row in range(30)),
+            f"UPDATE accounts SET v = '{changed}'",
+        )
+        case.change(number)
+        before = case.rows("accounts")
+        die_at(case.path, "shares.committed", TWO)
+        half = case.rows("accounts")
+        assert half != before
+        assert half != case.expected("accounts")
+        if number == 2:
+            run_epochs(case.path)
+            case.assert_complete()
+    case.target.execute("DROP TABLE copy_accounts")
+    run_epochs(case.path, TWO, *park)
+    for table in set(TABLES) - {"accounts"}:
+        assert case.rows(table) == case.expected(table)
+    resnapshot(load_job_file(case.path), [TableName(case.schema, "accounts")])
+    run_epochs(case.path, TWO, *park)
     case.assert_complete()
 
 

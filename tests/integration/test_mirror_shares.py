@@ -14,7 +14,7 @@ from tidemark.sinks.mirror import shares
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import PartResult, SinkBusyError
-from tidemark.state.change_batch import ChangeBatch, PartEnd
+from tidemark.state.change_batch import ChangeBatch, PartEnd, table_part
 from tidemark.state.errors import CheckpointError, JobHeldError, RefusedRowsError, SinkError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.reached import Reached
@@ -222,8 +222,8 @@ def test_a_late_share_of_the_same_driver_is_refused(copy: SinkCase) -> None:
     for epoch, after, text in ((2, Reached(0, 1), "Epoch 2 comes too late"), (5, Reached(4, 0), "was set back")):
         session = driver.sink.connect()
         session.begin_share(driver.job, epoch)
-        session.claim_tables([ITEMS.table])
-        assert session.tables_written() == {}
+        session.claim_entries([table_part(ITEMS.table)])
+        assert session.entries_written() == {}
         with pytest.raises(SinkError, match=text):
             session.commit_share(after)
         session.close()

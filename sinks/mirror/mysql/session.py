@@ -53,6 +53,9 @@ class MySqlSession(LedgerSession):
     _INSERT = "INSERT IGNORE INTO"
     _SKIP_EXISTING = ""
     _LOCK_SHARED = "LOCK IN SHARE MODE"
+    locks_only_rows = False
+    """When a page is split, InnoDB makes the lock of the row there one of the gap before it, too, also with READ COMMITTED.
+    Then no other transaction inserts rows there."""
 
     def __init__(self, connection: Connection, home: str, source_kind: SourceKind) -> None:
         self._connection = connection

@@ -55,6 +55,7 @@ class PostgresSession(LedgerSession):
     _INSERT = "INSERT INTO"
     _SKIP_EXISTING = "ON CONFLICT DO NOTHING"
     _LOCK_SHARED = "FOR SHARE"
+    locks_only_rows = True
 
     def __init__(self, connection: Connection, source_kind: SourceKind) -> None:
         self._connection = connection
