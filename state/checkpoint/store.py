@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 from urllib.parse import unquote, urlsplit
@@ -55,6 +56,10 @@ class LocalStore:
         return (LocalStore, (self.root,))
 
     def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+        with _needing_room(self.root):
+            return self._created(name, data)
+
+    def _created(self, name: str, data: pa.Buffer | bytes) -> bool:
         target = Path(self.root, name)
         _make_folder(target.parent)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
@@ -77,13 +82,6 @@ class LocalStore:
                 raise
             _sync_folder(target.parent)
             return True
-        except OSError as exc:
-            if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            raise CheckpointError(
-                f"The checkpoint {self.root} can't be written: {exc.strerror}.",
-                "Make room there, then run the job again: it continues.",
-            ) from exc
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
@@ -118,6 +116,20 @@ class LocalStore:
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             Path(self.root, name).unlink()
+
+
+@contextlib.contextmanager
+def _needing_room(root: str) -> Iterator[None]:
+    """Raises CheckpointError for a full filesystem."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise CheckpointError(
+            f"The checkpoint {root} can't be written: {exc.strerror}.",
+            "Make room there, then run the job again: it continues.",
+        ) from exc
 
 
 def _copy(content: IO[bytes], target: Path) -> None:
