@@ -49,7 +49,7 @@ from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.server_checks import after_failover, check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
-from tidemark.readers.postgres.schema.text_orders import text_orders
+from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
@@ -340,7 +340,7 @@ class FoundPostgres(FoundTables):
 
     def text_orders(self, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
         """Implements `tidemark.readers.source.OrdersTexts`."""
-        return text_orders(self.connection, table, columns)
+        return certain(text_orders(self.connection, table, columns))
 
     def condition_problem(self, table: TableId, where: str) -> str | None:
         """Implements `tidemark.readers.source.ChecksConditions`."""

@@ -237,10 +237,10 @@ def test_a_table_is_read_again_if_rows_read_again_contain_its_truncation(
 
 
 @pytest.mark.parametrize(
-    ("key", "low", "moved", "equal"),
+    ("key", "low", "moved", "equal", "columns"),
     [
-        ("numeric", "35", "135.0", "135.00"),
-        ("interval", "interval '35 mon'", "interval '135 mon'", "interval '4050 d'"),
+        ("numeric", "35", "135.0", "135.00", "id"),
+        ("interval", "interval '35 mon'", "interval '135 mon'", "interval '4050 d'", "id, flags"),
     ],
 )
 def test_equal_keys_that_look_different_are_one_key(
@@ -251,12 +251,13 @@ def test_equal_keys_that_look_different_are_one_key(
     low: str,
     moved: str,
     equal: str,
+    columns: str,
 ) -> None:
-    """The copy takes them for one, too. The key gets another form and its own again before it is re-read: both changes come
-    in a later epoch, and the re-read contains them."""
+    """The copy takes them for one, too; also beside a column without a hash function. The key gets another form and its own
+    again before it is re-read: both changes come in a later epoch, and the re-read contains them."""
     source, next_epoch, read_again, done = postgres_database, Planner.next_epoch, KeyReader.read_again, list[str]()
     source.execute(
-        f"CREATE TABLE t (id {key} PRIMARY KEY, body text)",
+        f"CREATE TABLE t (id {key}, body text, flags bit(2) DEFAULT B'01', PRIMARY KEY ({columns}))",
         "ALTER TABLE t ALTER body SET STORAGE EXTERNAL",
         f"INSERT INTO t SELECT i * {low} / 35, {BIG.format('i * 1000')} FROM generate_series(1, 40) AS i",
         "ANALYZE t",

@@ -7,9 +7,14 @@ from tidemark.state.key_order import text_order, text_orders_query
 from tidemark.state.table import TableId
 
 
-def text_orders(connection: Connection, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
-    """`tidemark.readers.source.OrdersTexts`."""
+def text_orders(connection: Connection, table: TableId, columns: Sequence[str]) -> Mapping[str, str | None]:
+    """Returns the order of each column that holds texts, None for one that is not certain. A column that the table lacks is
+    missing."""
     with connection.cursor() as cursor:
         cursor.execute(text_orders_query(connection.server_version), (quote_table(table), list(columns)))
-        found = {name: text_order(*facts) for name, *facts in cursor.fetchall()}
-    return {name: order for name, order in found.items() if order is not None}
+        return {name: text_order(*facts) for name, *facts in cursor.fetchall()}
+
+
+def certain(orders: Mapping[str, str | None]) -> Mapping[str, str]:
+    """Returns those that are certain."""
+    return {name: order for name, order in orders.items() if order is not None}

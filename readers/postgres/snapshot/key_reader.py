@@ -59,11 +59,18 @@ class KeyReader(RetryingSplitReader[Connection]):
         values = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
         if not rows.num_rows or not any(pa.types.is_string(array.type) for array in values):
             return whole_key_text(values)
-        keys = self._columns(schema)
-        if not any(_OF_SEVERAL_FORMS.fullmatch(key.type) for key in keys):
+        several = [
+            pa.types.is_string(array.type) and _OF_SEVERAL_FORMS.fullmatch(key.type) is not None
+            for key, array in zip(self._columns(schema), values, strict=True)
+        ]
+        if not any(several):
             return whole_key_text(values)
-        answer: str = self._session.query(_hashes_query(keys, values))[0][0]
-        return pa.array(answer.split(","), pa.large_string())
+        keys = [key for key, is_one in zip(self._columns(schema), several, strict=True) if is_one]
+        hashed = [array for array, is_one in zip(values, several, strict=True) if is_one]
+        with concerning(schema.table):
+            answer: str = self._session.query(_hashes_query(keys, hashed))[0][0]
+        others = [array for array, is_one in zip(values, several, strict=True) if not is_one]
+        return whole_key_text([*others, pa.array(answer.split(","), pa.string())])
 
     def _columns(self, schema: TableSchema) -> tuple[KeyColumn, ...]:
         if schema.table not in self._types:
@@ -150,7 +157,8 @@ def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
 
 
 def _hashes_query(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
-    """Returns SQL for two hashes of 64 bits of each key, which are those of all keys that are equal to it."""
+    """Returns SQL for two hashes of 64 bits of each key, which are those of all keys that are equal to it. The types must have
+    hash functions, as those of several forms do."""
     arrays = ", ".join(array_literal(key_text(array)) for array in values)
     names = ", ".join(f"t{i}" for i in range(len(values)))
     row = ", ".join(key_expression(a.type, f"t{i}", k.type) for i, (k, a) in enumerate(zip(keys, values, strict=True)))

@@ -27,7 +27,7 @@ from tidemark.readers.postgres.keys.key_columns import (
     under_own_name,
 )
 from tidemark.readers.postgres.schema.identity import is_another_table
-from tidemark.readers.postgres.schema.text_orders import text_orders
+from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession
@@ -110,7 +110,10 @@ class SplitReader(RetryingSplitReader[Connection]):
 
     def text_orders(self, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
         """`tidemark.readers.source.OrdersTexts`."""
-        return self._session.ask(lambda connection: text_orders(connection, table, columns))
+        found = self._session.ask(lambda connection: text_orders(connection, table, columns))
+        if set(columns) - found.keys():
+            raise columns_are_gone(table, f"{table}, or a column of its key, has another name now, or was dropped.")
+        return certain(found)
 
     def _locked(self, table: TableId, text: str) -> TableLockedError:
         return locked_error(self._session, [table], text)
