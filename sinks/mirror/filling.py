@@ -175,7 +175,7 @@ class Filling:
             raise SinkError(
                 f"{self._target_of(schema)} has {found} rows in a range of its key into which {writing.inserted} rows were "
                 f"written: the target orders {', '.join(keys.columns)} differently from the source.",
-                f"Drop that copy; it is filled anew. {read_again(TableName(table.database, table.name))} "
+                f"Drop that copy. {read_again(TableName(table.database, table.name))} "
                 "Please report this with the column's type and collation.",
                 table,
             )

@@ -1,15 +1,13 @@
 """Somebody else writes into a Delta table of a job while the job does."""
 
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.delta import Held, wait_for
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
@@ -18,28 +16,6 @@ from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.sink import SinkBusyError
 
 pytestmark = pytest.mark.integration
-
-WAIT_SECONDS = 60
-
-
-class Held:
-    """For mapInArrow: tasks that have rows say that they run, then wait until somebody else has written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                (self.folder / "reached").touch()
-                wait_for(self.folder / "written")
-            yield batch
-
-
-def wait_for(file: Path) -> None:
-    until = time.monotonic() + WAIT_SECONDS
-    while not file.exists() and time.monotonic() < until:
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("attempts", [1, 2])

@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
 from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem, to_transport
 from tidemark.state.table import TableSchema
 
+WAIT_SECONDS = 60
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
 
 
@@ -64,6 +66,26 @@ def delta_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
 def jars_of(session: SparkSession) -> dict[str, str]:
     """A setting that gives a job the session's jars. Otherwise Spark resolves the package again at each of its starts."""
     return {"spark.jars": session.sparkContext.getConf().get("spark.jars", "")}
+
+
+class Held:
+    """For mapInArrow: tasks that have rows say that they run, then wait until somebody else has written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                (self.folder / "reached").touch()
+                wait_for(self.folder / "written")
+            yield batch
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + WAIT_SECONDS
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def epoch_of(session: SparkSession, items: Sequence[PartItem]) -> DataFrame:
