@@ -8,8 +8,13 @@ in the server's catalog.
 
 import fnmatch
 import functools
+import math
 import re
 from dataclasses import dataclass
+
+import yaml
+
+from tidemark.state.table import TableId
 
 NAME_FORM = "a table as database.table"
 GLOB_FORM = 'a table or glob as database.table, like shop.orders or "shop.*"'
@@ -71,6 +76,15 @@ class TableGlob:
 def glob_of(table: TableName) -> TableGlob:
     """Returns the pattern that matches this table alone."""
     return parse_table_glob(str(table))
+
+
+def setting_of(key: str, table: TableId, value: object) -> str:
+    """Returns a setting of one table as the job file has it: ``source.keys: {shop.orders: [id]}``, quoted as YAML needs it."""
+    name = TableName(table.database, table.name)
+    text = yaml.safe_dump(
+        {str(name): value}, default_flow_style=True, allow_unicode=True, width=math.inf, sort_keys=False
+    )
+    return f"{key}: {text.strip()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.sink import BadValuePolicy, DeltaSink
+from tidemark.conf.tables import setting_of
 from tidemark.state.errors import BadValueError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
@@ -69,7 +70,7 @@ class BadValueRule:
             return f"Correct these rows or leave the table out (source.exclude_tables), then {START_OVER}."
         setting = "sink.on_bad_value: null"
         if table not in self.computed:
-            setting = f"sink.on_bad_value_in: {{{table}: {{{column.name}: null}}}}"
+            setting = setting_of("sink.on_bad_value_in", table, {column.name: None})
         return (
             f"Set {setting}, then start the job again: such values are NULL in the copy. To correct the rows in the source is "
             "not enough if their changes are in the log."

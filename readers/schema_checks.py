@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidemark.conf.model import JobFile
-from tidemark.conf.tables import TableGlob, TableName
+from tidemark.conf.tables import TableGlob, TableName, setting_of
 from tidemark.readers.findings import MAX_NAMED, Finding, SettingError, exclusion_of, of_error, refusal, warning
 from tidemark.readers.projection.settings import columns_read
 from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
@@ -102,8 +102,8 @@ class TableSettings:
         problem = refusal(
             f"{table} has new columns ({', '.join(unclear)}) and lost others ({', '.join(lost)}): whether one is the other "
             "under a new name is not known, and new columns are to be ignored (sink.on_schema_change, add_column). Name those "
-            f"that are not to be copied in source.columns: {{{name}: {{exclude: […]}}}}, or write add_column: evolve to copy "
-            "them.",
+            f"that are not to be copied in {setting_of('source.columns', table, {'exclude': ['…']})}, or write "
+            "add_column: evolve to copy them.",
             f"Then run the job again. If the table is parked: {read_again(name)}",
             table=table,
         )
@@ -254,7 +254,7 @@ def check_mirror_key(
     table = schema.table
     if not schema.key:
         remedy = (
-            f"Name one of its unique keys: source.keys: {{{table}: [{', '.join(candidates[0])}]}}."
+            f"Name one of its unique keys: {setting_of('source.keys', table, candidates[0])}."
             if candidates
             else "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
         )

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from tidemark.conf.tables import TableTemplate
+from tidemark.conf.tables import TableTemplate, setting_of
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
 from tidemark.state.errors import SinkError, SinkUnavailableError
 from tidemark.state.reached import Reached
@@ -284,7 +284,7 @@ def reserved_name_findings(schema: TableSchema) -> Iterator[Finding]:
             yield Finding(
                 schema.table,
                 f"Its column {column.name} has the name of a column that Tidemark adds to changes.",
-                f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
+                f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
             )
 
 

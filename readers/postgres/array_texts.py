@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.bad_values import BadColumn, BadValueRule, Mask
 from tidemark.readers.postgres.pgoutput.hex_bytes import copy_hex, measure_hex
 from tidemark.readers.postgres.pgoutput.messages import damaged
@@ -85,8 +86,8 @@ def _settled(
             made,
             shaped,
             "holds an array of several dimensions, or one whose first index is not 1",
-            advice=f" It can hold the column's arrays as text: source.columns: {{{schema.table}: {{as_text: "
-            f"[{column.name}]}}}}.",
+            advice=" It can hold the column's arrays as text: "
+            f"{setting_of('source.columns', schema.table, {'as_text': [column.name]})}.",
         )
     for bad_elements, what in elements.found:
         rows = np.repeat(np.arange(len(made)), np.diff(made.offsets.to_numpy()))[bad_elements]

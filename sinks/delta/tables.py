@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidemark.conf.tables import TableName
+from tidemark.conf.tables import TableName, setting_of
 from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, Occupied, quoted
 from tidemark.sinks.delta.rows import schema_of
 from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
@@ -137,7 +137,8 @@ def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy
         yield Finding(
             table,
             "It has no key: a mirror can't tell its rows apart.",
-            f"Name columns that are unique and NOT NULL: source.keys: {{{table}: […]}}; or write sink.style: changelog.",
+            f"Name columns that are unique and NOT NULL: {setting_of('source.keys', table, ['…'])}; or write "
+            "sink.style: changelog.",
         )
     yield from reserved_name_findings(schema)
     added = [field.name for field in meta_fields(schema)] if style == "changelog" else []

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from tidemark.conf.tables import setting_of
 from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.target import Dialect, TargetTable
 from tidemark.sinks.sink import Finding
@@ -67,8 +68,8 @@ class AuditColumns:
                 yield Finding(
                     schema.table,
                     f"Its column {column.name} has the name of a column in sink.audit_columns.",
-                    f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}; or start the job with "
-                    "another name in sink.audit_columns.",
+                    f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}; or start the "
+                    "job with another name in sink.audit_columns.",
                 )
         if self.keeps_deleted and schema.key and existing is not None and not existing.updated_in_place:
             yield Finding(

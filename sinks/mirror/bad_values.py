@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.conf.tables import setting_of
 from tidemark.sinks.sink import BadValues
 from tidemark.state.errors import RefusedValueError
 from tidemark.state.table import TableId, TableSchema
@@ -165,10 +166,11 @@ class ValueGate:
             ("reject",) if name in self.schema.key else ("null", "text", "reject") if has_text else ("null", "reject")
         )
         table, first, others = self.schema.table, policies[0], policies[1:]
+        setting = setting_of("sink.on_bad_value_in", table, {name: None if first == "null" else first})
         or_other = f" (or {', or '.join(others)})" if others else ""
         return RefusedValueError(
             f"{table}: a value of column {name} {why}, which the target can't hold.",
-            f"Set sink.on_bad_value_in: {{{table}: {{{name}: {first}}}}}{or_other}, then start the job again. "
+            f"Set {setting}{or_other}, then start the job again. "
             "To correct the row in the source is not enough: its change stays in the log.",
             None if self._policy(name) == "stop" else table,
         )

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.conf.tables import TableName, TableTemplate, setting_of
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import Decimals, Integers, Labels, ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
@@ -60,8 +60,8 @@ def route_problems(
             yield Finding(
                 schema.table,
                 "It has no key: a mirror can't tell its rows apart.",
-                f"Name columns that are unique and NOT NULL: source.keys: {{{schema.table}: […]}}; or exclude the table; or, "
-                "if it only gets rows, set sink.keyless: append.",
+                f"Name columns that are unique and NOT NULL: {setting_of('source.keys', schema.table, ['…'])}; or exclude "
+                "the table; or, if it only gets rows, set sink.keyless: append.",
             )
     for group in by_target.values():
         if len(group) > 1:
@@ -81,7 +81,7 @@ def _same_columns(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
             yield Finding(
                 schema.table,
                 f"The target takes the names of its columns {other} and {column.name} for one.",
-                f"Exclude one of them: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
+                f"Exclude one of them: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
             )
 
 
@@ -169,9 +169,9 @@ def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
             dialect.column_type(column, key=column.name in schema.key)
         except ValueError as exc:
             remedy = (
-                f"Choose another key: source.keys: {{{schema.table}: […]}}."
+                f"Choose another key: {setting_of('source.keys', schema.table, ['…'])}."
                 if column.name in schema.key
-                else f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}."
+                else f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}."
             )
             yield Finding(schema.table, f"The target has no type for column {column.name}: {exc}.", remedy)
 
@@ -258,7 +258,7 @@ def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, 
             except ValueError as exc:
                 raise SinkError(
                     f"The target has no type for column {column.name} of {schema.table}: {exc}.",
-                    f"Exclude it: source.columns: {{{schema.table}: {{exclude: [{column.name}]}}}}.",
+                    f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
                 ) from exc
     return clauses
 

@@ -17,7 +17,7 @@ from tests.support.printed_texts import FILLED_IN, ROOT, Text, code_of_documents
 from tidemark.conf.model import JobFile
 from tidemark.conf.section import Section, section_in, sections_in_union
 from tidemark.conf.sink import LATER_SINK_TYPES
-from tidemark.conf.tables import TableName, parse_table_name
+from tidemark.conf.tables import TableName, parse_table_name, setting_of
 from tidemark.jobs.cli import SignalKind, app
 from tidemark.jobs.monitoring.ending import INTERRUPTED, USAGE_ERROR
 from tidemark.jobs.signals.steering import resume_of
@@ -179,23 +179,9 @@ def test_a_key_that_is_named_exists_and_takes_the_value_that_is_named(texts: Cal
     assert wrong == []
 
 
-def mappings_in_messages() -> list[Any]:
-    found = []
-    for message in messages():
-        text = message.text
-        if "{{" in text:  # for str.format
-            text = re.sub(r"\{(?:table|column)\}", FILLED_IN, text).replace("{{", "{").replace("}}", "}")
-        for match in WRITTEN.finditer(text):
-            value = match["value"].replace(FILLED_IN, "shop.t", 2).replace(FILLED_IN, "null")
-            found.append(pytest.param(match["key"], value, id=f"{message.place} {match['key']}"))
-    return found
-
-
-@pytest.mark.parametrize(("key", "value"), mappings_in_messages())
-def test_a_mapping_in_a_remedy_is_taken_by_the_job_file(tmp_path: Path, key: str, value: str) -> None:
-    text = SMALL.replace("mysql://cdc:pa55word@db/", "postgresql://cdc:pa55word@db/shop")
-    job = load_text(tmp_path, text, f"{key}={value}")
-    assert job.redacted() != load_text(tmp_path, text).redacted()
+def test_a_setting_of_a_table_in_a_message_is_quoted_as_yaml_needs_it() -> None:
+    """By `setting_of`: no message has the mapping itself."""
+    assert [message.place for message in messages() if WRITTEN.search(message.text)] == []
 
 
 @pytest.mark.parametrize(
@@ -212,6 +198,21 @@ def test_a_shell_takes_a_printed_table_for_what_it_is(tmp_path: Path, name: Tabl
         assert option == "--table"
         assert parse_table_name(word.removesuffix(".")) == name
     assert read_again(TableName("shop", "orders")).endswith(" --table shop.orders.")
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "a: b", "it's", "[x]", "{y}", "#1", "a.b", "null", "`tick`", "ä, ö", "x\ny"]
+)
+@pytest.mark.parametrize("value", [{"exclude": ["a", "b: c", "no", "{d}"]}, {"exclude": ["…"]}])
+def test_the_job_file_reads_a_setting_of_a_table_as_it_is(
+    tmp_path: Path, name: str, value: dict[str, list[str]]
+) -> None:
+    key, _, text = setting_of("source.columns", TableId("shop", name), value).partition(": ")
+    columns = load_text(tmp_path, SMALL, f"{key}={text}").source.columns
+    assert {table: list(settings.exclude) for table, settings in columns.items()} == {
+        TableName("shop", name): value["exclude"]
+    }
+    assert setting_of("source.keys", TableId("shop", "orders"), ("a", "b")) == "source.keys: {shop.orders: [a, b]}"
 
 
 EXIT_CODES = re.compile(r"^\| ([0-9]+) \|", re.MULTILINE)

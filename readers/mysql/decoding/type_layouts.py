@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 import pyarrow as pa
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.decoding.column_codes import ColumnCode
 from tidemark.readers.mysql.decoding.field_types import FieldType
@@ -83,7 +84,7 @@ def column_layout(table: TableId, column: Column) -> TypeLayout:
 def _unsupported(table: TableId, column: Column) -> UnsupportedTypeError:
     return UnsupportedTypeError(
         f"{table}.{column.name} has type {column.source_type}, which is not supported.",
-        f"Leave it out: source.columns: {{{table}: {{exclude: [{column.name}]}}}}.",
+        f"Leave it out: {setting_of('source.columns', table, {'exclude': [column.name]})}.",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import pymysql
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.mysql.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, names_of, schema_of, type_problems
@@ -45,7 +46,7 @@ def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Col
     return [
         refusal(
             f"Column {column.name} of {facts.table}, {column.source_type}, is not supported on MariaDB.",
-            f"Leave the column out: source.columns: {{{facts.table}: {{exclude: [{column.name}]}}}}.",
+            f"Leave the column out: {setting_of('source.columns', facts.table, {'exclude': [column.name]})}.",
             table=facts.table,
             column=column.name,
         )
@@ -104,7 +105,7 @@ def _virtual_warning(facts: TableFacts, names: list[str], why: str) -> Finding:
     return warning(
         f"Virtual columns of {facts.table} ({listed}): {why}.",
         "Drop them and add them again as STORED where the server allows that, or leave them out: "
-        f"source.columns: {{{facts.table}: {{exclude: [{listed}]}}}}.",
+        f"{setting_of('source.columns', facts.table, {'exclude': names})}.",
         table=facts.table,
     )
 

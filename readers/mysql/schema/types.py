@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.state.errors import UnsupportedTypeError
 from tidemark.state.source_types import SPATIAL_TYPES
@@ -46,7 +47,6 @@ _PLAIN = {
 }
 CHARACTER_TYPES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
 _TEMPORAL = frozenset({"time", "datetime", "timestamp"})
-_EXCLUDE = "Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,8 @@ def _unsupported(
     table: TableId, column: str, source_type: str, reason: str, otherwise: str = ""
 ) -> UnsupportedTypeError:
     shown = source_type if len(source_type) <= 100 else f"{source_type[:97]}..."
-    remedy = f"{_EXCLUDE.format(table=table, column=column)}. {otherwise}".strip()
+    left_out = setting_of("source.columns", table, {"exclude": [column]})
+    remedy = f"Leave the column out: {left_out}. {otherwise}".strip()
     return UnsupportedTypeError(f"Column {column} of {table}, {shown}, {reason}.", remedy)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, quote_identifier
 from tidemark.readers.postgres.schema.table_facts import TableFacts
@@ -116,7 +117,7 @@ def check_money(connection: Connection, schemas: Iterable[TableSchema]) -> list[
         refusal(
             f"Column {column} of {table} is money, and under the server's lc_monetary an amount does not have two "
             "decimals.",
-            f"Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}. Or change it to numeric.",
+            f"Leave the column out: {setting_of('source.columns', table, {'exclude': [column]})}. Or change it to numeric.",
             table=table,
             column=column,
         )

@@ -26,6 +26,7 @@ SELECT and log give the same text because both take it from the type's output fu
 
 from dataclasses import dataclass
 
+from tidemark.conf.tables import setting_of
 from tidemark.readers.postgres.connect import quote_identifier
 from tidemark.state.errors import UnsupportedTypeError
 from tidemark.state.table import Column, TableId, is_list
@@ -110,7 +111,7 @@ def canonical_type(table: TableId, column: str, source_type: str, base: BaseType
         raise UnsupportedTypeError(
             f"Column {column} of {table} has type {source_type}, whose text has the name of an object. Renaming the object "
             "changes the text without a change in the log.",
-            f"Leave the column out: source.columns: {{{table}: {{exclude: [{column}]}}}}. Or change its type to oid.",
+            f"Leave the column out: {setting_of('source.columns', table, {'exclude': [column]})}. Or change its type to oid.",
         )
     if base.name == "numeric":
         return _numeric_type(base.modifier)

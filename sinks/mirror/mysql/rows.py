@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.conf.tables import setting_of
 from tidemark.sinks.mirror.ahead import ahead_if
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
@@ -242,7 +243,7 @@ class MySqlTableRows:
                 table = self._schema.table
                 raise SinkError(
                     f"{table}: column {name} has {exc}, which the target can't store.",
-                    f"Exclude it, source.columns: {{{table}: {{exclude: [{name}]}}}}, then {START_OVER}.",
+                    f"Exclude it, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}.",
                 ) from exc
             before = "," if i else "" if bare else "("
             after = "" if i < last else "," if bare else "),"

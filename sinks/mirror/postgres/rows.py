@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.conf.tables import setting_of
 from tidemark.sinks.mirror.ahead import ahead_if
 from tidemark.sinks.mirror.bad_values import BadValueMask
 from tidemark.sinks.mirror.completion import Completion, ExtraColumns, check_row_count
@@ -306,7 +307,7 @@ class PostgresTableRows:
         table = self._schema.table
         return SinkError(
             f"{table}: a value of column {name} {why}.",
-            f"Exclude the column, source.columns: {{{table}: {{exclude: [{name}]}}}}, then {START_OVER}.",
+            f"Exclude the column, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}.",
         )
 
 
