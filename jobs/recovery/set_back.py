@@ -61,10 +61,10 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if position is not None and again:
         names = ", ".join(map(str, sorted(again)))
         what += f" Signals had rows of {names} read again since then, so all of their rows are read again."
+    forget_unwritten(checkpoint)  # before tables leave: the report is of an epoch with them
     if position is None or again:
         leave_to_come_back(checkpoint, state, again)
         failpoint("set_back.left")
-    forget_unwritten(checkpoint)
     joined = Joined(
         start,
         (),

@@ -135,18 +135,16 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
         and job.sink.on_schema_change.drop_table == "ignore"
         and was_dropped(error, without, state, schema, read)
     )
-    may_heal = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, without, state, schema, read)
-    gone = removed_partition(without, state, _watched(checkpoint, state, schema)) if may_heal else None
+    heals_itself = may_heal and evolves(job) and not is_ignored and not is_to_stop(error, without, state, schema, read)
+    watched = _watched(checkpoint, state, schema) if may_heal and not is_ignored else None
+    gone = removed_partition(without, state, watched)
     if gone is not None:
-        may_heal, error = False, _with_removed(error, gone)
-    heals = _heals(checkpoint, job, state, schema, error) if may_heal else 0
-    if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
+        heals_itself, error = False, _with_removed(error, gone, job)
+    heals = _heals(checkpoint, job, state, schema, error) if heals_itself else 0
+    if not _may_leave(error, job, checkpoint, state, is_ignored=is_ignored, heals=heals):
+        if gone is not None:
+            raise error  # the remedy of the other error would have the table read again
         return False
-    if unfinished_epoch(checkpoint) is not None:
-        if not isinstance(error, SinkError):
-            return False  # the epoch can be written, or was
-        if stays_unfinished(job, checkpoint, state) and not _is_read_without_tables(job, checkpoint, state):
-            return False
     why = DROPPED if is_ignored else _why(error)
     checkpoint.create_left(state, (Left(schema.table, schema.version, why, _now_us(), heals),))
     if is_ignored:
@@ -158,6 +156,19 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     return True
 
 
+def _may_leave(
+    error: TidemarkError, job: JobFile, checkpoint: Checkpoint, state: JobState, *, is_ignored: bool, heals: int
+) -> bool:
+    """False if the job file wants the error to stop the job, or an epoch that was read must be written first."""
+    if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
+        return False
+    if unfinished_epoch(checkpoint) is None:
+        return True
+    if not isinstance(error, SinkError):
+        return False  # the epoch can be written, or was
+    return not stays_unfinished(job, checkpoint, state) or _is_read_without_tables(job, checkpoint, state)
+
+
 def _watched(checkpoint: Checkpoint, state: JobState, schema: TableSchema) -> WatchedTable | None:
     """The table as PostgreSQL's catalog had it at the last look."""
     seen = partitions_of_plan(checkpoint, state, max(checkpoint.plan_epochs(), default=0))
@@ -165,12 +176,17 @@ def _watched(checkpoint: Checkpoint, state: JobState, schema: TableSchema) -> Wa
     return next((table for table in tables if table.table == schema.table), None)
 
 
-def _with_removed(error: TidemarkError, gone: Partition) -> PartitionsChangedError:
+def _with_removed(error: TidemarkError, gone: Partition, job: JobFile) -> PartitionsChangedError:
+    table = error.table
+    assert table is not None
     message = (
-        f"{error.message} Partition {gone.name} of {error.table} was detached or dropped, too: perhaps only the copy still has "
+        f"{error.message} Partition {gone.name} of {table} was detached or dropped, too: perhaps only the copy still has "
         "its rows, and would lose them if the table were read again."
     )
-    return PartitionsChangedError(message, error.remedy, error.table)
+    is_cured = error.is_cured_by_reading and job.mode == "full+incremental"
+    remedy = read_again(_name(table)) if is_cured else error.remedy
+    remedy = f"{remedy} To leave the copy as it is, name the table in source.exclude_tables."
+    return PartitionsChangedError(message, remedy, table)
 
 
 def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | None) -> NoReturn:

@@ -461,6 +461,33 @@ def test_a_partition_with_rows_is_read_and_one_that_is_gone_parks_its_table(
         assert target.query("SELECT id FROM copy_visits ORDER BY id") == [(2,), (4,)]
 
 
+@pytest.mark.parametrize("policy", ["evolve", "stop"])
+def test_an_error_that_stops_the_job_says_that_a_partition_is_gone_too(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path, policy: str
+) -> None:
+    """The remedy of the other error would have the table read again: the copy would lose the rows."""
+    source, target = postgres18_database, postgres_database
+    source.execute(
+        "CREATE TABLE visits (id INT, day INT, title TEXT, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
+        "CREATE TABLE visits_1 PARTITION OF visits FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE visits_2 PARTITION OF visits FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO visits VALUES (1, 1), (2, 11)",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+    )
+    job = job_of(source, tmp_path, target, tables=["public.visits", "public.other"], on_table_error="stop")
+    settings = (f"sink.on_schema_change={policy}",)
+    run_epochs(job, *settings)
+    source.execute("ALTER TABLE visits DETACH PARTITION visits_1", "ALTER TABLE visits ADD COLUMN more REGCLASS")
+    for _ in range(2):
+        with pytest.raises(SourceNotUsableError, match=r"visits_1 of public.visits was detached") as stopped:
+            run_epochs(job, *settings)
+    assert "To leave the copy as it is, name the table in source.exclude_tables" in stopped.value.remedy
+    source.execute("INSERT INTO other VALUES (1)")
+    run_epochs(job, *settings, "source.exclude_tables=[public.visits]")
+    assert target.query("SELECT id FROM copy_visits ORDER BY id") == [(1,), (2,)]
+    assert target.query("SELECT id FROM copy_other") == [(1,)]
+
+
 def test_discovery_sees_a_named_table_that_is_there_again(
     any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

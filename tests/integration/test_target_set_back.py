@@ -182,6 +182,35 @@ def test_a_table_whose_rows_were_read_again_since_is_read_again(
 
 
 @pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("target", ["mysql", "postgres"], indirect=True)
+def test_a_job_dies_while_it_goes_back_and_the_target_is_put_back_to_its_newest_state(
+    job: Path, source: Database, target: SinkCase
+) -> None:
+    """An epoch was read and not written. The table that leaves is in it."""
+    source.execute(
+        "CREATE TABLE customers (id INT PRIMARY KEY, note TEXT)", "INSERT INTO customers VALUES (1, 'first')"
+    )
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second' WHERE id = 1")
+    run_epochs(job)
+    older = target.back_up()
+    resnapshot(load_job_file(job), [TableName(source.schema, "orders")], keys=["1"])
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'third' WHERE id < 5", "UPDATE customers SET note = 'second'")
+    die_at(job, "sink.before_commit")
+    newest = target.back_up()
+    older()
+    die_at(job, "set_back.left", "source.on_log_lost=resnapshot")
+    newest()
+    for _ in range(2):
+        run_epochs(job)
+        assert_complete(target, source, job)
+        found = target.place.query(f"SELECT note FROM {source.name}_customers")
+        assert found == source.query("SELECT note FROM customers")
+        source.execute("UPDATE orders SET note = 'fourth'", "UPDATE customers SET note = 'third'")
+
+
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize(
     "point", ["", "set_back.left", "tables.before_joined", "sink.before_commit", "sink.after_commit"]
 )
