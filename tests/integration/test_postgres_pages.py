@@ -12,6 +12,7 @@ from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.keyless import CREATE, HOLDERS, ROWS, KeylessWriter, assert_keyless_copied
 from tests.support.postgres_log import LoggedDatabase, logged_postgres  # noqa: F401  a fixture
+from tests.support.postgres_roles import role
 from tests.support.postgres_snapshot import NO_ANCHOR, SnapshotTable, rows_of
 from tests.support.servers import Database
 from tidemark.enumerator.pages import MAX_FAILED_ATTEMPTS
@@ -163,16 +164,21 @@ def keyless(postgres18_database: Database) -> Database:
     return postgres18_database
 
 
-@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
-def test_a_job_that_is_begun_again_in_the_middle(keyless: Database, tmp_path: Path, format_: str) -> None:
+@pytest.mark.parametrize(("format_", "grant"), [("parquet", "SELECT"), ("jsonl", "SELECT (uid, version, note, ctid)")])
+def test_a_job_that_is_begun_again_in_the_middle(keyless: Database, tmp_path: Path, format_: str, grant: str) -> None:
     sink = {"type": "files", "path": str(tmp_path / "out"), "format": format_}
-    job = write_job(tmp_path, source=source_of(keyless), sink=sink, snapshot={"split_rows": 100, "parallelism": 2})
-    run_epochs(job, at_most=2)
-    with KeylessWriter(keyless) as writer:
-        assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
-        assert not list((tmp_path / "out").rglob(f"*.{format_}")), "a part of a generation was handed out"
-        run_epochs(job)  # the snapshot of before is gone, and two more are lost
-    run_epochs(job)
+    keyless.execute(f"CREATE PUBLICATION {keyless.name} FOR TABLE t")
+    with role(keyless, "USAGE ON SCHEMA public", f"{grant} ON t", attributes="LOGIN REPLICATION") as login:
+        password = login.password.get_secret_value()
+        url = f"postgresql://{login.user}:{password}@{login.host}:{login.port}/{keyless.name}"
+        source = source_of(keyless, url=url)
+        job = write_job(tmp_path, source=source, sink=sink, snapshot={"split_rows": 100, "parallelism": 2})
+        run_epochs(job, at_most=2)
+        with KeylessWriter(keyless) as writer:
+            assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
+            assert not list((tmp_path / "out").rglob(f"*.{format_}")), "a part of a generation was handed out"
+            run_epochs(job)  # the snapshot of before is gone, and two more are lost
+        run_epochs(job)
     assert writer.ended >= 2
     assert_keyless_copied(tmp_path, keyless, format_)
     assert not list((tmp_path / "checkpoint").glob("staged/*"))

@@ -113,7 +113,7 @@ class PostgresKeys:
 
     def share_snapshot(self, table: TableId) -> SharedSnapshot:
         """See state/key_source.py."""
-        return self._shared.share(table)
+        return self._shared.share(self._schemas[table])
 
     def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
         """See state/key_source.py."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from tidemark.conf.tables import TableName
+from tidemark.conf.tables import TableName, setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import quote_identifier, quote_table
 from tidemark.readers.postgres.schema.catalog import schema_of, type_problems
@@ -106,7 +106,7 @@ def check_rows(facts: TableFacts) -> list[Finding]:
 
 
 def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
-    """Checks the privilege SELECT on the table. That on columns does not allow the lock of snapshot/split_reader.py."""
+    """Checks the privilege SELECT on all that is read of the table."""
     table = facts.table
     if not facts.schema_usable:
         return [
@@ -117,20 +117,39 @@ def check_select(facts: TableFacts, schema: TableSchema) -> list[Finding]:
             )
         ]
     unreadable = [column.name for column in schema.captured if not facts.column(column.name).readable]
-    if facts.readable and not unreadable:
+    if unreadable:
+        without = f"; or leave them out: {setting_of('source.columns', table, {'exclude': unreadable})}"
+        grant = f"GRANT SELECT ON {quote_table(table)} TO the role of source.url"
+        reads_others = len(unreadable) < len(schema.captured)
+        return [
+            refusal(
+                f"The role may not read {', '.join(unreadable)} of {table}.",
+                f"{grant}{without if reads_others else ''}.",
+                table=table,
+            )
+        ]
+    return _check_system_columns(facts, schema)
+
+
+def _check_system_columns(facts: TableFacts, schema: TableSchema) -> list[Finding]:
+    """Checks what is read besides the table's own columns. Who may SELECT from the whole table may read it, too."""
+    if facts.kind == "partitioned":
+        wanted, why = (
+            ["tableoid", "xmin", "cmin"],
+            "The job looks by them into partitions that are attached or rewritten",
+        )
+    elif not schema.key:
+        wanted, why = ["ctid"], "A table without a key is read by it"
+    else:
         return []
-    what = f"read {', '.join(unreadable)} of" if unreadable else "lock"
-    why = (
-        ""
-        if unreadable
-        else ": it may SELECT columns only, but LOCK TABLE, which keeps DDL away, needs the whole table"
-    )
+    missing = ", ".join(name for name in wanted if name in facts.unreadable_system_columns)
+    if not missing:
+        return []
     return [
         refusal(
-            f"The role may not {what} {table}{why}.",
-            f"GRANT SELECT ON {quote_table(table)} TO the role of source.url; columns that must not be copied are named "
-            "in source.columns.",
-            table=table,
+            f"The role may SELECT columns of {facts.table} only, and not {missing}. {why}.",
+            f"GRANT SELECT ({missing}) ON {quote_table(facts.table)} TO the role of source.url.",
+            table=facts.table,
         )
     ]
 

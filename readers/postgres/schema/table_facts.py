@@ -20,7 +20,9 @@ _TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
        NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AND c.relkind = 'r',
        row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
-       has_table_privilege(c.oid, 'SELECT')
+       has_table_privilege(c.oid, 'SELECT'),
+       ARRAY(SELECT s.name FROM unnest(ARRAY['ctid', 'tableoid', 'xmin', 'cmin']) AS s(name)
+             WHERE NOT has_column_privilege(c.oid, s.name, 'SELECT'))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
   AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
@@ -118,7 +120,8 @@ class TableFacts:
     """One table. `columns`: in the server's order, without dropped ones. `has_children`: other tables that are not partitions
     inherit from it. `rows_hidden`: row security applies to the role. `owned`: the role is the table's owner or a member of
     it. `schema_usable`: the role has USAGE on the table's schema. `readable`: the role may SELECT from the table, not only
-    from columns of it. `hypertable`: TimescaleDB keeps its rows in other tables."""
+    from columns of it. `unreadable_system_columns`: those of ctid, tableoid, xmin and cmin that the role may not SELECT.
+    `hypertable`: TimescaleDB keeps its rows in other tables."""
 
     table: TableId
     oid: int
@@ -130,6 +133,7 @@ class TableFacts:
     owned: bool
     schema_usable: bool
     readable: bool
+    unreadable_system_columns: frozenset[str]
     hypertable: bool
     columns: tuple[ColumnFacts, ...]
     indexes: tuple[UniqueIndex, ...]
@@ -182,7 +186,9 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
     for table in tables:
         if table not in heads:
             raise TableGoneError(f"{table} no longer exists.", "Take it out of source.tables.")
-        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable = heads[table]
+        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable, hidden = heads[
+            table
+        ]
         found[table] = TableFacts(
             table=table,
             oid=oid,
@@ -194,6 +200,7 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             owned=owned,
             schema_usable=usable,
             readable=readable,
+            unreadable_system_columns=frozenset(hidden),
             hypertable=table in hypertables,
             columns=tuple(_column(*row) for row in columns[oid]),
             indexes=tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid]),

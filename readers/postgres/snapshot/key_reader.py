@@ -1,6 +1,6 @@
 """Re-reads the rows of keys, all under one transaction's snapshot.
 
-    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → for each table: shape; SELECT, SELECT, …
+    BEGIN REPEATABLE READ READ ONLY → lock (read_locks.py) → snapshot, log's end → for each table: shape; SELECT, SELECT, …
 
 All re-reads of an epoch use one snapshot, unless its connection is lost. Changes after that snapshot need no further re-read
 in this epoch.
@@ -14,12 +14,13 @@ import psycopg2
 import pyarrow as pa
 
 from tidemark.readers.log.published_rereads import NO_SPLIT
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_literal, quote_table
+from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_literal
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
 from tidemark.readers.postgres.keys.key_text import array_literal, key_expression, key_text, whole_key_text
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
+from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.readers.postgres.snapshot.split_reader import (
     SnapshotSource,
     require_shape,
@@ -117,31 +118,27 @@ class KeyReader(RetryingSplitReader[Connection]):
         if self._begun is None or self._begun[0] is not connection:
             self._keys.clear()
             try:
-                _lock(connection, sorted(self._schemas))
+                with locked(connection, self._session.another, [schema for _, schema in sorted(self._schemas.items())]):
+                    taken = take_snapshot(connection)
             except psycopg2.Error as error:
                 if not will_pass(error, connection):
                     self._require_each(connection)
                 raise
-            self._begun = (connection, *take_snapshot(connection))
+            self._begun = (connection, *taken)
         return self._begun[1:]
 
     def _require_each(self, connection: Connection) -> None:
         """Raises SourceNotUsableError for the table that can't be locked: not that whose keys are read."""
-        for table in sorted(self._schemas):
+        for table, schema in sorted(self._schemas.items()):
             try:
                 with connection.cursor() as cursor:
                     cursor.execute("ROLLBACK")
-                _lock(connection, [table])
+                with locked(connection, self._session.another, [schema]):
+                    pass
             except psycopg2.Error as error:
                 if will_pass(error, connection):
                     raise
                 raise self._refusal(table, error, error_text(error)) from error
-
-
-def _lock(connection: Connection, tables: Sequence[TableId]) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        cursor.execute(f"LOCK TABLE {', '.join(map(quote_table, tables))} IN ACCESS SHARE MODE")
 
 
 def one_of(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:

@@ -12,10 +12,11 @@ import psycopg2
 
 from tidemark.readers.postgres.connect import Connection, quote_table
 from tidemark.readers.postgres.session import SqlSession, will_pass
+from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.position import WalPosition
 from tidemark.state.split import SharedSnapshot
-from tidemark.state.table import TableId
+from tidemark.state.table import TableId, TableSchema
 
 # A partitioned table has no pages of its own. In another access method than heap a ctid may mean something else.
 _PAGES = """
@@ -48,12 +49,12 @@ class SharedSnapshots:
         self._connect = connect
         self._held: dict[TableId, tuple[SharedSnapshot, Connection]] = {}
 
-    def share(self, table: TableId) -> SharedSnapshot:
+    def share(self, schema: TableSchema) -> SharedSnapshot:
         """Exports a snapshot for the table and releases its former one. Raises SourceNotUsableError, SourceUnavailableError."""
-        self.release(table)
+        self.release(schema.table)
         session = SqlSession(self._connect)
-        shared = session.ask(lambda connection: _export(connection, table))
-        self._held[table] = shared, session.connection
+        shared = session.ask(lambda connection: _export(connection, session.another, schema))
+        self._held[schema.table] = shared, session.connection
         return shared
 
     def holds(self, table: TableId, snapshot: SharedSnapshot) -> bool:
@@ -75,19 +76,21 @@ class SharedSnapshots:
             held[1].close()
 
 
-def _export(connection: Connection, table: TableId) -> SharedSnapshot:
-    with connection.cursor() as cursor:
-        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        cursor.execute(f"LOCK TABLE {quote_table(table)} IN ACCESS SHARE MODE")
-        cursor.execute(_EXPORT, (quote_table(table),))
+def _export(connection: Connection, another: Callable[[], Connection], schema: TableSchema) -> SharedSnapshot:
+    with locked(connection, another, [schema]), connection.cursor() as cursor:
+        cursor.execute(_EXPORT, (quote_table(schema.table),))
         found = cursor.fetchone()
     assert found is not None
     name, snapshot, lsn, taken_at_us, filenode = found
     return SharedSnapshot(name, WalPosition(lsn, snapshot), taken_at_us, filenode)
 
 
-def import_snapshot(connection: Connection, table: TableId, shared: SharedSnapshot) -> bool:
-    """Imports the snapshot into a transaction that has locked the table and run no query. Returns False if it is gone.
+class SnapshotGoneError(Exception):
+    """Another session exported the snapshot, and has ended."""
+
+
+def import_snapshot(connection: Connection, table: TableId, shared: SharedSnapshot) -> None:
+    """Imports the snapshot into a transaction that has run no query, while the table is locked. Raises SnapshotGoneError.
 
     PostgreSQL reuses exported snapshot names. Another snapshot with the same text sees the same rows if the table's storage
     file is the same.
@@ -98,8 +101,9 @@ def import_snapshot(connection: Connection, table: TableId, shared: SharedSnapsh
         except psycopg2.Error as error:
             if will_pass(error, connection):
                 raise
-            return False
+            raise SnapshotGoneError from error
         cursor.execute(
             "SELECT pg_current_snapshot()::text, pg_relation_filenode(to_regclass(%s))::bigint", (quote_table(table),)
         )
-        return cursor.fetchone() == (shared.high.snapshot, shared.filenode)
+        if cursor.fetchone() != (shared.high.snapshot, shared.filenode):
+            raise SnapshotGoneError

@@ -1,6 +1,6 @@
 """Reads one split of a table, exact under its transaction's snapshot.
 
-    BEGIN REPEATABLE READ READ ONLY → LOCK TABLE → snapshot, log's end → the table's shape → SELECT → COMMIT
+    BEGIN REPEATABLE READ READ ONLY → lock (read_locks.py) → snapshot, log's end → the table's shape → SELECT → COMMIT
 
 - The snapshot tells which transactions the rows contain, so nothing is replayed. The log's end is read after the snapshot,
   so it is after every commit that the snapshot contains.
@@ -18,7 +18,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.bad_values import STOP, BadValueRule
-from tidemark.readers.postgres.connect import Connection, connect, error_code, limit_lock_waits, quote_table
+from tidemark.readers.postgres.connect import Connection, connect, error_code, limit_lock_waits
 from tidemark.readers.postgres.keys.key_columns import (
     KeyColumn,
     TableKey,
@@ -33,7 +33,8 @@ from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
-from tidemark.readers.postgres.snapshot.pages import import_snapshot
+from tidemark.readers.postgres.snapshot.pages import SnapshotGoneError, import_snapshot
+from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
 from tidemark.state.errors import SourceNotUsableError, TableLockedError
@@ -121,16 +122,17 @@ class SplitReader(RetryingSplitReader[Connection]):
     def _read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         connection, hooks = self._session.connection, self._hooks
         hooks.before_snapshot()
-        with connection.cursor() as cursor:
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute(f"LOCK TABLE {quote_table(schema.table)} IN ACCESS SHARE MODE")
-        if isinstance(split.pages, StageChunk):
-            shared = split.pages.snapshot
-            if not import_snapshot(connection, schema.table, shared):
-                return self._expired(split, schema, shared)
-            high, taken_at_us = shared.high, shared.taken_at_us
-        else:
-            high, taken_at_us = take_snapshot(connection)
+        shared = split.pages.snapshot if isinstance(split.pages, StageChunk) else None
+        try:
+            with locked(connection, self._session.another, [schema]):
+                if shared is None:
+                    high, taken_at_us = take_snapshot(connection)
+                else:
+                    import_snapshot(connection, schema.table, shared)
+                    high, taken_at_us = shared.high, shared.taken_at_us
+        except SnapshotGoneError:
+            assert shared is not None
+            return self._expired(split, schema, shared)
         failpoint("snapshot.after_low")
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
