@@ -56,6 +56,12 @@ def route_problems(
                     "Choose shorter names by sink.table, or exclude the column (source.columns).",
                 )
         yield from _same_columns(schema, dialect)
+        if len(schema.key) > dialect.max_key_columns:
+            yield Finding(
+                schema.table,
+                f"Its key has {len(schema.key)} columns, and the target finds rows by at most {dialect.max_key_columns}.",
+                f"Name a shorter key: {setting_of('source.keys', schema.table, ['…'])}; or exclude the table.",
+            )
         if not schema.key and not appends_keyless:
             yield Finding(
                 schema.table,

@@ -94,6 +94,10 @@ class Dialect(Protocol):
     def name_limit(self) -> str:
         """The longest name, for messages: `64 characters`."""
 
+    @property
+    def max_key_columns(self) -> int:
+        """The most columns of a key by which rows are found."""
+
     def name_fits(self, name: str) -> bool: ...
 
     def is_reserved_schema(self, name: str) -> bool:

@@ -1,6 +1,7 @@
 """Keys of every type in a mirror: a delete hits its row and no other, and finds it by the index."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,7 @@ from tests.support.sink_state import SinkCase, make_case, mirror, sorted_rows, t
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.session import MySqlSession
 from tidemark.sinks.mirror.target import TargetName
+from tidemark.state.errors import SinkError
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
@@ -110,6 +112,79 @@ def test_deletes_find_their_rows_by_the_index(kind: str, request: pytest.Fixture
                 session.rollback()
                 assert "range" in plan, (name, key, plan)
                 assert "PRIMARY" in plan, (name, key, plan)
+
+
+CHARSETS = ["latin1", "utf8mb4", "utf8mb3", "ascii", "gbk", "sjis", "cp1251", "ucs2", "utf16", "utf16le", "utf32"]
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_deletes_of_composite_keys_find_their_rows_in_every_charset(kind: str, request: pytest.FixtureRequest) -> None:
+    """By the index, and also if a statement has one key. MariaDB compares lists of rows otherwise than their columns."""
+    case = make_case(kind, request)
+    kinds = [("int", "int32", None), ("enum('a','b')", "string", "latin1_swedish_ci"), ("date", "date32", None)]
+    kinds += [("varchar(20)", "string", f"{charset}_general_ci") for charset in CHARSETS]
+    kinds = [(a, b, c and MAIN_COLLATIONS.get(c, c)) for a, b, c in kinds]
+    with contextlib.closing(case.sink.connect()) as session:
+        for number, (first, second) in enumerate(
+            [*zip(kinds, kinds[1:] + kinds[:1], strict=True), *itertools.product(kinds[:2], kinds)]
+        ):
+            columns = (
+                *(column(name, a, b, key=True, collation=c) for name, (a, b, c) in (("a", first), ("b", second))),
+                column("n", "int", "int32", key=True),
+            )
+            schema = TableSchema(TableId("shop", f"t{number}"), 1, columns, ("a", "b", "n"))
+            target = TargetName(case.place.name, f"shop_t{number}")
+            session.create_table(session.dialect.create_table(target, schema))
+            recorder, existing = Recorder(session), session.inspect(target)
+            assert existing is not None
+            writer = MySqlTableRows(recorder, session.dialect, target, schema, existing)
+            keys = [(_nth(first, i), _nth(second, i), i) for i in range(1500)]
+            batch = rows(schema, [(INSERT, key) for key in keys]).select(["a", "b", "n"])
+            writer.insert(batch)
+            session.execute("COMMIT")
+            session.query(f"ANALYZE TABLE {target_name(case, schema)}")
+            for some in (batch.slice(7, 1), batch.slice(20, 30)):
+                writer.delete(some)
+                explain = "EXPLAIN FORMAT=TRADITIONAL" if kind == "mysql" else "EXPLAIN"
+                session.rollback()
+                (plan,) = session.query(f"{explain} {recorder.statements[-1].decode()}")
+                assert "range" in plan, (first, second, plan)
+                assert session.send(recorder.statements[-1]) == some.num_rows, (first, second)
+                session.rollback()
+            session.execute(f"DROP TABLE {target_name(case, schema)}")
+
+
+MAIN_COLLATIONS = {
+    "latin1_general_ci": "latin1_swedish_ci",
+    "gbk_general_ci": "gbk_chinese_ci",
+    "sjis_general_ci": "sjis_japanese_ci",
+}
+
+
+def _nth(kind: tuple[str, str, str | None], i: int) -> Any:
+    """The value of a type in the row `i`."""
+    return {"int32": i, "date32": i % 90, "string": "ab"[i % 2] if kind[0].startswith("enum") else f"k{i % 500}"}[
+        kind[1]
+    ]
+
+
+def test_keys_with_more_columns_than_the_target_can_find_rows_by_are_refused(mirror: SinkCase) -> None:  # noqa: F811
+    """MariaDB ends with signal 11 when it looks for a range of a key of 32 columns, also for `UPDATE … WHERE` all are equal."""
+    most = {"mysql": 16, "mariadb": 31, "postgres": 32}[mirror.kind]
+
+    def wide(count: int) -> TableSchema:
+        columns = tuple(column(f"c{i}", "int", "int32", key=True) for i in range(count))
+        return TableSchema(TableId("shop", f"wide_{count}"), 1, columns, tuple(c.name for c in columns))
+
+    schema = wide(most)
+    schemas = {(schema.table, 1): schema}
+    mirror.sink.prepare(mirror.job, [schema])
+    keys: list[tuple[Any, ...]] = [(7,) * (most - 1) + (i,) for i in range(400)]
+    mirror.write(snapshot_part(1, 1, schema, keys), schemas=schemas)
+    mirror.write(log_part(2, (schema, [(DELETE, key) for key in keys[1:]])), schemas=schemas)
+    assert mirror.rows(schema) == keys[:1]
+    with pytest.raises(SinkError, match=f"Its key has {most + 1} columns, .* at most {most}"):
+        mirror.sink.prepare(mirror.job, [wide(most + 1)])
 
 
 def many(name: str) -> list[Any]:

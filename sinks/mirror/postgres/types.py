@@ -51,6 +51,7 @@ def text_literal(text: str) -> str:
 class PostgresDialect:
     source_kind: SourceKind
     name_limit: str = f"{MAX_NAME_BYTES} bytes"
+    max_key_columns: int = 32
 
     def name_fits(self, name: str) -> bool:
         return 0 < len(name.encode()) <= MAX_NAME_BYTES and "\0" not in name
