@@ -324,6 +324,22 @@ def test_many_rows_with_one_bound_value_stay_in_one_piece(server: str, request: 
         assert t.counts(t.bounds(rows=3)) == [55, 62, 45]
 
 
+def test_a_key_of_as_many_columns_as_the_server_allows(source_database: Database) -> None:
+    """MariaDB ends with signal 11 for a range of 32 columns of an index."""
+    count = 16 if source_database.kind == "mysql" else 32
+    names = [f"c{i}" for i in range(count)]
+    with keyed(
+        source_database, f"{', '.join(f'{n} INT NOT NULL' for n in names)}, PRIMARY KEY ({', '.join(names)})"
+    ) as t:
+        insert(
+            source_database,
+            f"INSERT INTO t VALUES ({', '.join(['%s'] * count)})",
+            [(7,) * (count - 2) + (i, i) for i in range(100)],
+        )
+        assert t.columns == tuple(names[:31])
+        assert t.counts(t.bounds(rows=10)) == [10] * 10
+
+
 def test_bounds_stop_before_until_and_start_after(source_database: Database) -> None:
     with keyed(source_database, "id BIGINT NOT NULL PRIMARY KEY") as t:
         insert(source_database, "INSERT INTO t VALUES (%s)", [(i,) for i in range(100)])
