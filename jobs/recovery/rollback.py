@@ -15,9 +15,9 @@ from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.log.split_key_moves import key_update_inserts
-from tidemark.readers.source import SourceServer
+from tidemark.readers.source import FoundSource, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, JobHeldError
+from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.phase import Phase
@@ -56,7 +56,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             )
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
-            found.require_same_log(state, [position])
+            _require_log(found, state, position)
             _require_no_moves(found.server(state), state, LogRange(position, now.position))
         forget_unwritten(checkpoint)
         joined = Joined(
@@ -71,6 +71,16 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         )
         checkpoint.create_joined(state, joined)
     return position
+
+
+def _require_log(found: FoundSource, state: JobState, position: Position) -> None:
+    try:
+        found.require_same_log(state, [position])
+    except LogPositionLostError as error:
+        remedy = (
+            "Nothing was changed. Choose a newer epoch: tidemark checkpoints JOB.yaml list shows those that are kept."
+        )
+        raise LogPositionLostError(error.message, remedy) from error
 
 
 def _require_no_moves(server: SourceServer, state: JobState, log_range: LogRange) -> None:

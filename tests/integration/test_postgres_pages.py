@@ -15,10 +15,14 @@ from tests.support.postgres_log import LoggedDatabase, logged_postgres  # noqa: 
 from tests.support.postgres_roles import role
 from tests.support.postgres_snapshot import NO_ANCHOR, SnapshotTable, rows_of
 from tests.support.servers import Database
+from tidemark.conf.endpoint import parse_endpoint
 from tidemark.enumerator.pages import MAX_FAILED_ATTEMPTS
+from tidemark.readers import session
+from tidemark.readers.postgres import connect
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import TableLockedError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot, Split, StageChunk
@@ -34,7 +38,7 @@ class Pages:
         source.execute(*CREATE)
         self.table = SnapshotTable(source)
         self.name = self.table.schema.table
-        session = SqlSession(lambda: psycopg2.connect(source.database.url, application_name="tidemark"))
+        session = SqlSession(lambda: connect.connect(parse_endpoint(source.database.url), None))
         self.keys = PostgresKeys(session, {self.name: self.table.schema})
 
     def ranges(self, pages: int) -> list[KeyRange]:
@@ -138,6 +142,17 @@ def test_nobody_rewrites_the_table_while_its_snapshot_is_shared(pages: Pages) ->
         ):
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 cursor.execute(statement)
+
+
+def test_a_table_that_is_locked_when_its_snapshot_is_shared_is_not_waited_for_without_limit(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "LOCK_SECONDS", 1)
+    monkeypatch.setattr(session, "ATTEMPTS", 1)
+    with contextlib.closing(pages.source.database.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN; LOCK TABLE public.t")
+        with pytest.raises(TableLockedError, match="lock timeout"):
+            pages.keys.share_snapshot(pages.name)
 
 
 def test_tables_that_are_not_read_by_pages(logged_postgres: LoggedDatabase) -> None:  # noqa: F811

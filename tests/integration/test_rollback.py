@@ -1,5 +1,6 @@
 """`tidemark checkpoints JOB.yaml rollback EPOCH`: the log is read again from an older cut on."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,12 @@ def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_datab
     for _ in range(3):
         postgres_source_database.execute(*UPDATE_ALL)
         run_epochs(job)
-    with pytest.raises(LogPositionLostError):
+    with pytest.raises(LogPositionLostError) as refused:
         go_back(job, epoch)
+    assert refused.value.remedy.startswith("Nothing was changed. Choose a newer epoch")
+    postgres_database.execute("UPDATE copy_orders SET version = 77")
+    postgres_source_database.execute(*UPDATE_ALL)
+    go_back(job, committed(tmp_path))
     run_epochs(job)
     assert_mirrored(postgres_source_database, postgres_database)
 
@@ -148,17 +153,30 @@ def test_changes_that_are_not_read_again_yet_are_not_left_out(
         epochs.append(committed(tmp_path))
     go_back(job, epochs[0])
     assert run_epochs(job, at_most=1) == ["stream"]
-    with pytest.raises(CheckpointError, match="not read again"):
+    with pytest.raises(CheckpointError, match="not read again") as refused:
         go_back(job, epochs[2])
+    older, until_then = refused.value.remedy.rstrip(".").split(", or ")
+    assert older == "Choose an older epoch"
     go_back(job, epochs[0])
+    assert until_then == "let the job run until it has read the log to its end"
     run_epochs(job)
     assert postgres_database.query("SELECT left(note, 3) FROM copy_notes") == [("ddd",)]
+    source.execute("UPDATE notes SET note = 'e'")
+    run_epochs(job)
+    postgres_database.execute("UPDATE copy_notes SET note = 'damaged'")
+    go_back(job, epochs[2])
+    run_epochs(job)
+    assert postgres_database.query("SELECT note FROM copy_notes") == [("e",)]
 
 
 def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
-    postgres_source_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_source_database: Database,
+    postgres_database: Database,
+    tidemark: CommandLine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The row with the old key of a moved row is another one since."""
+    """The row with the old key of a moved row is another one since. The remedies are tried as they are printed."""
     monkeypatch.setattr(
         held_back, "ADVANCE_SECONDS", 3600.0
     )  # the slot keeps the log of each run, however long that takes
@@ -175,16 +193,23 @@ def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
     epoch = committed(tmp_path)
     source.execute("UPDATE notes SET id = 10 WHERE id = 1", "INSERT INTO notes VALUES (1, 0, repeat('n', 5000))")
     run_epochs(job)
-    with pytest.raises(CheckpointError, match="got another key"):
+    with pytest.raises(CheckpointError, match="got another key") as refused:
         go_back(job, epoch)
-    run_epochs(job)
-    assert_same_notes(source, postgres_database)
-    epoch = committed(tmp_path)
+    again, _, other = refused.value.remedy.partition(" Or ")
+    assert other.startswith("choose a newer epoch")
+    newer = committed(tmp_path)
     source.execute("UPDATE notes SET version = 2", "DELETE FROM notes WHERE id = 2")
     run_epochs(job)
     postgres_database.execute("UPDATE copy_notes SET version = 77")
-    go_back(job, epoch)
+    go_back(job, newer)
     assert run_epochs(job) == ["stream"]
+    assert_same_notes(source, postgres_database)
+    postgres_database.execute("UPDATE copy_notes SET version = 77")
+    command = re.search(r"tidemark (signal) JOB\.yaml (resnapshot) --table (\S+?)\.?$", again)
+    assert command is not None, again
+    name, *arguments, table = command.groups()
+    assert tidemark(name, job, *arguments, "--table", table).code == 0
+    run_epochs(job)
     assert_same_notes(source, postgres_database)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import Connection, quote_table
+from tidemark.readers.postgres.connect import Connection, limit_lock_waits, quote_table
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.state.key_statistics import PageStatistics
@@ -77,6 +77,7 @@ class SharedSnapshots:
 
 
 def _export(connection: Connection, another: Callable[[], Connection], schema: TableSchema) -> SharedSnapshot:
+    limit_lock_waits(connection)  # the planner waits meanwhile, and with it all other tables
     with locked(connection, another, [schema]), connection.cursor() as cursor:
         cursor.execute(_EXPORT, (quote_table(schema.table),))
         found = cursor.fetchone()

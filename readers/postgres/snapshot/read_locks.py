@@ -13,7 +13,7 @@ The second session's COMMIT proves that it, and its lock, lasted that long.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
-from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_table
+from tidemark.readers.postgres.connect import Connection, limit_lock_waits, quote_identifier, quote_table
 from tidemark.state.table import TableId, TableSchema
 
 _BY_COLUMNS = """
@@ -33,6 +33,7 @@ def locked(connection: Connection, another: Callable[[], Connection], schemas: S
     with ExitStack() as stack:
         if by_columns:
             keeper = stack.enter_context(closing(another()))
+            limit_lock_waits(keeper)
             _run(keeper, "BEGIN READ ONLY", *map(_select_nothing, by_columns))
         _run(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *_lock(whole))
         yield
