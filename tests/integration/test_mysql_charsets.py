@@ -7,6 +7,7 @@ import pytest
 from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES, decode_text
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.decoding.usual_codes import has_unusual_code, may_have_unusual_codes
 from tidemark.readers.mysql.schema.catalog import load_schema
 from tidemark.readers.mysql.snapshot.result import stream_select
 from tidemark.state.errors import SourceNotUsableError
@@ -60,6 +61,26 @@ def test_codes_decode_as_the_server_converts_them(codes: Database, charset: str)
             different.append((code.hex(), text, shown))
     assert not different
     assert sum(bool(valid) for _, valid, _ in rows) >= 128
+
+
+@pytest.mark.parametrize("charset", sorted({*MAX_CHARACTER_BYTES} - UNICODE - {"gb18030"}))
+def test_usual_codes_are_those_that_the_server_writes(codes: Database, charset: str) -> None:
+    rows = codes.query(
+        f"SELECT code, CONVERT(CONVERT(t USING utf8mb4) USING {charset}) = BINARY t FROM"
+        f" (SELECT code, CONVERT(CAST(code AS CHAR CHARACTER SET {charset}) USING {charset}) AS t FROM codes"
+        f" WHERE LENGTH(code) <= {MAX_CHARACTER_BYTES[charset]}) x"
+    )
+    doubled = 0
+    for code, is_usual in rows:
+        try:
+            text = decode_text(charset, code)
+        except UnicodeDecodeError:
+            continue
+        if is_usual is None:  # no value of the charset
+            continue
+        assert has_unusual_code(charset, code, text) == (not is_usual), code.hex()
+        doubled += not is_usual
+    assert (doubled > 0) == may_have_unusual_codes(charset)
 
 
 @pytest.mark.pitfall(38)

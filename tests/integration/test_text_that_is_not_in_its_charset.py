@@ -124,6 +124,47 @@ def test_in_a_key_it_parks_the_table(
     assert target.query("SELECT id FROM copy_notes ORDER BY id") == [(1,), (2,)]
 
 
+TWICE = {
+    "armscii8": ("27", "FF"),
+    "cp932": ("FA5C", "ED40"),
+    "eucjpms": ("A2C0", "ADFC"),
+    "sjis": ("815F", "5C"),
+    "ujis": ("7E", "8FA2B7"),
+}
+"""Two codes of one character, the server's own first."""
+
+
+@pytest.mark.parametrize(("kind", "target"), [("mysql", "postgres"), ("mariadb", "mariadb"), ("mysql", "files")])
+@pytest.mark.parametrize("in_log", [False, True], ids=["snapshot", "log"])
+def test_keys_that_are_one_text_park_their_table(
+    kind: str, target: str, in_log: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """By their own collation they are two keys. One of the two rows would be lost in a copy."""
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    for charset, (usual, _) in TWICE.items():
+        source.execute(
+            f"CREATE TABLE {charset} (id VARCHAR(9) CHARACTER SET {charset} COLLATE {charset}_bin PRIMARY KEY, v INT)",
+            f"INSERT INTO {charset} VALUES ('a', 0), (_{charset} 0x{usual}, 1)",
+        )
+    sink: dict[str, Any] = {"type": "files", "path": str(tmp_path / "out")}
+    if target != "files":
+        into = request.getfixturevalue("postgres_database") if target == "postgres" else source
+        url = into.url if target == "postgres" else f"{into.server.url}{into.name}"
+        sink = {"type": "mirror", "url": url, "table": "copy_{table}"}
+    source.execute("CREATE TABLE notes (id INT PRIMARY KEY)")
+    tables = [f"{source.schema}.{charset}" for charset in (*TWICE, "notes")]
+    path = write_job(tmp_path, source=source_of(source, tables=tables, on_table_error="park"), sink=sink)
+    if in_log:
+        run_epochs(path, notes=(notes := Notes()))
+        assert not [event for event, _ in notes.found if event == "parked"]
+    for charset, (_, other) in TWICE.items():
+        source.execute(f"INSERT INTO {charset} VALUES (_{charset} 0x{other}, 2)")
+    run_epochs(path, notes=(notes := Notes()))
+    parked = {facts["table"]: facts["text"] for event, facts in notes.found if event == "parked"}
+    assert sorted(parked) == sorted(tables[:-1])
+    assert all("Two keys of the source could be one text" in text for text in parked.values())
+
+
 @pytest.mark.parametrize("kind", ["mysql", "mariadb"])
 @pytest.mark.parametrize("in_log", [False, True], ids=["snapshot", "log"])
 def test_a_zero_date_parks_its_table_where_it_is_refused(

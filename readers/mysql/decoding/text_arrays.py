@@ -12,6 +12,7 @@ from tidemark.readers.mysql.decoding.decimals import wide_decimal_text
 from tidemark.readers.mysql.decoding.gather import copy_characters, copy_padded, measure_characters, time_text
 from tidemark.readers.mysql.decoding.json_kernel import JsonStop, print_documents
 from tidemark.readers.mysql.decoding.jsonb import json_text
+from tidemark.readers.mysql.decoding.usual_codes import may_have_unusual_codes
 from tidemark.readers.mysql.decoding.values import Values
 from tidemark.state.errors import SchemaChangedError
 from tidemark.state.kernel import Bytes, Int64s
@@ -47,7 +48,7 @@ def texts(values: Values) -> pa.Array:
             return values.decoded()
         return array
     table = single_byte_table(charset)
-    if table is None:
+    if table is None or (values.output.is_key and may_have_unusual_codes(charset)):
         return values.decoded()
     return _single_byte_texts(values, *table)
 

@@ -11,6 +11,7 @@ from tidemark.readers.bad_values import STOP, BadColumn, BadValueRule
 from tidemark.readers.gather import MAX_OFFSET, copy, measure
 from tidemark.readers.mysql.decoding.charsets import decode_text, escaped_text
 from tidemark.readers.mysql.decoding.columns import Output
+from tidemark.readers.mysql.decoding.usual_codes import has_unusual_code
 from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int32s, Int64s
@@ -73,20 +74,27 @@ class Values:
             raise self.damaged() from exc
 
     def decoded(self) -> pa.Array:
-        """Decodes texts one by one in Python, with marks for those that are not in the column's charset, as the rule says."""
+        """Decodes texts one by one in Python, with marks for those that are not in the column's charset, as the rule says. In a
+        key also those with unusual codes are bad: another key may have the same text."""
         charset, texts = str(self.output.charset), list[str | None]()
-        is_bad = np.zeros(len(self.rows), np.bool_)
+        is_bad, is_unusual = np.zeros(len(self.rows), np.bool_), np.zeros(len(self.rows), np.bool_)
         for row, value in enumerate(self._bytes()):
             try:
                 texts.append(None if value is None else decode_text(charset, value))
             except UnicodeDecodeError:
                 texts.append(marks.UNDECODABLE + escaped_text(charset, value or b""))
                 is_bad[row] = True
+            else:
+                is_unusual[row] = self.output.is_key and has_unusual_code(charset, value or b"", texts[-1] or "")
         array = pa.array(texts, self.output.type)
-        if not is_bad.any():
-            return array
         column = BadColumn(self.table, self.output.name, self.output.is_key)
-        return self.rule.settled(column, array, is_bad, f"has bytes that are not valid {charset}", exact=False)
+        if is_unusual.any():
+            what = f"has characters that {charset} has twice, by the code that the server does not write"
+            advice = " Two keys of the source could be one text."
+            self.rule.settled(column, array, is_unusual, what, exact=False, advice=advice)
+        if is_bad.any():
+            array = self.rule.settled(column, array, is_bad, f"has bytes that are not valid {charset}", exact=False)
+        return array
 
     def _bytes(self) -> Iterator[bytes | None]:
         starts, sizes = self.lo[self.rows].tolist(), self.hi[self.rows].tolist()

@@ -1,9 +1,10 @@
 """Encodes text in a column's own character set: the exact inverse of `charsets.decode_text`."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES, decode_text
+from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
+from tidemark.readers.mysql.decoding.usual_codes import characters_and_codes
 
 Encoder = Callable[[str], bytes]
 
@@ -21,9 +22,6 @@ _MAX_LISTED = 3
 """The maximum bytes of a character for which all characters can be listed. gb18030 has more, and on the servers it is not a
 plain encoding of Unicode."""
 
-_SINGLE_SHIFT_THREE = 0x8F
-"""The first byte of a three-byte character in EUC."""
-
 
 @functools.cache
 def encoder(charset: str) -> Encoder | None:
@@ -37,7 +35,7 @@ def encoder(charset: str) -> Encoder | None:
     if MAX_CHARACTER_BYTES[charset] > _MAX_LISTED:
         return None
     table: dict[str, bytes] = {}
-    for character, encoded in _characters(charset):
+    for character, encoded in characters_and_codes(charset):
         if table.setdefault(character, encoded) != encoded:
             return None
     return functools.partial(_look_up, table)
@@ -49,27 +47,3 @@ def _encode(codec: str, text: str) -> bytes:
 
 def _look_up(table: dict[str, bytes], text: str) -> bytes:
     return b"".join(map(table.__getitem__, text))
-
-
-def _characters(charset: str) -> Iterator[tuple[str, bytes]]:
-    """Every character that `decode_text` knows, with its bytes."""
-    single = {}
-    for byte in range(256):
-        try:
-            single[byte] = decode_text(charset, bytes([byte]))
-        except UnicodeDecodeError:
-            continue
-    yield from ((text, bytes([byte])) for byte, text in single.items())
-    greatest = MAX_CHARACTER_BYTES[charset]
-    leads = [bytes([byte]) for byte in range(256) if byte not in single] if greatest >= 2 else []
-    if greatest >= 3:
-        leads += [bytes([_SINGLE_SHIFT_THREE, byte]) for byte in range(0xA1, 0xFF)]
-    for lead in leads:
-        for byte in range(256):
-            encoded = lead + bytes([byte])
-            try:
-                text = decode_text(charset, encoded)
-            except UnicodeDecodeError:
-                continue
-            if len(text) == 1:
-                yield text, encoded
