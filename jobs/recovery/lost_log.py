@@ -39,6 +39,9 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
 
 
 def _is_being_read_again(checkpoint: Checkpoint, job: JobFile, state: JobState) -> bool:
-    """True if the log was lost before, and a copy has not been complete since."""
+    """True if the log was lost before, and a copy has not been complete since. Tables that have left since do not count."""
     restarted = [joined for joined in state.joined if joined.restarts]
-    return bool(restarted) and not all(was_complete(checkpoint, job, state, schema) for schema in restarted[-1].schemas)
+    return bool(restarted) and not all(
+        schema.table in state.left_tables or was_complete(checkpoint, job, state, schema)
+        for schema in restarted[-1].schemas
+    )

@@ -246,6 +246,11 @@ def error_code(error: psycopg2.Error) -> str | None:
     return error.pgcode
 
 
+def is_too_large(error: psycopg2.Error) -> bool:
+    """True if the server can't show a value because its text would have more than 1 GiB. Its message may be in any language."""
+    return error.pgcode == "XX000" and error.diag.source_file == "mcxt.c"
+
+
 def is_transient(error: psycopg2.Error) -> bool:
     """True if a new connection may help: network, restart, too many connections. False for refusals."""
     may_pass = error.pgcode is not None or isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)

@@ -4,7 +4,14 @@ from typing import ClassVar
 
 import psycopg2
 
-from tidemark.readers.postgres.connect import LOCK_TIMEOUT, Connection, error_code, error_text, is_transient
+from tidemark.readers.postgres.connect import (
+    LOCK_TIMEOUT,
+    Connection,
+    error_code,
+    error_text,
+    is_too_large,
+    is_transient,
+)
 from tidemark.readers.session import AskingSession, Row, pause
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
@@ -19,7 +26,7 @@ _OF_TABLE = frozenset({"42501", "58P01"})
 """A privilege; a file that is missing."""
 _OF_ROWS = ("21", "22", "54", "XX001", "XX002")
 """Codes and classes of errors of rows: a condition can't be computed, a character has no place in UTF-8, a row is too long to
-be sent, its storage is damaged."""
+be sent, its storage is damaged. See also `is_too_large`."""
 
 
 class SqlSession(AskingSession[Connection]):
@@ -38,7 +45,7 @@ class SqlSession(AskingSession[Connection]):
     @staticmethod
     def is_of_rows(error: psycopg2.Error) -> bool:
         code = error_code(error)
-        return code is not None and code.startswith(_OF_ROWS)
+        return code is not None and (code.startswith(_OF_ROWS) or is_too_large(error))
 
     @staticmethod
     def is_locked(error: psycopg2.Error) -> bool:

@@ -15,7 +15,14 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_literal
+from tidemark.readers.postgres.connect import (
+    Connection,
+    error_code,
+    error_text,
+    is_too_large,
+    quote_identifier,
+    quote_literal,
+)
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TidemarkError
@@ -32,7 +39,7 @@ SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _WATCH_CLIENT = "SET client_connection_check_interval = '2s'"
 """Lets the server stop decoding and free the slot when its client is gone."""
 _OF_VALUES = ("22", "54")
-"""Classes of errors: a character that UTF-8 lacks, a text that is too long."""
+"""Classes of errors: a character that UTF-8 lacks, a row that is too long."""
 _IN_USE, _REMOVED, _INVALIDATED, _MISSING, _DENIED = "55006", "58P01", "55000", "42704", "42501"
 
 
@@ -150,10 +157,9 @@ def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | Co
             f"The role may not read the log: {text}.",
             "ALTER ROLE <role> REPLICATION. The page Permissions of Tidemark's documentation has all grants.",
         )
-    if code is not None and code.startswith(_OF_VALUES):
-        return SourceNotUsableError(
-            f"The source can't show a value in its log: {text}.",
-            "Correct it in the source. It stays in the log, so also drop the slot (tidemark drop JOB.yaml), and run the job "
-            "with source.on_log_lost: resnapshot: it reads all rows again.",
+    if code is not None and (code.startswith(_OF_VALUES) or is_too_large(error)):
+        return LogPositionLostError(
+            f"The source can't show a value in its log, so nobody can read the log: {text}.",
+            "Correct the value in the source. Otherwise its table is parked when its rows are read.",
         )
     return SourceNotUsableError(f"The source can't read its log: {text}.", "Correct what the server's message says.")
