@@ -171,6 +171,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "plan": (SNAPSHOT_PLAN, LOG_PLAN),
     "job": (JOB,),
     "joined": (JOINED,),
+    "joined_list": ((JOINED, JOINED),),
     "left": (
         (Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),
         (Left(TABLE, 3, paused=True),),

@@ -12,7 +12,9 @@ from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
 from tidemark.jobs.recovered_state import is_going_back, needed_log, recover_state, require_known_tables
 from tidemark.jobs.recovery.another_server import follows_another_server
+from tidemark.jobs.recovery.late_report import removes_late_report
 from tidemark.jobs.recovery.lost_log import reads_all_again
+from tidemark.jobs.recovery.lost_rows import require_published
 from tidemark.jobs.recovery.set_back import goes_back
 from tidemark.jobs.signals.repairs import read_again
 from tidemark.jobs.signals.signal_table import SignalTable
@@ -158,20 +160,28 @@ def open_job(
     JobHeldError, SourceNotUsableError, LogPositionLostError, CheckpointError, SinkError."""
     Checkpoint.at(job.checkpoint).require_writable()
     rows = None if job.signals is None else SignalTable(job, job.signals.table)
-    with _leased(job, standby=standby, recorder=recorder) as lease:
-        yield _opened(job, events, lease, recorder, rows)
+    with _leased(job, standby=standby, recorder=recorder) as (lease, number):
+        yield _opened(job, events, lease, recorder, rows, number)
 
 
 def _opened(
-    job: JobFile, events: Events, lease: Lease, recorder: RunRecorder | None, rows: SignalTable | None
+    job: JobFile,
+    events: Events,
+    lease: Lease,
+    recorder: RunRecorder | None,
+    rows: SignalTable | None,
+    number: int | None = None,
 ) -> OpenedJob:
+    """`number`: of this driver, if it has one already and nothing was written to the sink with it."""
     sink = make_sink(job)
     admit = _Admission(job, sink)
     trouble = _Trouble(rows)
     while True:
         try:
             held = _held(job, events, lease, admit, recorder, trouble)
-            identity = held.identity(Checkpoint.at(job.checkpoint).take_owner())
+            checkpoint = Checkpoint.at(job.checkpoint)
+            owner = number if number == checkpoint.newest_owner() else None
+            identity, number = held.identity(owner or checkpoint.take_owner()), None
             _prepare(job, sink, identity, held.state)
         except TidemarkError as error:
             if _is_of_others(error) or not lease.prove() or not _goes_on(error, job, sink, events, trouble):
@@ -240,7 +250,8 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
     if (newest := Checkpoint.at(job.checkpoint).newest_owner()) > owner:
         raise taken_over(opened.writing.job, newest, "the checkpoint")
     if not (
-        changes_columns(error, job, state, opened.writing.sink, events)
+        removes_late_report(error, job, opened.writing.job, opened.writing.sink)
+        or changes_columns(error, job, state, opened.writing.sink, events)
         or parks(error, job, state, events)
         or follows_another_server(error, job, state, events)
         or reads_all_again(error, job, state, events)
@@ -256,7 +267,10 @@ def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> N
     relocation = None if known is None else known.relocation(identity)
     try:
         sink.prepare(owner, state.outputs, checkpoint.written_tables(state))
-        _require_same_time(checkpoint, state, sink.written(owner))
+        written = sink.written(owner)
+        _require_same_time(checkpoint, state, written)
+        if written is not None:
+            require_published(checkpoint, state, written)
     except (SinkError, SinkUnavailableError) as error:
         if relocation is None:
             raise
@@ -280,16 +294,20 @@ def _require_same_time(checkpoint: Checkpoint, state: JobState, written: Written
 @contextmanager
 def hold_job(job: JobFile, events: Events) -> Iterator[HeldJob]:
     """Holds the job inside the `with` block, without its sink. No table joins it."""
-    with _leased(job, standby=False, recorder=None) as lease:
+    with _leased(job, standby=False, recorder=None) as (lease, _):
         yield _held(job, events, lease, None, None, _Trouble())
 
 
 @contextmanager
-def _leased(job: JobFile, *, standby: bool, recorder: RunRecorder | None) -> Iterator[Lease]:
-    """Takes the lease first, because only its holder may write the checkpoint. `recorder` records the run."""
+def _leased(job: JobFile, *, standby: bool, recorder: RunRecorder | None) -> Iterator[tuple[Lease, int | None]]:
+    """Takes the lease first, because only its holder may write the checkpoint, and the driver's number, None at the job's first
+    start. `recorder` records the run."""
     recording = contextlib.nullcontext() if recorder is None else recorder.recording()
     with acquire_lease(job, wait=standby) as lease, recording:
-        yield lease
+        checkpoint = Checkpoint.at(job.checkpoint)
+        checkpoint.remove_leftovers()
+        # Before the state is read: what earlier drivers add from here on does not count.
+        yield lease, checkpoint.take_owner() if checkpoint.has_job() else None
 
 
 def _held(

@@ -94,11 +94,16 @@ class PartResult:
 class Written:
     """The parts of a job that a target has, by the target's own record. `log_epoch`: the last epoch of the log, 0 before the
     first one. `splits`: how many splits it has of each later epoch. `begun`: a later epoch of the log of which it has only
-    some tables, else 0."""
+    some tables, else 0. `newest`: the parts that it has of the newest epoch in `splits`."""
 
     log_epoch: int = 0
     splits: Mapping[int, int] = field(default_factory=dict)
     begun: int = 0
+    newest: frozenset[str] = frozenset()
+
+    def parts(self, epoch: int) -> frozenset[str]:
+        """Returns the splits' parts that the target has of an epoch, if that is the newest one with splits."""
+        return self.newest if epoch == max(self.splits, default=0) else frozenset()
 
     def before(self, epoch: int) -> Reached:
         """Returns what the target has of earlier epochs."""

@@ -197,6 +197,17 @@ class CheckpointError(TidemarkError):
     """A file of the checkpoint is missing, damaged, or has a format version that this Tidemark can't read."""
 
 
+class PublishedLostError(CheckpointError):
+    """The checkpoint has lost rows of a split that the target has. Read again, the split would have a later high than the rows
+    that the target has: changes in between would be taken for contained."""
+
+    is_cured_by_reading = True
+
+
+class ReadsDifferError(CheckpointError):
+    """Two reads of the planned epoch's log range gave different results."""
+
+
 class SplitChangedError(TidemarkError):
     """A split changed while it was read, and must be read again. Caught by the split reader."""
 

@@ -38,6 +38,8 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         raise JobHeldError(error.message, "Stop the job first.") from error
     with lease:
         checkpoint = Checkpoint.at(job.checkpoint)
+        if checkpoint.has_job():
+            checkpoint.take_owner()
         state = required_state(checkpoint, job)
         if epoch > checkpoint.committed_epoch():
             raise CheckpointError(f"Epoch {epoch} is not committed.", _LIST)

@@ -130,7 +130,9 @@ class FilesLedger:
         for epoch, part in new:
             if part != LOG_PART and epoch > log_epoch:
                 splits[epoch] = splits.get(epoch, 0) + 1
-        return Written(log_epoch, splits)
+        newest = max((epoch for epoch, part in new if part != LOG_PART), default=0)
+        parts = frozenset(part for epoch, part in new if epoch == newest and part != LOG_PART)
+        return Written(log_epoch, splits, newest=parts if newest in splits else frozenset())
 
     def forget_before(self, epoch: int) -> int:
         """Takes the entries of earlier epochs, which are committed, together in `done.json`. Then no writer publishes files of

@@ -117,7 +117,12 @@ class Fence:
             f"SELECT max(epoch) FROM {self.ledger} WHERE job_uuid = %s AND epoch > %s AND part LIKE %s",
             (job.uuid, reached, _OF_LOG),
         )
-        return Written(reached, self._splits(job.uuid, reached), begun or 0)
+        splits = self._splits(job.uuid, reached)
+        newest = self.session.query(
+            f"SELECT part FROM {self.ledger} WHERE job_uuid = %s AND epoch = %s AND part NOT LIKE %s",
+            (job.uuid, max(splits, default=0), _OF_LOG),
+        )
+        return Written(reached, splits, begun or 0, frozenset(part for (part,) in newest))
 
     def _splits(self, job_uuid: str, after: int) -> dict[int, int]:
         found = self.session.query(

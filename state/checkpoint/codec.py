@@ -140,6 +140,7 @@ def _damaged(name: str, reason: str) -> CheckpointError:
 PLAN: Codec[PlanRecord] = Codec("plan", PlanRecord, version=1)
 JOB: Codec[JobState] = Codec("job", JobState, version=1)
 JOINED: Codec[Joined] = Codec("joined", Joined, version=1)
+JOINED_LIST: Codec[tuple[Joined, ...]] = Codec("joined_list", tuple[Joined, ...], version=1)
 LEFT: Codec[tuple[Left, ...]] = Codec("left", tuple[Left, ...], version=1)
 ALTERED: Codec[Altered] = Codec("altered", Altered, version=1)
 SIGNAL: Codec[Signal] = Codec("signal", Signal, version=1)
@@ -159,6 +160,7 @@ CODECS: tuple[Codec[Any], ...] = (
     PLAN,
     JOB,
     JOINED,
+    JOINED_LIST,
     LEFT,
     ALTERED,
     SIGNAL,

@@ -5,12 +5,16 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
 
     job                     what the job is (JobState).
                             Written by the driver at the first start, before the first read. Never removed.
-    joined/0000000001       tables that join or come back; rows that are read again by key; another position or server from
-                            which the job continues (Joined).
-                            Written by the driver at a start, before anything of them is read. Never removed.
-    left/0000000001         tables that left the job (Left).
+    joined/0000000001-0000000007
+                            tables that join or come back; rows that are read again by key; another position or server from
+                            which the job continues (Joined). The name has the record's number and the driver's, as in
+                            `left` and `altered` (records.py).
+                            Written by the driver at a start, before anything of them is read. Removed once merged.
+    joined/m0000000064      the first 64 of them in one file, when there are many. It replaces their files, and is replaced by a
+                            longer one.
+    left/…                  tables that left the job (Left).
                             Written by the driver when it finds them in exclude_tables, or parks or pauses them. Never removed.
-    altered/0000000001      a table that got, lost or widened columns (Altered).
+    altered/…               a table that got, lost or widened columns (Altered).
                             Written by the driver when it finds the change, before the log is read with it. Never removed.
     signals/0000000001      a request to the job (Signal).
                             Written by `tidemark signal` and `reconcile --repair`, or by the driver for a row of the signal
@@ -28,7 +32,10 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     lease                   a random text that names the job's lease, however the checkpoint's folder is written.
                             Written by the first driver, before it takes the lease. Never removed.
     owners/0000000007       the number of a driver: its host, process and time, for people.
-                            Written by the driver before it writes to the target. Removed by the next driver.
+                            Written by the driver when it has the lease, and before it writes to the target. Removed by the
+                            next driver.
+    cuts/0000000007         how many files `joined`, `left` and `altered` had when this driver took the job over (Cut).
+                            Written by the driver after its number, before it reads any of them. Removed by the next driver.
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
                             Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit.
     partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
@@ -66,7 +73,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from tidemark.state.checkpoint.codec import (
@@ -75,6 +82,7 @@ from tidemark.state.checkpoint.codec import (
     FIRST_ROWS,
     JOB,
     JOINED,
+    JOINED_LIST,
     KEY_REREADS,
     LEFT,
     LOG_REPORT,
@@ -84,13 +92,15 @@ from tidemark.state.checkpoint.codec import (
     SINK,
     is_torn,
 )
+from tidemark.state.checkpoint.records import Cut, counting, number_and_driver
 from tidemark.state.checkpoint.store import (
     CheckpointStore,
     open_store,
+    remove_leftovers,
     require_create_if_absent,
     require_writable_folder,
 )
-from tidemark.state.errors import CheckpointError, JobHeldError
+from tidemark.state.errors import CheckpointError, JobHeldError, ReadsDifferError
 from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogReport
@@ -102,6 +112,8 @@ from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.table import TableId, TableSchema
 
+MERGED_JOINED = 64
+"""Files of `joined` that are merged into one. Reading a large part of a table again makes many."""
 KEPT_PLANS = 100
 """Plans of committed epochs that are kept, for `tidemark checkpoints JOB.yaml list`."""
 
@@ -117,6 +129,7 @@ OUTCOMES_FOLDER = "outcomes"
 REPAIRS_FOLDER = "repairs"
 FIRST_ROWS_FOLDER = "first_rows"
 OWNERS_FOLDER = "owners"
+CUTS_FOLDER = "cuts"
 PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
 PUBLISHED_FOLDER = "published"
@@ -143,16 +156,20 @@ NOT_SHARED_REMEDY = (
 )
 
 
-def joined_file(number: int) -> str:
-    return f"{JOINED_FOLDER}/{number:010d}"
+def joined_file(number: int, driver: int) -> str:
+    return _record(JOINED_FOLDER, number, driver)
 
 
-def left_file(number: int) -> str:
-    return f"{LEFT_FOLDER}/{number:010d}"
+def merged_joined_file(last: int) -> str:
+    return f"{JOINED_FOLDER}/m{last:010d}"
 
 
-def altered_file(number: int) -> str:
-    return f"{ALTERED_FOLDER}/{number:010d}"
+def left_file(number: int, driver: int) -> str:
+    return _record(LEFT_FOLDER, number, driver)
+
+
+def altered_file(number: int, driver: int) -> str:
+    return _record(ALTERED_FOLDER, number, driver)
 
 
 def signal_file(number: int) -> str:
@@ -177,6 +194,10 @@ def repair_file(signal: int, at_us: int) -> str:
 
 def owner_file(number: int) -> str:
     return f"{OWNERS_FOLDER}/{number:010d}"
+
+
+def cut_file(driver: int) -> str:
+    return f"{CUTS_FOLDER}/{driver:010d}"
 
 
 def plan_file(epoch: int) -> str:
@@ -251,12 +272,27 @@ def number_of_history_file(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
+def _divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns the merged files of `joined`, and the others."""
+    found = list(names)
+    merged = [name for name in found if name.startswith(f"{JOINED_FOLDER}/m")]
+    return merged, [name for name in found if name not in merged]
+
+
+def _record(folder: str, number: int, driver: int) -> str:
+    return f"{folder}/{number:010d}-{driver:010d}"
+
+
 def _epoch(epoch: int) -> str:
     return f"e{epoch:010d}"
 
 
 def _epoch_of(name: str) -> int:
     return int(name.rpartition("/e")[2])
+
+
+_DRIVERS: dict[str, int] = {}
+"""The number that this process has taken last, by the checkpoint's URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +310,14 @@ class Checkpoint:
         """Raises CheckpointError if this machine shows that the checkpoint's folder can't be written. Writes nothing."""
         require_writable_folder(self.store)
 
+    def remove_leftovers(self) -> None:
+        """Removes what killed processes were writing."""
+        remove_leftovers(self.store)
+
+    def has_job(self) -> bool:
+        """False if the job was never started, or if its file `job` is gone."""
+        return self.store.read(JOB_FILE) is not None
+
     def job_state(self) -> JobState | None:
         """The state with the tables that joined and were altered, and without those that left, or None if the job was never
         started. Raises CheckpointError if `job` is gone but other files are there."""
@@ -283,15 +327,15 @@ class Checkpoint:
                 raise self._lost(JOB_FILE)
             return None
         state = JOB.decode(data, JOB_FILE)
-        altered = self.store.list(ALTERED_FOLDER)
-        joined_count = len(self.store.list(JOINED_FOLDER))  # listed first: each entry names `left` files that are there
-        left_names = self.store.list(LEFT_FOLDER)
+        cut = self._cut()
+        altered = self._records(ALTERED_FOLDER, cut)
+        all_joined = self._joined(cut)  # read first: each entry names `left` files that are there
+        left_names = self._records(LEFT_FOLDER, cut)
         left = iter([LEFT.decode(self._read(name), name) for name in left_names])
         taken = 0
-        for number in range(1, joined_count + 1):
-            joined = JOINED.decode(self._read(joined_file(number)), joined_file(number))
+        for joined in all_joined:
             if joined.left_files > len(left_names):
-                raise self._lost(left_file(joined.left_files))
+                raise self._lost(f"{LEFT_FOLDER}/{joined.left_files:010d}")
             for leaving in itertools.islice(left, joined.left_files - taken):
                 state = state.without(leaving)
             taken = joined.left_files
@@ -308,8 +352,7 @@ class Checkpoint:
         if data is None:
             return {}
         first = JOB.decode(data, JOB_FILE)
-        names = [joined_file(number + 1) for number in range(len(self.store.list(JOINED_FOLDER)))]
-        joined = [JOINED.decode(self._read(name), name) for name in names]
+        joined = self._joined(self._cut())
         found: dict[TableId, tuple[TableSchema, TableProjection | None]] = {}
         facts = [(first.schemas, first.projections), *((each.schemas, each.projections) for each in joined)]
         for schemas, projections in facts:
@@ -322,37 +365,99 @@ class Checkpoint:
         return found
 
     def create_joined(self, state: JobState, joined: Joined) -> JobState:
-        """Adds tables to the job. Raises JobHeldError if another driver did so."""
-        name = joined_file(len(state.joined) + 1)
-        if not self.store.create(name, JOINED.encode(joined)):
-            raise self._another_driver(name)
+        """Adds tables to the job. Raises JobHeldError if another driver did so, or has taken the job over."""
+        self._add_record(JOINED_FOLDER, len(state.joined) + 1, JOINED.encode(joined))
+        self._merge_joined()
         return state.with_joined(joined)
+
+    def _joined(self, cut: Cut) -> list[Joined]:
+        """Returns the entries that count, oldest first. Raises CheckpointError if one of them is lost."""
+        while True:
+            names = self.store.list(JOINED_FOLDER)
+            merged, single = _divided(names)
+            data = [(name, self.store.read(name)) for name in (*merged[-1:], *counting(JOINED_FOLDER, single, cut))]
+            if all(content is not None for _, content in data) or self.store.list(JOINED_FOLDER) == names:
+                break  # else another process has merged files meanwhile
+        found = list[Joined]()
+        for name, content in data:
+            if content is None:
+                raise self._lost(name)
+            if name in merged:
+                found.extend(JOINED_LIST.decode(content, name))
+            elif number_and_driver(name)[0] == len(found) + 1:
+                found.append(JOINED.decode(content, name))
+            elif number_and_driver(name)[0] > len(found):
+                raise self._lost(f"{JOINED_FOLDER}/{len(found) + 1:010d}")
+        if len(found) < cut.counts.get(JOINED_FOLDER, 0):
+            raise self._lost(f"{JOINED_FOLDER}/{len(found) + 1:010d}")
+        return found
+
+    def _merge_joined(self) -> None:
+        """Merges the entries into one file if there are many files. The last one is this driver's, which counts: so do all."""
+        names = self.store.list(JOINED_FOLDER)
+        if len(names) < MERGED_JOINED:
+            return
+        found = tuple(self._joined(self._cut()))
+        self.store.create(merged_joined_file(len(found)), JOINED_LIST.encode(found))
+        for name in names:  # none that was written since: this driver may have been frozen
+            self.store.delete(name)
 
     def left_before(self) -> list[Left]:
         """Every time that a table has left the job, or stayed parked for another reason, oldest first."""
-        return [left for name in self.store.list(LEFT_FOLDER) for left in LEFT.decode(self._read(name), name)]
+        return [left for name in self._records(LEFT_FOLDER) for left in LEFT.decode(self._read(name), name)]
 
     def create_altered(self, state: JobState, altered: Altered) -> JobState:
-        """Gives a table new columns. Raises JobHeldError if another driver did so."""
-        name = altered_file(len(self.store.list(ALTERED_FOLDER)) + 1)
-        if not self.store.create(name, ALTERED.encode(altered)):
-            raise self._another_driver(name)
+        """Gives a table new columns. Raises JobHeldError if another driver has taken the job over."""
+        self._add_record(ALTERED_FOLDER, len(self._records(ALTERED_FOLDER)) + 1, ALTERED.encode(altered))
         return state.with_altered(altered)
 
     def altered(self) -> list[Altered]:
         """Every time that a table got new columns, oldest first."""
-        return [ALTERED.decode(self._read(name), name) for name in self.store.list(ALTERED_FOLDER)]
+        return [ALTERED.decode(self._read(name), name) for name in self._records(ALTERED_FOLDER)]
 
     def left_count(self) -> int:
         """How many times tables have left the job."""
-        return len(self.store.list(LEFT_FOLDER))
+        return len(self._records(LEFT_FOLDER))
 
     def create_left(self, state: JobState, leaving: tuple[Left, ...]) -> JobState:
-        """Takes tables out of the job. Raises JobHeldError if another driver did so."""
-        name = left_file(self.left_count() + 1)
-        if not self.store.create(name, LEFT.encode(leaving)):
-            raise self._another_driver(name)
+        """Takes tables out of the job. Raises JobHeldError if another driver has taken the job over."""
+        self._add_record(LEFT_FOLDER, self.left_count() + 1, LEFT.encode(leaving))
         return state.without(leaving)
+
+    def _add_record(self, folder: str, number: int, data: bytes) -> None:
+        """Writes the record that follows those that count. Raises JobHeldError if there is another one, or if another driver
+        has taken the job over: then the record may not count."""
+        driver = _DRIVERS.get(self.url, self.newest_owner())
+        name = _record(folder, number, driver)
+        if self._count(folder) != number - 1 or not self.store.create(name, data):
+            raise self._another_driver(name)
+        if self.newest_owner() > driver:
+            raise self._another_driver(owner_file(self.newest_owner()))
+
+    def _count(self, folder: str) -> int:
+        return len(self._joined(self._cut())) if folder == JOINED_FOLDER else len(self._records(folder))
+
+    def _records(self, folder: str, cut: Cut | None = None) -> list[str]:
+        """Returns the records that count, oldest first. `cut`: the newest one. Raises CheckpointError if a record is lost."""
+        cut = self._cut() if cut is None else cut
+        names = counting(folder, self.store.list(folder), cut)
+        there = {number_and_driver(name)[0] for name in names}
+        for number in range(1, max(cut.counts.get(folder, 0), *there, 0) + 1):
+            if number not in there:
+                raise self._lost(f"{folder}/{number:010d}")
+        return names
+
+    def _cut(self) -> Cut:
+        """Returns the newest one. One without counts if none is there: then all records count."""
+        while names := self.store.list(CUTS_FOLDER):
+            name = max(names)
+            if (data := self.store.read(name)) is None:
+                continue  # a later driver has removed it
+            try:
+                return Cut.decode(bytes(data), number_of(name))
+            except ValueError as error:
+                raise CheckpointError(f"The checkpoint file {name} is damaged: {error}.", RESTORE_CHECKPOINT) from error
+        return Cut()
 
     def signals(self) -> dict[int, tuple[Signal, Answer | None]]:
         """All signals by number, with their answers."""
@@ -449,9 +554,10 @@ class Checkpoint:
 
     def require_job(self, job_uuid: str) -> None:
         """Raises CheckpointError if this process does not find the job there: an executor without that storage."""
-        state = self.job_state()
-        if state is None or state.job_uuid != job_uuid:
-            holds = "is empty" if state is None else f"holds job {state.job_uuid}, not {job_uuid}"
+        data = self.store.read(JOB_FILE)
+        found = None if data is None else JOB.decode(data, JOB_FILE).job_uuid
+        if found != job_uuid:
+            holds = "is empty" if found is None else f"holds job {found}, not {job_uuid}"
             raise CheckpointError(f"On {socket.gethostname()} the checkpoint {self.url} {holds}.", NOT_SHARED_REMEDY)
 
     def create_job_state(self, state: JobState) -> JobState:
@@ -483,20 +589,26 @@ class Checkpoint:
         return self._read(LEASE_FILE).decode()
 
     def take_owner(self) -> int:
-        """Returns a number for this driver that no other driver has, greater than that of each earlier one."""
+        """Returns a number for this driver that no other driver has, greater than that of each earlier one. From then on
+        records that earlier drivers add do not count. To be called before the job's state is read."""
         facts = {"host": socket.gethostname(), "process": os.getpid(), "taken_at_us": time.time_ns() // 1000}
         while True:
+            cuts = self.store.list(CUTS_FOLDER)  # before the number is taken: none of later drivers
             earlier, number = self.store.list(OWNERS_FOLDER), self.newest_owner() + 1
             created = self.store.create(owner_file(number), json.dumps(facts).encode())
             # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
-            if created and max(self.store.list(OWNERS_FOLDER)) == owner_file(number):
-                for name in earlier:
+            if created and self.newest_owner() == number:
+                counts = {folder: self._count(folder) for folder in (JOINED_FOLDER, LEFT_FOLDER, ALTERED_FOLDER)}
+                self.store.create(cut_file(number), Cut(number, counts).encode())
+                _DRIVERS[self.url] = number
+                for name in [*earlier, *cuts]:
                     self.store.delete(name)
                 return number
 
     def newest_owner(self) -> int:
         """The number of the driver that took the job over last. 0 before the first one."""
-        return max((int(name.rpartition("/")[2]) for name in self.store.list(OWNERS_FOLDER)), default=0)
+        names = [*self.store.list(OWNERS_FOLDER), *self.store.list(CUTS_FOLDER)]  # one of them may be lost
+        return max(map(number_of, names), default=0)
 
     def written_tables(self, state: JobState) -> frozenset[TableId]:
         """The tables that a sink was prepared for and that may hold rows: those that the newest plan knows."""
@@ -646,8 +758,8 @@ class Checkpoint:
         return JobHeldError(f"Another driver wrote {name} of {self.url}.", ONE_DRIVER)
 
 
-def _two_reads_differ(epoch: int) -> CheckpointError:
-    return CheckpointError(
+def _two_reads_differ(epoch: int) -> ReadsDifferError:
+    return ReadsDifferError(
         f"Two reads of the log range of epoch {epoch} gave different results: the source's log changed in between.",
         f"Check whether the source was restored or its log reset; if so, {START_OVER}.",
     )

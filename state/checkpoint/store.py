@@ -6,10 +6,12 @@ the other reads the winner's file.
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,11 @@ _DEFAULT_RIGHTS = "system.posix_acl_default"
 
 _BUCKET_AND_FOLDER = re.compile(r"s3a?://(arn:[\w:-]+|[\w.-]+)(/[^/]+)*/?")
 """Else the bucket lists its objects under other names than the store gives them."""
+
+
+LEFTOVER_SECONDS = 3600.0
+"""The least age of a file that counts as left by a killed process."""
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 
 
 class CheckpointStore(Protocol):
@@ -63,28 +70,45 @@ class LocalStore:
         target = Path(self.root, name)
         _make_folder(target.parent)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        created = False
         try:
-            with temporary.open("xb") as file:
+            with temporary.open("xb") as file, contextlib.suppress(FileExistsError):
+                with contextlib.suppress(OSError):  # a filesystem without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                _sync_folder(target.parent)  # its creator may have been killed before it did so
-                return False
-            except OSError as exc:
-                if exc.errno in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
-                    raise CheckpointError(
-                        f"{self.root} has no hard links, so creating a file there is not atomic.",
-                        "Put `checkpoint` on a POSIX filesystem.",
-                    ) from exc
-                raise
-            _sync_folder(target.parent)
-            return True
+                self._link(temporary, target)
+                created = True
+            _sync_folder(target.parent)  # of another creator, too: it may have been killed before it did so
+            return created
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+
+    def _link(self, temporary: Path, target: Path) -> None:
+        try:
+            os.link(temporary, target)
+        except OSError as exc:
+            if exc.errno in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+                raise CheckpointError(
+                    f"{self.root} has no hard links, so creating a file there is not atomic.",
+                    "Put `checkpoint` on a POSIX filesystem.",
+                ) from exc
+            raise
+
+    def remove_leftovers(self) -> None:
+        """Removes files that processes were writing when they were killed. A living process has its file locked, also while it
+        is frozen. Files of the last LEFTOVER_SECONDS stay: the locks of other machines may not be seen here."""
+        root = Path(self.root)
+        folders = [root, *(path for path in root.glob("*") if path.is_dir())]
+        for path in (path for folder in folders for path in folder.glob(".*.tmp") if _TEMPORARY.fullmatch(path.name)):
+            with contextlib.suppress(OSError):  # it is locked, or its writer has removed it
+                if time.time() - path.stat().st_mtime < LEFTOVER_SECONDS:
+                    continue
+                with path.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
     def read(self, name: str) -> pa.Buffer | None:
         try:
@@ -209,6 +233,12 @@ def require_writable_folder(store: CheckpointStore) -> None:
             f"The checkpoint {store.root} can't be written: {anchor} is {'read-only' if anchor.is_dir() else 'no folder'}.",
             "Give the job's user write permission, or name another folder as `checkpoint`.",
         )
+
+
+def remove_leftovers(store: CheckpointStore) -> None:
+    """Removes files that processes were writing when they were killed. An object storage has none."""
+    if isinstance(store, LocalStore):
+        store.remove_leftovers()
 
 
 def require_create_if_absent(store: CheckpointStore) -> None:

@@ -50,6 +50,7 @@ def test_an_unshared_checkpoint_is_found_at_the_start(
     assert "is empty" in last_line
     assert "Remedy: Put `checkpoint` on storage that" in last_line
     assert {path.name for path in (tmp_path / "driver" / "checkpoint").iterdir()} == {
+        "cuts",
         "history",
         "job",
         "lease",

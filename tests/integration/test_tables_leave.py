@@ -1,5 +1,6 @@
 """A table leaves a job by source.exclude_tables. Its copy stays, and the other tables go on."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,22 @@ from tests.support.history import assert_history, read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
-from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.layout import Checkpoint, log_report_file
 from tidemark.state.errors import CheckpointError, TidemarkError
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
 
-def job_of(database: Database, folder: Path, *excluded: str, **snapshot: Any) -> Path:
+def job_of(
+    database: Database, folder: Path, *excluded: str, sink: dict[str, Any] | None = None, **snapshot: Any
+) -> Path:
     source = source_of(database)
     return write_job(
         folder,
         source=source | {"exclude_tables": [f"{database.schema}.{table}" for table in excluded]},
         checkpoint=str(folder / "checkpoint"),
         snapshot=snapshot,
-        sink={"type": "files", "path": str(folder / "out")},
+        sink=sink or {"type": "files", "path": str(folder / "out")},
     )
 
 
@@ -74,8 +77,13 @@ def test_a_table_is_not_taken_for_one_that_never_left_if_the_checkpoint_loses_th
     (left,) = (tmp_path / "checkpoint" / "left").iterdir()
     kept = left.read_bytes()
     left.unlink()
+    with pytest.raises(CheckpointError, match="has lost its file `left/0000000001`"):
+        run_epochs(job_of(database, tmp_path))
+    (tmp_path / "checkpoint" / "cuts").rename(tmp_path / "cuts")
     with pytest.raises(CheckpointError, match=r"customers had left the job before epoch"):
         run_epochs(job_of(database, tmp_path))
+    shutil.rmtree(tmp_path / "checkpoint" / "cuts")
+    (tmp_path / "cuts").rename(tmp_path / "checkpoint" / "cuts")
     left.write_bytes(kept)
     run_epochs(job_of(database, tmp_path))
     assert_equal(tmp_path, database, "customers")
@@ -95,6 +103,35 @@ def test_a_table_leaves_while_rows_are_copied(any_source_database: Database, tmp
             run_epochs(job_of(database, tmp_path, "customers", **sizes), at_most=at_most)
     run_epochs(job_of(database, tmp_path, "customers", **sizes))
     assert_equal(tmp_path, database, "orders", "order_lines")
+
+
+@pytest.mark.servers_in_turn
+@pytest.mark.parametrize("sink", ["files", "mirror"])
+def test_a_report_of_a_driver_that_was_frozen_comes_late(
+    any_source_database: Database, postgres_database: Database, tmp_path: Path, sink: str
+) -> None:
+    """The next driver reads the epoch without a table that has left meanwhile."""
+    database = any_source_database
+    create_tables(database, rows=20, uids=Uids())
+    mirror = {"type": "mirror", "url": postgres_database.url, "table": "{table}"}
+    into = mirror if sink == "mirror" else None
+    run_epochs(job_of(database, tmp_path, sink=into))
+    database.execute(*UPDATE_ALL)
+    die_at(job_of(database, tmp_path, sink=into), "sink.before_commit")
+    checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
+    report = tmp_path / "checkpoint" / log_report_file(max(checkpoint.plan_epochs()))
+    late = report.read_bytes()
+    report.unlink()  # it is not written yet
+    job = job_of(database, tmp_path, "customers", sink=into)
+    die_at(job, "signals.left")
+    report.write_bytes(late)
+    run_epochs(job)
+    for table in ("orders", "order_lines"):
+        if sink == "files":
+            assert_equal(tmp_path, database, table)
+        else:
+            rows = f"SELECT uid, version FROM {table} ORDER BY uid"
+            assert postgres_database.query(rows) == database.query(rows)
 
 
 @pytest.mark.servers_in_turn

@@ -1,21 +1,25 @@
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from devtools.checkpoint_files import LOG_PLAN, SNAPSHOT_PLAN
 from tidemark.state.checkpoint import codec, layout
 from tidemark.state.checkpoint.layout import Checkpoint, signal_file
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import CheckpointError
-from tidemark.state.job_state import JobState
+from tidemark.state.errors import CheckpointError, JobHeldError
+from tidemark.state.job_state import Altered, JobState, Joined, Left
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.partitions import Partitions, WatchedTable
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.signals import Answer, Signal
-from tidemark.state.table import TableId
+from tidemark.state.table import TableId, TableSchema
 
 
 def state(job_uuid: str) -> JobState:
@@ -69,7 +73,8 @@ def test_what_two_releases_wrote_of_the_same_rereads_and_partitions_is_the_same(
 def test_every_name_is_in_the_listing_at_the_top_of_the_layout() -> None:
     names = [
         layout.JOB_FILE,
-        layout.joined_file(1),
+        layout.cut_file(7),
+        layout.merged_joined_file(64),
         layout.plan_file(42),
         layout.partitions_file("9f2c…"),
         layout.published_split_file(42, 7),
@@ -207,6 +212,39 @@ def test_a_created_file_survives_a_power_cut_with_all_folders_above_it(
     assert needed[-1] in durable
 
 
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from tidemark.state.checkpoint.store import LocalStore
+os.link = lambda *_: os.kill(os.getpid(), signal.Signals[sys.argv[2]])
+LocalStore(sys.argv[1]).create("published/e1-s1", b"rows")
+"""
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+    def leftovers() -> list[Path]:
+        return sorted((tmp_path / "published").glob(".*"))
+
+    def age() -> None:
+        for path in leftovers():
+            os.utime(path, (1, 1))
+
+    checkpoint = Checkpoint.at(str(tmp_path))
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(tmp_path)]
+    assert subprocess.run([*command, "SIGKILL"], check=False).returncode == -signal.SIGKILL
+    checkpoint.remove_leftovers()
+    assert len(leftovers()) == 1, "it may be a living process of another machine"
+    with subprocess.Popen([*command, "SIGSTOP"]) as frozen:
+        os.waitpid(frozen.pid, os.WUNTRACED)
+        age()
+        checkpoint.remove_leftovers()
+        (kept,) = leftovers()
+        frozen.send_signal(signal.SIGCONT)
+        assert frozen.wait() == 0
+    assert not kept.exists()
+    checkpoint.store.create("published/e1-s2", b"rows")
+    assert checkpoint.store.list("published") == ["published/e1-s2"]
+
+
 def test_each_driver_has_a_greater_number(tmp_path: Path) -> None:
     checkpoint = Checkpoint.at(str(tmp_path))
     with ThreadPoolExecutor(4) as drivers:
@@ -214,6 +252,140 @@ def test_each_driver_has_a_greater_number(tmp_path: Path) -> None:
     assert len(set(taken)) == 40
     assert checkpoint.take_owner() > max(taken)
     assert [path.name for path in (tmp_path / "owners").iterdir()] == [f"{max(taken) + 1:010d}"]
+
+
+LEFT = (Left(TableId("shop", "orders"), 1, "A value does not fit."),)
+LATER = (Left(TableId("shop", "customers"), 1, "A value does not fit."),)
+JOINED = Joined(BinlogPosition("b.000001", 4), (), ())
+ALTERED = Altered(TableSchema(TableId("shop", "orders"), 1, (), ()))
+
+
+def drivers(folder: Path, count: int) -> list[Checkpoint]:
+    """The checkpoint as several processes have it."""
+    (folder / "checkpoint").mkdir()
+    names = [folder / f"process-{number}" for number in range(count)]
+    for name in names:
+        name.symlink_to("checkpoint", target_is_directory=True)
+    return [Checkpoint.at(str(name)) for name in names]
+
+
+def test_what_a_replaced_driver_adds_to_the_job_does_not_count(tmp_path: Path) -> None:
+    """It froze before it wrote its record, and writes it at one time or another."""
+    frozen, second, third, fourth = drivers(tmp_path, 4)
+    late = [
+        (layout.left_file(2, 1), codec.LEFT.encode(LEFT)),
+        (layout.joined_file(1, 1), codec.JOINED.encode(JOINED)),
+        (layout.altered_file(1, 1), codec.ALTERED.encode(ALTERED)),
+    ]
+    before = frozen.create_job_state(state("one"))
+    assert frozen.take_owner() == 1
+    frozen.create_left(before, LEFT)
+    for number, successor in enumerate((second, third, fourth), 2):
+        assert successor.take_owner() == number
+        for name, data in late:
+            frozen.store.create(name, data)
+        for checkpoint in (successor, frozen):
+            assert (checkpoint.left_before(), checkpoint.altered()) == (list(LEFT), [])
+            now = checkpoint.job_state()
+            assert now is not None
+            assert (now.left, now.joined) == (LEFT, ())
+        for create in (
+            lambda: frozen.create_left(before, LATER),
+            lambda: frozen.create_joined(before, JOINED),
+            lambda: frozen.create_altered(before, ALTERED),
+        ):
+            with pytest.raises(JobHeldError, match="Another driver wrote"):
+                create()
+    found = fourth.job_state()
+    assert found is not None
+    fourth.create_altered(fourth.create_joined(fourth.create_left(found, LATER), JOINED), ALTERED)
+    for name, data in late:
+        frozen.store.create(name, data)
+    assert third.left_before() == [*LEFT, *LATER]
+    third.take_owner()
+    now = third.job_state()
+    assert now is not None
+    assert (now.left, now.joined, third.altered()) == ((*LEFT, *LATER), (JOINED,), [ALTERED])
+
+
+def test_a_driver_that_writes_a_record_as_another_one_takes_over_stops(tmp_path: Path) -> None:
+    """Its record may not count, so it must plan nothing by it."""
+    first, second = drivers(tmp_path, 2)
+    before = first.create_job_state(state("one"))
+    first.take_owner()
+
+    class Taking(LocalStore):
+        def create(self, name: str, data: pa.Buffer | bytes) -> bool:
+            created = super().create(name, data)
+            second.take_owner()
+            return created
+
+    with pytest.raises(JobHeldError):
+        replace(first, store=Taking(str(tmp_path / "checkpoint"))).create_left(before, LEFT)
+    assert second.left_before() == list(LEFT), "it was there at the take-over"
+
+
+def error_of(checkpoint: Checkpoint) -> str:
+    try:
+        checkpoint.job_state()
+    except CheckpointError as error:
+        return error.message
+    return ""
+
+
+def test_a_driver_whose_predecessors_number_is_lost_has_a_greater_one(tmp_path: Path) -> None:
+    """Else the sink's fence would refuse it, and its records would not count."""
+    checkpoint = Checkpoint.at(str(tmp_path))
+    before = checkpoint.create_job_state(state("one"))
+    for number in (1, 2, 3):
+        assert checkpoint.take_owner() == number
+    (tmp_path / layout.owner_file(3)).unlink()
+    assert checkpoint.take_owner() == 4
+    checkpoint.create_left(before, LEFT)
+    assert checkpoint.left_before() == list(LEFT)
+    (tmp_path / layout.cut_file(4)).unlink()
+    assert checkpoint.take_owner() == 5
+    assert checkpoint.left_before() == list(LEFT)
+
+
+def test_many_entries_are_kept_in_one_file(tmp_path: Path) -> None:
+    """A driver that was replaced adds and merges late, and files are lost."""
+    first, second = drivers(tmp_path, 2)
+    folder = tmp_path / "checkpoint" / "joined"
+    now = first.create_job_state(state("one"))
+    first.take_owner()
+    for number in range(100):
+        now = first.create_joined(now, replace(JOINED, at_us=number))
+    assert first.job_state() == now
+    assert len(list(folder.iterdir())) == 100 - layout.MERGED_JOINED + 1
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    second.take_owner()
+    first.store.create(layout.joined_file(101, 1), codec.JOINED.encode(JOINED))  # late
+    assert second.job_state() == now
+    for number in range(100, 230):
+        now = second.create_joined(now, replace(JOINED, at_us=number))
+    for name, data in kept.items():  # late: its file is there again, and a longer one has it, too
+        first.store.create(f"joined/{name}", data)
+    assert second.job_state() == first.job_state() == now
+    second.take_owner()
+    for path in folder.iterdir():
+        data = path.read_bytes()
+        path.unlink()
+        assert path.name in kept or "has lost its file `joined/" in error_of(second)
+        assert error_of(second) or second.job_state() == now
+        path.write_bytes(data)
+    assert len(list(folder.iterdir())) < 150
+
+
+def test_a_lost_record_is_noticed_though_it_is_the_newest(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.at(str(tmp_path))
+    before = checkpoint.create_job_state(state("one"))
+    checkpoint.take_owner()
+    checkpoint.create_left(checkpoint.create_left(before, LEFT), LATER)
+    checkpoint.take_owner()
+    (tmp_path / layout.left_file(2, 1)).unlink()
+    with pytest.raises(CheckpointError, match="has lost its file `left/0000000002`"):
+        checkpoint.job_state()
 
 
 def test_a_signal_never_gets_the_number_of_one_that_was_lost(tmp_path: Path) -> None:
