@@ -12,6 +12,7 @@ a newer or unknown version, of another kind, or with a changed byte is refused. 
 state/checkpoint/upgrades.py says what to do when the fields of a kind change.
 """
 
+import functools
 import json
 import zlib
 from collections.abc import Mapping
@@ -48,7 +49,12 @@ class Codec(Generic[T]):
         self.kind = kind
         self.version = version
         self._upgrades = upgrades
-        self._adapter: TypeAdapter[T] = TypeAdapter(type_)
+        self._type = type_
+
+    @functools.cached_property
+    def _adapter(self) -> TypeAdapter[T]:
+        """Built at its first use: a process needs few kinds, and all of them took a sixth of a start's processor time."""
+        return TypeAdapter(self._type)
 
     def encode(self, value: T) -> bytes:
         body = self.body(value)
