@@ -75,7 +75,8 @@ class UnreadableRowsError(UnreadableTableError):
 
 
 class TableGoneError(SourceNotUsableError):
-    """A table was dropped while the source's tables were looked at. The next look finds the others."""
+    """A table was dropped or altered while the source's tables were looked at. The next look finds the others, and it as it is
+    then."""
 
 
 class SchemaChangedError(SourceNotUsableError):

@@ -17,7 +17,14 @@ from tidemark.jobs.tables.parking import how_read_again, still_parked
 from tidemark.readers.projection.settings import projections_of
 from tidemark.readers.source import ChecksConditions, FindsPartitions, FoundSource, PublishesTables
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, JobFileError, SinkError, SourceNotUsableError
+from tidemark.state.errors import (
+    CheckpointError,
+    JobFileError,
+    SchemaChangedError,
+    SinkError,
+    SourceNotUsableError,
+    TableGoneError,
+)
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined, Membership, SplitKey, TableCondition
 from tidemark.state.partitions import Partitions
@@ -180,7 +187,7 @@ def _joined(
     take_start = found.first_start if restarts else lambda: found.joining_start(tables)
     try:
         partitions, start = _partitions_and_start(job, found, later, take_start)
-    except TablesAlteredError:
+    except (TablesAlteredError, TableGoneError):
         raise
     except SourceNotUsableError as error:
         if job.source.on_table_error == "stop" or not checkpoint.plan_epochs():
@@ -278,7 +285,7 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
             f"The source no longer has {_named(gone)}, which the job copies: dropped, renamed, or hidden from the account.",
             f"Grant the account its rights again, or rename the table back. If it was dropped, name it in "
             f"source.exclude_tables, or {START_OVER}.",
-            gone[0] if len(missing) < len(state.schemas) else None,  # else the account has lost its rights, rather
+            gone[0] if there else None,  # else the account has lost its rights, rather
         )
     for table in missing:
         _warn(
@@ -321,12 +328,17 @@ def _partitions_and_start(
     Raises TablesAlteredError if a table was altered before the start position, where the log is not read: nothing would tell
     that its schema is another one."""
     tables = [schema.table for schema in schemas]
-    if not job.has_snapshot:
-        partitions, start = _partitions(found, tables), take_start()
-    else:
-        start = take_start()
-        partitions = _partitions(found, tables)
-    now = found.schemas_now(tables)
+    try:
+        if not job.has_snapshot:
+            partitions, start = _partitions(found, tables), take_start()
+        else:
+            start = take_start()
+            partitions = _partitions(found, tables)
+        now = found.schemas_now(tables)
+    except SchemaChangedError as error:
+        raise TablesAlteredError(
+            f"{error.message} That was while the job took its start position.", "Run the job again.", error.table
+        ) from error
     altered = [schema.table for schema in schemas if now.get(schema.table) != replace(schema, version=1)]
     if altered:
         raise TablesAlteredError(

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import run_epochs
+from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.jobs.tables.job_tables import TablesAlteredError
 from tidemark.readers.mysql import source as mysql_source
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.schema import table_facts as mysql_facts
 from tidemark.readers.mysql.source import FoundMySql
 from tidemark.readers.postgres import source as postgres_source
+from tidemark.readers.postgres.schema import table_facts as postgres_facts
 from tidemark.readers.postgres.source import FoundPostgres
+from tidemark.state.key_statistics import KeyStatistics
 from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
@@ -99,3 +103,96 @@ def test_a_table_that_is_dropped_while_tables_are_looked_at_does_not_stop_the_jo
     run_epochs(job)
     copied = read_history(tmp_path / "out", database.schema, "t").column("id").to_pylist()
     assert copied == ([1] if is_first else [1, 2])
+
+
+PASSING = {
+    "dropped": ("DROP TABLE t",),
+    "renamed": ("ALTER TABLE t RENAME TO r",),
+    "created again": ("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (2)"),
+    "swapped": ("ALTER TABLE t RENAME TO r", "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (2)"),
+}
+
+
+@pytest.mark.servers_in_turn(always="postgres18_server")  # whose tables are known by more than their names
+@pytest.mark.parametrize("what", PASSING)
+@pytest.mark.parametrize("joins", [False, True], ids=["first start", "later table"])
+def test_a_table_that_is_replaced_is_looked_for_again(
+    joins: bool, what: str, any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools such as dbt swap tables at each of their runs. No other table waits for the next start because of that."""
+    database, notes = any_source_database, Notes()
+    found = FoundMySql if database.kind != "postgres" else FoundPostgres
+    method = "joining_start" if joins else "first_start"
+    whole, statements = getattr(found, method), list(PASSING[what])
+
+    def take(self: object, *given: object) -> object:
+        database.execute(*statements)
+        statements.clear()
+        return whole(self, *given)
+
+    job = job_of(database, tmp_path)
+    if joins:
+        database.execute("CREATE TABLE first (id INT PRIMARY KEY)")
+        run_epochs(job)
+    database.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    database.execute("CREATE TABLE other (id INT PRIMARY KEY)", "INSERT INTO other VALUES (5)")
+    monkeypatch.setattr(found, method, take)
+    run_epochs(job, notes=notes)
+    expected = {"other": [5]} | ({"t": [2]} if what in {"created again", "swapped"} else {})
+    copied = {name: read_history(tmp_path / "out", database.schema, name).column("id").to_pylist() for name in expected}
+    assert copied == expected
+    assert not [facts for _, facts in notes.found if "does not join" in facts.get("text", "")]
+
+
+def test_a_key_that_is_replaced_between_two_queries_of_the_catalog_is_looked_for_again(
+    any_source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns are those before it, the indexes those after it."""
+    database = any_source_database
+    database.execute(
+        "CREATE TABLE t (id INT NOT NULL, CONSTRAINT t_pkey PRIMARY KEY (id))", "INSERT INTO t VALUES (1), (2)"
+    )
+    drop = "CONSTRAINT t_pkey" if database.kind == "postgres" else "PRIMARY KEY"
+    statements = [f"ALTER TABLE t ADD COLUMN k INT NOT NULL DEFAULT 7, DROP {drop}, ADD PRIMARY KEY (k, id)"]
+    facts = postgres_facts if database.kind == "postgres" else mysql_facts
+    method = "_by_table" if database.kind == "postgres" else "_select"
+    whole = getattr(facts, method)
+
+    def select(connection: Any, query: str, *given: Any) -> Any:
+        if query == facts._INDEXES and statements:
+            database.execute(statements.pop())
+        return whole(connection, query, *given)
+
+    monkeypatch.setattr(facts, method, select)
+    run_epochs(job_of(database, tmp_path))
+    rows = read_history(tmp_path / "out", database.schema, "t").select(["k", "id"]).to_pylist()
+    assert rows == [{"k": 7, "id": 1}, {"k": 7, "id": 2}]
+
+
+def test_a_key_that_has_nulls_when_splits_are_planned_is_another_one(
+    source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = source_database
+    database.execute("CREATE TABLE t (id INT NOT NULL PRIMARY KEY, k INT NOT NULL)", "INSERT INTO t VALUES (1, 7)")
+    whole, statements = (
+        MySqlKeys.describe,
+        [
+            "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (k), MODIFY id INT NULL",
+            "INSERT INTO t VALUES (NULL, 8)",
+        ],
+    )
+
+    def describe(self: MySqlKeys, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
+        database.execute(*statements)
+        statements.clear()
+        return whole(self, table, columns)
+
+    monkeypatch.setattr(MySqlKeys, "describe", describe)
+    source = source_of(database, on_table_error="park")
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    run_epochs(write_job(tmp_path, source=source, checkpoint=str(tmp_path / "checkpoint"), sink=sink))
+    rows = read_history(tmp_path / "out", database.schema, "t").select(["k", "id"]).to_pylist()
+    assert rows[-2:] == [
+        {"k": 7, "id": 1},
+        {"k": 8, "id": None},
+    ]  # the first row is the truncate of a table that comes back

@@ -171,6 +171,23 @@ def test_a_table_that_is_gone_stops_the_job_and_one_not_selected_is_warned_of(
         run_epochs(job)
 
 
+def test_a_table_that_replaces_all_of_the_job_is_copied(any_source_database: Database, tmp_path: Path) -> None:
+    """Such as one per month: the old one is dropped, and the next one created, while the job is down."""
+    database = any_source_database
+    database.execute("CREATE TABLE january (id INT PRIMARY KEY)", "INSERT INTO january VALUES (1)")
+    source = source_of(database, on_table_error="park")
+    sink = {"type": "files", "path": str(tmp_path / "out"), "on_schema_change": "evolve"}
+    job = write_job(tmp_path, source=source, checkpoint=str(tmp_path / "checkpoint"), sink=sink)
+    run_epochs(job)
+    database.execute(
+        "DROP TABLE january", "CREATE TABLE february (id INT PRIMARY KEY)", "INSERT INTO february VALUES (2)"
+    )
+    run_epochs(job, notes=(notes := Notes()))
+    assert read_history(tmp_path / "out", database.schema, "february").column("id").to_pylist() == [2]
+    parked = [facts["table"] for event, facts in notes.found if event == "parked"]
+    assert set(parked) == {f"{database.schema}.january"}
+
+
 REFUSED = {
     "postgres": ("CREATE UNLOGGED TABLE late (id INT PRIMARY KEY)", "ALTER TABLE late SET LOGGED"),
     "mysql": ("CREATE TABLE late (id INT PRIMARY KEY) ENGINE=MyISAM", "ALTER TABLE late ENGINE=InnoDB"),

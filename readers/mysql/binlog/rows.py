@@ -96,7 +96,7 @@ def _require_keys(schema: TableSchema, arrays: Sequence[pa.Array], rule: BadValu
     apart."""
     for column, array in zip(schema.captured, arrays, strict=True):
         if column.name in schema.key and array.null_count:
-            raise null_key(schema.table, column.name, stops=rule.policy(schema.table, column.name) == "stop")
+            raise null_key(schema.table, column, stops=rule.policy(schema.table, column.name) == "stop")
 
 
 def _meta(rows: Rows, chosen: Int64s, names: Names) -> list[pa.Array]:

@@ -17,7 +17,7 @@ from tidemark.readers.mysql.connect import quote_identifier
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
-from tidemark.state.errors import CheckpointError, SourceNotUsableError
+from tidemark.state.errors import CheckpointError, SchemaChangedError, SourceNotUsableError
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import Column, TableId, TableSchema
@@ -215,11 +215,17 @@ def column_list(columns: Iterable[str], suffix: str = "") -> str:
     return ", ".join(quote_identifier(name) + suffix for name in columns)
 
 
-def null_key(table: TableId, name: str, *, stops: bool) -> SourceNotUsableError:
-    """The error for a null in a decoded key column: an invalid date, which the server allows in a NOT NULL column. It concerns
-    the table alone unless it `stops` the job."""
+def null_key(table: TableId, column: Column, *, stops: bool) -> SourceNotUsableError:
+    """The error for a null in a decoded key column. In a date: an invalid one, which the server allows in a NOT NULL column.
+    It concerns the table alone unless it `stops` the job. Otherwise the table has another key now."""
+    if parse_source_type(column.source_type).base not in {"date", "datetime", "timestamp"}:
+        return SchemaChangedError(
+            f"{table} has rows without a value in {column.name}, a column of its key: the table has another key now.",
+            START_OVER_NOW,
+            table,
+        )
     return SourceNotUsableError(
-        f"{table} has an invalid date (such as 0000-00-00) in its key column {name}, which this sink can't hold.",
+        f"{table} has an invalid date (such as 0000-00-00) in its key column {column.name}, which this sink can't hold.",
         f"Name another key (source.keys) or leave the table out (source.exclude_tables), then {START_OVER}.",
         None if stops else table,
     )

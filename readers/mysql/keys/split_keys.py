@@ -28,6 +28,7 @@ from tidemark.readers.mysql.schema.catalog import table_statistics
 from tidemark.readers.mysql.server import WatermarkMethod
 from tidemark.readers.mysql.session import Row, SqlSession
 from tidemark.readers.mysql.snapshot.watermark import snapshot_position
+from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.key_encoding import encode_composite
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from tidemark.state.position import Position
@@ -177,6 +178,8 @@ class MySqlKeys:
     def _bound(self, table: TableId, keys: Sequence[KeyColumn], row: Row) -> Bound:
         literals, parts, at = [], [], 0
         for key in keys:
+            if row[at] is None:
+                raise self._null_key(table, key)
             literals.append(key.literal(row[at]))
             at += 1
             if key.kind is KeyKind.TEXT:
@@ -187,8 +190,11 @@ class MySqlKeys:
             try:
                 parts.append(encode_text(key, row[at - 1]))
             except ValueError:
-                raise null_key(table, key.name, stops=False) from None
+                raise self._null_key(table, key) from None
         return Bound(tuple(literals), encode_composite(parts).hex())
+
+    def _null_key(self, table: TableId, key: KeyColumn) -> SourceNotUsableError:
+        return null_key(table, self._schemas[table].column(key.name), stops=False)
 
     def _is_unique_integer(self, table: TableId, keys: Sequence[KeyColumn]) -> bool:
         return keys[0].kind is KeyKind.INTEGER and (keys[0].name,) == self._schemas[table].key == tuple(

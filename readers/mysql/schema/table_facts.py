@@ -6,7 +6,7 @@ database, or one table in it; else it opens all tables of the server. So we quer
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from tidemark.readers.mysql.connect import Connection, flavour_of, quote_table
 from tidemark.state.errors import SourceNotUsableError, TableGoneError
 from tidemark.state.table import TableId
 
+_Rows = list[tuple[Any, ...]]
 FEW_TABLES = 20
 """Up to this many tables of a database are queried one by one."""
 
@@ -99,7 +100,7 @@ class TableFacts:
 
 def read_tables(connection: Connection, tables: Iterable[TableId]) -> dict[TableId, TableFacts]:
     """Facts of all `tables`, in their order. Raises TableGoneError for a table that does not exist, is not a base table,
-    or is hidden from the account."""
+    or is hidden from the account, and for one that is altered meanwhile: each query sees the catalog as it is then."""
     wanted = list(dict.fromkeys(tables))
     by_database: defaultdict[str, list[str]] = defaultdict(list)
     for table in wanted:
@@ -124,6 +125,9 @@ def _read(connection: Connection, database: str, name: str | None) -> dict[Table
     tables = _select(connection, _TABLES, database, name)
     columns = _grouped(_select(connection, _COLUMNS, database, name))
     indexes = _grouped(_select(connection, _INDEXES, database, name))
+    if any(_has_others(indexes[table], columns[table]) for table in list(indexes)):
+        # An account that may not see all columns sees them in MySQL's indexes.
+        _require_same(database, columns, _grouped(_select(connection, _COLUMNS, database, name)))
     foreign_keys = _read_foreign_keys(connection, database, name)
     is_mariadb = flavour_of(connection) == "mariadb"
     found = {}
@@ -143,6 +147,18 @@ def _read(connection: Connection, database: str, name: str | None) -> dict[Table
             hidden_hashes=sum(index.unique and index.kind == "HASH" for index in its_indexes) if hashed else 0,
         )
     return found
+
+
+def _has_others(indexes: Iterable[tuple[Any, ...]], columns: Iterable[tuple[Any, ...]]) -> bool:
+    """True if an index has a column that is not among the columns."""
+    return not {row[4] for row in indexes if row[4] is not None} <= {row[1] for row in columns}
+
+
+def _require_same(database: str, before: Mapping[str, _Rows], now: Mapping[str, _Rows]) -> None:
+    altered = sorted(table for table, rows in before.items() if now.get(table) != rows)
+    if altered:
+        named = _listed([TableId(database, table) for table in altered])
+        raise TableGoneError(f"{named} was altered or dropped while it was looked at.", "Run the job again.")
 
 
 _TABLES = "SELECT table_name, table_type, engine FROM information_schema.tables WHERE table_schema = %s"

@@ -244,7 +244,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         for name in schema.key:
             rule = self._source.bad_values
             if rows[name].null_count and not rule.takes_null_keys:
-                raise null_key(schema.table, name, stops=rule.policy(schema.table, name) == "stop")
+                raise null_key(schema.table, schema.column(name), stops=rule.policy(schema.table, name) == "stop")
         return rows
 
     def _replay(

@@ -172,7 +172,8 @@ class TableFacts:
 
 
 def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[TableId, TableFacts]:
-    """Returns the facts in the order of `tables`. Raises TableGoneError for a table that does not exist."""
+    """Returns the facts in the order of `tables`. Raises TableGoneError for a table that does not exist, or is altered
+    meanwhile: each query sees the catalog as it is then."""
     schemas, names = [t.database for t in tables], [t.name for t in tables]
     with connection.cursor() as cursor:
         cursor.execute(_TABLES, (schemas, names))
@@ -189,6 +190,11 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
         oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable, hidden = heads[
             table
         ]
+        its_columns = tuple(_column(*row) for row in columns[oid])
+        its_indexes = tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid])
+        there = {column.name for column in its_columns}
+        if not all(there.issuperset(filter(None, index.columns)) for index in its_indexes):
+            raise TableGoneError(f"{table} was altered or dropped while it was looked at.", "Run the job again.")
         found[table] = TableFacts(
             table=table,
             oid=oid,
@@ -202,8 +208,8 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             readable=readable,
             unreadable_system_columns=frozenset(hidden),
             hypertable=table in hypertables,
-            columns=tuple(_column(*row) for row in columns[oid]),
-            indexes=tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid]),
+            columns=its_columns,
+            indexes=its_indexes,
             partitions=tuple(
                 Partition(TableId(schema, name), kind == "f", persistence == "u", _IDENTITIES[replident])
                 for schema, name, kind, persistence, replident in partitions[oid]

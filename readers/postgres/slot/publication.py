@@ -20,7 +20,7 @@ from tidemark.readers.postgres.slot.open_transactions import (
     described,
     wait_for_open_transactions,
 )
-from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableGoneError
 from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
 
@@ -320,6 +320,8 @@ ATTEMPT_SECONDS = 5.0
 
 def _refused(connection: Connection, error: psycopg2.Error, tables: Collection[TableId]) -> SourceNotUsableError:
     code, message = error_code(error), f"The source refuses the job's publication: {error_text(error)}."
+    if code in _GONE:
+        return TableGoneError(message, "Run the job again.")
     if code == _LOCKED and (found := _keepers(connection, tables)):
         table, keeper = next(iter(found.items()))
         return SourceNotUsableError(
@@ -363,6 +365,7 @@ AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
 AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))
 ORDER BY NOT l.granted, n.nspname, c.relname, l.pid"""
 _DENIED, _LOCKED = "42501", "55P03"
+_GONE = frozenset({"42P01", "3F000"})
 
 
 def has_column_list(connection: Connection, publication: str, schema: TableSchema) -> bool:
