@@ -7,9 +7,16 @@ refused. docs/adr/0021 has the reasons.
 """
 
 from tidemark.sinks.sink import JobIdentity, Written
-from tidemark.state.errors import CheckpointError, JobHeldError, SinkError, TargetSetBackError
+from tidemark.state.errors import (
+    CheckpointError,
+    JobHeldError,
+    PublishedLostError,
+    SinkError,
+    TargetSetBackError,
+)
 from tidemark.state.reached import Reached
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.table import TableId
 
 _REFUSED = "The write was refused, and nothing of it took effect."
 _PUT_BACK = (
@@ -61,6 +68,15 @@ def set_back(what: str, expected: Reached, found: Reached, place: object) -> Sin
         f"The target was set back or exchanged: {what} log epoch {expected.log_epoch} and {expected.splits} splits after it, "
         f"but {place} has log epoch {found.log_epoch} and {found.splits} splits. {_REFUSED}",
         _PUT_BACK,
+    )
+
+
+def published_lost(name: str, table: TableId) -> PublishedLostError:
+    """The error for a file with rows of a split that the target has."""
+    return PublishedLostError(
+        f"The checkpoint has lost its file {name}: rows of {table} that the target has. They can't be read again as they were.",
+        RESTORE_CHECKPOINT,
+        table,
     )
 
 

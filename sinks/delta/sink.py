@@ -33,14 +33,15 @@ from tidemark.sinks.delta.tables import (
     table_findings,
     unknown_tables,
 )
-from tidemark.sinks.fencing import require_planned
+from tidemark.sinks.fencing import published_lost, require_planned
 from tidemark.sinks.files.sink import table_folder_name
 from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
 from tidemark.state.change_batch import PartEnd
-from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file
+from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
 from tidemark.state.key_order import INTEGERS
+from tidemark.state.plan import SnapshotWork
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
@@ -176,6 +177,22 @@ class DeltaSink:
             if schema.table in written:  # one that comes back is emptied first
                 require_not_set_back(schema.table, location, last)
             require_planned(last.epoch, planned, location)
+            if last.epoch == planned:
+                self._require_published(schema, planned)
+
+    def _require_published(self, schema: TableSchema, epoch: int) -> None:
+        """Raises PublishedLostError if rows that the table has of the running epoch are lost: read again, they would be
+        others."""
+        checkpoint = Checkpoint("", self.checkpoint)
+        work = checkpoint.plan(epoch).plan.work
+        if epoch == checkpoint.committed_epoch() or not isinstance(work, SnapshotWork):
+            return
+        for split in (split for task in work.tasks for split in task):
+            is_of_table = (split.table, split.schema_version) == (schema.table, schema.version)
+            name = published_split_file(epoch, split.id)
+            # Without a staged chunk the epoch stops by itself.
+            if is_of_table and split.pages is None and self.checkpoint.read(name) is None:
+                raise published_lost(name, schema.table)
 
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
@@ -64,3 +66,24 @@ def test_the_table_is_read_again(
             emptied = max((n for n, row in enumerate(rows) if row["_change_type"] == "truncate"), default=-1)
             found = {row["id"]: row["note"] for row in rows[emptied + 1 :]}
             assert found == dict.fromkeys(range(1, 21), "second")
+
+
+@pytest.mark.timeout(900)
+def test_a_table_in_delta_is_read_again(
+    delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE orders (id INT PRIMARY KEY, note VARCHAR(20))",
+        "INSERT INTO orders VALUES (1, 'first'), (2, 'first')",
+    )
+    sink = {"type": "delta", "path": "./lake", "style": "mirror", "on_schema_change": "evolve"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink)
+    die_at(job, "sink.after_commit")
+    (lost,) = (tmp_path / "checkpoint" / "published").iterdir()
+    lost.unlink()
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job)
+    rows = delta_session.read.format("delta").load(str(tmp_path / "lake" / f"{source.schema}.orders")).collect()
+    assert sorted((row["id"], row["note"]) for row in rows) == [(1, "second"), (2, "second")]
