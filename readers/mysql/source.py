@@ -332,7 +332,10 @@ def find_mysql(
         yield FoundMySql(
             job=job,
             schemas=tuple(result.schemas.values()),
-            split_columns={table: split_key(facts[table], s, can_split_by) for table, s in result.schemas.items()},
+            split_columns={
+                table: split_key(facts[table], s, lambda column: can_split_by(column, server.flavour))
+                for table, s in result.schemas.items()
+            },
             findings=findings_with(job, [*views, *result.findings], result.schemas.values()),
             connection=connection,
             info=server,

@@ -15,7 +15,7 @@ import pytest
 from tests.support.key_values import KEY_VALUES, MARIADB_KEY_VALUES, KeyValues
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
-from tidemark.readers.mysql.connect import connect
+from tidemark.readers.mysql.connect import Flavour, connect
 from tidemark.readers.mysql.keys.key_columns import can_split_by, key_column, key_columns, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
@@ -24,7 +24,7 @@ from tidemark.readers.mysql.schema.table_facts import read_tables
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.split import Bound, KeyRange
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 pytestmark = pytest.mark.integration
 
@@ -128,8 +128,13 @@ def keyed(database: Database, ddl: str, columns: tuple[str, ...] | None = None) 
     with contextlib.closing(connect(endpoint, None)) as connection:
         facts = read_tables(connection, [table])[table]
         schema = load_schema(connection, table)
+    flavour: Flavour = "mariadb" if database.kind == "mariadb" else "mysql"
+
+    def usable(column: Column) -> bool:
+        return can_split_by(column, flavour)
+
     try:
-        yield Keyed(database, schema, split_key(facts, schema, can_split_by) if columns is None else columns, session)
+        yield Keyed(database, schema, split_key(facts, schema, usable) if columns is None else columns, session)
     finally:
         session.close()
 
@@ -401,6 +406,36 @@ def test_part_of_a_key_is_not_a_unique_integer(source_database: Database) -> Non
 def test_columns_whose_order_is_not_known_exactly_do_not_cut(ddl: str, source_database: Database) -> None:
     with keyed(source_database, ddl) as t:
         assert t.columns == ()
+
+
+HOSTILE = [
+    "",
+    "\0",
+    "\t",
+    "\x01",
+    "\u0301",
+    "a",
+    "a\t",
+    "a\0",
+    "a\u0301",
+    "e\u200d",
+    "\u00ad",
+    "b",
+    "\u0301b",
+    "A\x1f",
+    "あ",
+]
+
+
+@pytest.mark.parametrize("collation", ["utf8mb4_uca1400_nopad_as_ci", "utf8mb4_nopad_bin", "utf8mb4_general_nopad_ci"])
+def test_no_row_is_lost_of_a_char_key_that_mariadb_does_not_pad(collation: str, mariadb_database: Database) -> None:
+    """Its index has other neighbours than SQL: a row may be neither before a value nor at or after it."""
+    with keyed(mariadb_database, f"k CHAR(8) COLLATE {collation} NOT NULL, n INT NOT NULL, PRIMARY KEY (k, n)") as t:
+        insert(mariadb_database, "INSERT INTO t VALUES (%s, %s)", [(text, i) for i, text in enumerate(HOSTILE)])
+        counts = t.counts(t.bounds(rows=1)) if t.columns else [t.count(KeyRange(None, None))]
+        assert sum(counts) == len(HOSTILE)
+    with keyed(mariadb_database, f"k VARCHAR(8) COLLATE {collation} NOT NULL, n INT NOT NULL, PRIMARY KEY (k, n)") as t:
+        assert t.columns == ("k", "n")
 
 
 def test_mariadbs_uuid_does_not_cut(mariadb_database: Database) -> None:

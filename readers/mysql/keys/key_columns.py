@@ -5,7 +5,8 @@ A column can be a split key if the server's order and equality of its values are
 - FLOAT, DOUBLE: a literal of their printed text is a different number;
 - MariaDB's UUID: comparison and index use different orders (the index: by version, with fields swapped);
 - TEXT, BLOB: their indexes hold prefixes only;
-- the collations of INEXACT_COLLATIONS, and character sets in which two byte strings are the same text.
+- the collations of INEXACT_COLLATIONS, and character sets in which two byte strings are the same text;
+- CHAR of MariaDB by a collation that does not ignore trailing spaces (`can_split_by`).
 """
 
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from tidemark.readers.mysql.connect import quote_identifier
+from tidemark.readers.mysql.connect import Flavour, quote_identifier
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
@@ -147,9 +148,22 @@ def key_column(column: Column) -> KeyColumn | None:
     return KeyColumn(column.name, kind, charset=charset, collation=collation)
 
 
-def can_split_by(column: Column) -> bool:
-    """True if a table can be split by the column."""
+def can_split_by(column: Column, flavour: Flavour) -> bool:
+    """True if a table can be split by the column. In MariaDB no CHAR by a collation that does not ignore trailing spaces: its
+    index compares values with the spaces that they are stored with, and SQL without them, so that a range lacks rows
+    (docs/adr/0063)."""
+    if (
+        flavour == "mariadb"
+        and parse_source_type(column.source_type).base == "char"
+        and not is_padded(column.collation)
+    ):
+        return False
     return column.captured and key_column(column) is not None
+
+
+def is_padded(collation: str | None) -> bool:
+    """True if comparisons by the collation ignore trailing spaces."""
+    return collation is None or ("_nopad_" not in collation and "_0900_" not in collation)
 
 
 def key_columns(schema: TableSchema, columns: Sequence[str]) -> tuple[KeyColumn, ...]:

@@ -174,6 +174,8 @@ class MySqlDialect:
         text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
         if not isinstance(value_range, Text | Labels):
             return _WIDTHS.sub(r"\1", text).replace(" zerofill", "")
+        if key and self._is_unsteady(column):
+            text = f"var{text}"
         return f"{text}{self._collation_clause(column, key=key)}"
 
     def _has(self, since: Mapping[Flavour, tuple[int, ...]]) -> bool:
@@ -186,17 +188,24 @@ class MySqlDialect:
         if charset not in self.charset_of_collation.values():
             charset = "utf8mb4"
         known = self.charset_of_collation.get(column.collation) == charset
-        if known and (not key or self._same_equality(column.collation)):
+        if known and (not key or self._same_equality(column)):
             return f" CHARACTER SET {charset} COLLATE {column.collation}"
         if key:
             return self._binary_collation(charset, padded=_is_padded(column.collation))
         similar = self._similar_collation(column.collation)
         return f" CHARACTER SET utf8mb4 COLLATE {similar}" if similar else self._binary_collation(charset, padded=True)
 
-    def _same_equality(self, collation: str) -> bool:
-        """True if a collation of this name distinguishes the same texts here and in the source. MySQL and MariaDB differ in
-        collation keys."""
-        return self.source_kind == self.flavour or collation.endswith("_bin")
+    def _same_equality(self, column: Column) -> bool:
+        """True if a key column with the source's collation distinguishes the same texts here and in the source. MySQL and
+        MariaDB differ in collation keys, and MariaDB's index and SQL differ in CHAR without padding (docs/adr/0063)."""
+        collation = str(column.collation)
+        return collation.endswith("_bin") or (self.source_kind == self.flavour and not self._is_unsteady(column))
+
+    def _is_unsteady(self, column: Column) -> bool:
+        is_char = parse_mysql_type(column.source_type).base == "char"
+        return (
+            self.flavour == "mariadb" and is_char and column.collation is not None and not _is_padded(column.collation)
+        )
 
     def _binary_collation(self, charset: str, *, padded: bool) -> str:
         """Returns a binary collation that tells apart all texts that a collation with this padding does."""
@@ -223,7 +232,7 @@ class MySqlDialect:
             return None
         if column.collation is not None and _is_padded(column.collation) and existing.collation.endswith("_bin"):
             return None
-        if existing.collation == column.collation and self._same_equality(existing.collation):
+        if existing.collation == column.collation and self._same_equality(column):
             return None
         return f"its collation {existing.collation} treats texts as equal that the source tells apart"
 
