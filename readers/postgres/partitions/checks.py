@@ -4,7 +4,8 @@ The log lacks such changes, so a job that follows it must not go on. Partitions:
 
     attached    accepted if it had no rows before: it was created as a partition, or none of its rows is older
     removed     its rows are gone
-    rewritten   taken as TRUNCATE, unless a row from before is still there (VACUUM FULL), or the log has the TRUNCATE
+    rewritten   taken as TRUNCATE, unless a row from before is still there (VACUUM FULL), or the log has the TRUNCATE. The log
+                names no subtransactions: if an earlier transaction in it truncated the table, the table is read again
 
 A table that is not partitioned may have been rewritten with other rows (SET UNLOGGED, load, SET LOGGED), unless
 
@@ -44,9 +45,9 @@ from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.publication import has_column_list
 from tidemark.readers.postgres.slot.slot import SlotSource, require_slot, slot_extent
 from tidemark.readers.postgres.snapshot.locks import kept_locked
-from tidemark.state.errors import PartitionsChangedError, RowsAttachedError, SourceNotUsableError
+from tidemark.state.errors import PartitionsChangedError, RowsAttachedError, SchemaChangedError, SourceNotUsableError
 from tidemark.state.partitions import Partition, PartitionLook, Partitions, WatchedTable
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 # ATTACH writes all inherited columns. So an inherited column that the attaching transaction wrote before it attached was
@@ -198,8 +199,13 @@ class _Checks:
         emptied = [p for p in changes.rewritten if p.oid in new or not storages[p.oid].has(earlier_than(ended_xid))]
         logged = self._truncations(root.oid) if emptied else set()
         for partition in emptied:
-            if storages[partition.oid].written_xid not in logged:
-                self._rows_are_gone(_emptied(root.table, partition))
+            written_xid = storages[partition.oid].written_xid
+            if written_xid in logged:
+                continue
+            later = [xid for xid in logged if not _began_before(xid, ended_xid % 2**32)]
+            if not self.keeps_removed and any(_began_before(xid, written_xid) for xid in later):
+                raise _perhaps_truncated(root.table, partition)
+            self._rows_are_gone(_emptied(root.table, partition))
 
     def check_rewritten(self, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
         """Raises SchemaChangedError unless it is known that the rows of the table are those that the log has."""
@@ -329,6 +335,20 @@ def _emptied(table: TableId, partition: Partition) -> PartitionsChangedError:
         "If it was truncated and the copy is to keep the rows, or if only pg_repack, VACUUM FULL or CLUSTER rewrote them, run "
         "once with --set source.partitions_removed=keep. If it was UNLOGGED for a time, or ALTER TABLE changed values, the "
         f"log lacks changes: {START_OVER}. TRUNCATE of the partitioned table itself and DELETE are followed.",
+        table,
+    )
+
+
+def _began_before(xid: int, later_xid: int) -> bool:
+    """True if the id `later_xid` was given later, as that of a subtransaction is. Ids (32 bits) begin anew."""
+    return 0 < (later_xid - xid) % 2**32 < 2**31
+
+
+def _perhaps_truncated(table: TableId, partition: Partition) -> SchemaChangedError:
+    return SchemaChangedError(
+        f"Partition {partition.name} of {table} was truncated, or all its rows were rewritten, perhaps when a transaction "
+        "truncated the table itself after a savepoint: that can't be seen in the log.",
+        START_OVER_NOW,
         table,
     )
 
