@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -62,9 +62,6 @@ class Comparisons(Protocol):
 
 
 class ComparableSink(Protocol):
-    repairs_keys: ClassVar[bool]
-    """True if the sink can write rows that are read again by key. Otherwise the whole table is read again."""
-
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]: ...
@@ -72,3 +69,6 @@ class ComparableSink(Protocol):
     def comparable(self, schema: TableSchema) -> AbstractContextManager[Comparisons]:
         """Compares a table's copy with expected rows inside the `with` block. Raises SinkError if the copy is gone or can't
         hold the source's values."""
+
+    def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
+        """Returns the keys that a table's copy has in a range, at most `limit`. Raises SinkError as `comparable` does."""

@@ -135,6 +135,9 @@ class SinkNeeds:
     `appends_keyless`: but it takes tables without one, of which it only appends rows.
     `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged.
     `takes_lists`: the sink stores arrays as lists; else it gets PostgreSQL's as the server's text.
+    `holds`: what a copy is: `rows`, one for each key, or all `changes`. Rows that were read again come before the changes of
+    an epoch for the one, and among them for the other. None: no rows are read again by key. Otherwise `comparable_sink` knows
+    the sink, too.
     """
 
     display_name: str
@@ -143,6 +146,7 @@ class SinkNeeds:
     published_format: Literal["arrow", "parquet"] = "arrow"
     spark: SparkNeeds | None = None
     takes_lists: bool = False
+    holds: Literal["rows", "changes"] | None = None
 
 
 class SinkBusyError(SinkUnavailableError):

@@ -25,6 +25,7 @@ from tidemark.readers.log.gap import Gap, OnTruncate
 from tidemark.readers.log.gap_filter import GapFilter
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.log.log_batch import truncation
+from tidemark.readers.log.placed_rereads import PlacedRereads
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
 from tidemark.readers.snapshot.published_file import PublishedFormat
@@ -254,7 +255,10 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     project = projector(task.job, task.schemas, task.projections)
     part = _Part(task, LOG_PART, task.version_offset)
     read_count, emitted, counts = 0, 0, _Counts()
-    yield from _rereads(task, work, part)
+    keeps_changes = sink_needs(task.job.sink).holds == "changes"
+    placed = _placed_rereads(task, work if keeps_changes else None)
+    if not keeps_changes:
+        yield from _rereads(task, work, part)
     failpoint("repairs.emitted")
     toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
     with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
@@ -275,9 +279,12 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
                 transactions.append(np.unique(commits.transactions(batch.rows)))
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
+                placed.take(batch.table, rows)
                 emitted += rows.num_rows
                 yield from part.add(batch.table, rows)
         unseen = commits.unseen(np.concatenate(transactions)) if commits is not None and transactions else ()
+    for table, rows in placed.placed():
+        yield from part.add(table, rows)
     rereads = () if key_rereads is None else key_rereads.found
     if rereads:
         failpoint("log.before_rereads")
@@ -308,8 +315,20 @@ def _on_truncate(task: PartTask, checkpoint: Checkpoint) -> OnTruncate:
     return "evolve" if report.emitted_changes > of_rows else "ignore"
 
 
+def _placed_rereads(task: PartTask, work: LogTask | None) -> PlacedRereads:
+    """The rows that were read again, for a copy that keeps all changes. None of them if `work` is None."""
+    outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
+    store = Checkpoint.at(task.job.checkpoint).store
+    found: dict[TableId, tuple[TableSchema, list[pa.RecordBatch]]] = {}
+    for reread in () if work is None else work.rereads:
+        schema = outputs[reread.table]
+        found.setdefault(reread.table, (schema, []))[1].extend(read_repair(store, reread.file, schema))
+    return PlacedRereads(found)
+
+
 def _rereads(task: PartTask, work: LogTask, part: "_Part") -> Iterator[ChangeBatch]:
-    """The rows that were read again. The changes of the range come after them: the last one of a key decides."""
+    """The rows that were read again, for a copy that has one row for each key. The changes of the range come after them: the
+    last one of a key decides."""
     outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
     removed = _removed_keys(task, work)
     store = Checkpoint.at(task.job.checkpoint).store

@@ -73,7 +73,7 @@ def reconcile_tables(
                 _require_same_columns(schema, now.get(schema.table))
                 of_table = outputs[schema.table], columns[schema.table], watch(schema.table)
                 result = TableComparison(sides, schema, *of_table).run()
-                if repair and result.differences and sink.repairs_keys:
+                if repair and result.differences:
                     result.repair = repair_of(sides.access, job, schema, columns[schema.table], result)
                 yield result
             except NotComparableError as error:

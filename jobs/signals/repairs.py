@@ -7,7 +7,8 @@
     → one epoch: a DELETE for each key that the source lacks, the rows, then the log from X to beyond all highs
 
 The rows have all that the copy has at X. What they contain beyond X is in that epoch's range of the log, too: its last change
-of a key decides, so nothing is lost or goes back. The epoch is one transaction of the target (docs/adr/0037).
+of a key decides, so nothing is lost or goes back. The epoch is one transaction of the target (docs/adr/0037). A copy that keeps
+all changes gets the rows that have none in that range, at X (docs/adr/0060).
 
 A range of keys or a condition may be about many rows. They are read in batches, each as above. `Reread.rest` has what is still
 to be read once a batch is written; then the job is opened again (docs/adr/0046).
@@ -21,17 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 from tidemark.conf.model import JobFile
-from tidemark.conf.sink import MirrorSink
 from tidemark.jobs.epoch.planner import LEFT_BEFORE, NOT_WRITTEN
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.reconcile.repair import keys_of
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.steering import RESUME, steering_at
 from tidemark.jobs.signals.table_parts import PartRefusedError, copied_keys, range_of, require_part, with_ranges
+from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.repairs import key_values, write_repair
-from tidemark.readers.snapshot.split_read import SplitRead
+from tidemark.readers.snapshot.split_read import MAX_REREADS, SplitRead, reread_seq
 from tidemark.readers.source import ChecksConditions, FoundSource, SourceServer, SplitReading, TakesConditions
 from tidemark.state.checkpoint.layout import Checkpoint, repair_file
 from tidemark.state.errors import (
@@ -208,9 +209,15 @@ def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
 
 def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
-    rereads = []
+    rereads = list[Reread]()
     for number, wish in wanted.items():
         schema, columns = reading.table(wish.signal)
+        count = _reads_before(reading, schema, rereads)
+        if count >= MAX_REREADS:
+            times = f"Rows of {schema.table} were read again {count:,} times at one position of the log."
+            text = f"{times} Have all its rows read again."
+            _refuse(checkpoint, number, wish.signal, text)
+            continue
         try:
             if wish.signal.kind == "repair":
                 read, lacking, output = reading.keys_of_signal(wish.signal, schema, columns)
@@ -224,6 +231,8 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
             _refuse(checkpoint, number, wish.signal, str(error))
             continue
         name = repair_file(number, _now_us())
+        seq = reread_seq(schema.version, count)
+        read = replace(read, commit_version=reading.start.version_before, seq=seq)
         rows = write_repair(checkpoint.store, name, read, lacking, output)
         rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows, rest))
         failpoint("repairs.read")
@@ -241,6 +250,14 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
     state = checkpoint.create_joined(reading.state, joined)
     failpoint("repairs.joined")
     return state, [reread.signal for reread in rereads]
+
+
+def _reads_before(reading: "_Reading", schema: TableSchema, now: Sequence[Reread]) -> int:
+    """Returns how many times rows of the table have been read again at this position of the log. `now`: those since the last
+    entry of `joined`."""
+    same = [joined for joined in reading.state.joined if joined.start.version_before == reading.start.version_before]
+    found = [*(reread for joined in same for reread in joined.rereads), *now]
+    return sum((reread.table, reread.version) == (schema.table, schema.version) for reread in found)
 
 
 def _require_same_columns(found: FoundSource, state: JobState, wanted: Collection[TableId | None]) -> None:
@@ -378,8 +395,8 @@ def _ranges(signal: Signal) -> Iterator[tuple[KeyRange, bool]]:
 
 
 def _refusal(job: JobFile, checkpoint: Checkpoint, state: JobState, signal: Signal) -> str | None:
-    if job.mode != "full+incremental" or not isinstance(job.sink, MirrorSink):
-        return "Only a mirror of mode full+incremental can have rows read again by key."
+    if job.mode != "full+incremental" or sink_needs(job.sink).holds is None:
+        return "Only a job of mode full+incremental can have rows read again by key, and none with sink console."
     if signal.table not in {schema.table for schema in state.schemas}:
         return "The job does not copy this table."
     back = state.came_back.get(signal.table)

@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from tidemark.conf.condition import check_given_condition
 from tidemark.conf.model import JobFile
-from tidemark.conf.sink import MirrorSink
 from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key, is_readable, keys_of, ranges_around
-from tidemark.jobs.sinks import comparable_sink
+from tidemark.jobs.sinks import comparable_sink, sink_needs
 from tidemark.jobs.tables.integer_keys import same_integers
 from tidemark.readers.source import BoundsKeys
 from tidemark.sinks.comparing import Key
@@ -64,10 +63,12 @@ def require_part(job: JobFile, state: JobState, signal: Signal) -> None:
     assert table is not None
     schema = next((schema for schema in state.schemas if schema.table == table), None)
     name = TableName(table.database, table.name)
-    if job.mode != "full+incremental" or not isinstance(job.sink, MirrorSink):
+    if job.mode != "full+incremental":
+        raise PartRefusedError(f"Mode {job.mode} can't read rows again. Only mode full+incremental can.")
+    if sink_needs(job.sink).holds is None:
         raise PartRefusedError(
-            "Only a mirror of mode full+incremental can have a part of a table read again. Leave out --keys and --where to "
-            "have the whole table read again."
+            f"Sink {job.sink.type} has no copy of which a part could be read again. Leave out --keys and --where to have the "
+            "whole table read again."
         )
     if schema is None and table in state.left_tables:
         raise PartRefusedError(f"{table} is parked, paused or excluded: its copy lacks changes. {whole_table(name)}")
@@ -165,9 +166,7 @@ def copied_keys(job: JobFile, output: TableSchema, within: IntegerRange, rows: i
     """Returns the keys that the copy has in a range. `rows`: how many the source has. Raises PartRefusedError if the copy has
     many more, and SinkError if it can't be read."""
     limit = rows + MAX_SURPLUS + 1
-    with comparable_sink(job).comparable(output) as comparison, comparison() as copy:
-        copy.stage(())
-        found = tuple(pair.key for pair in copy.surplus(within, limit))
+    found = tuple(comparable_sink(job).keys_within(output, within, limit))
     if len(found) == limit:
         raise PartRefusedError(
             f"In this range the copy of {output.table} has more than {MAX_SURPLUS:,} rows that the source lacks. Have the "

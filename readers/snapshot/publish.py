@@ -135,9 +135,9 @@ def change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatc
     rows = read.rows.combine_chunks() if read.rows.nbytes <= MAX_BATCH_BYTES else read.rows
     no_transaction = pa.array([], pa.string())
     version = read.report.high.version if read.commit_version is None else read.commit_version
-    seq = rows_seq(read.report.schema_version)
+    seq = rows_seq(read.report.schema_version) if read.seq is None else read.seq
     for batch in rows.to_batches():
-        for part in _divided(batch):
+        for part in divided(batch):
             count = part.num_rows
             meta = [
                 pa.array(np.full(count, ChangeType.INSERT, np.int8)),
@@ -152,11 +152,11 @@ def change_batches(read: SplitRead, schema: pa.Schema) -> Iterator[pa.RecordBatc
             yield pa.RecordBatch.from_arrays([*columns, *unchanged], schema=schema)
 
 
-def _divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def divided(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Divides into batches of at most MAX_BATCH_BYTES, or of one row. Yields nothing for an empty batch."""
     if batch.num_rows > 1 and batch.nbytes > MAX_BATCH_BYTES:
         half = batch.num_rows // 2
-        yield from _divided(batch.slice(0, half))
-        yield from _divided(batch.slice(half))
+        yield from divided(batch.slice(0, half))
+        yield from divided(batch.slice(half))
     elif batch.num_rows:
         yield batch

@@ -46,7 +46,7 @@ def write_repair(
 
 
 def read_repair(
-    store: CheckpointStore, name: str, schema: TableSchema, but: Collection[KeyValues]
+    store: CheckpointStore, name: str, schema: TableSchema, but: Collection[KeyValues] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Yields the file's changes, without those of the keys `but`, with the columns that the table has now. Raises
     CheckpointError if the file is gone or damaged."""

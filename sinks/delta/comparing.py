@@ -28,7 +28,8 @@ from tidemark.sinks.delta.locations import Location, current_version, quoted
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.folded.comparing import FoldedComparison
 from tidemark.sinks.folded.hashing import change_kinds, key_kinds
-from tidemark.sinks.folded.state import FoldedState
+from tidemark.sinks.folded.state import DELETE, TRUNCATE, FoldedState
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema
 
 FRESH_ROWS = 10_000_000
@@ -69,6 +70,27 @@ def comparable_table(
             return contextlib.closing(FoldedComparison(state, next(numbers), reading.stage, _nothing, WANTED))
 
         yield compared
+
+
+def keys_in_table(
+    session: SparkSession, location: Location, schema: TableSchema, style: Style, within: IntegerRange, limit: int
+) -> list[Key]:
+    """Returns the keys that the copy has in a range, at most `limit`. Raises SinkError."""
+    keys, condition = ", ".join(map(quoted, schema.key)), within.condition(quoted)
+    texts = ", ".join(f"CAST({quoted(name)} AS STRING)" for name in schema.key)
+    held = f"SELECT DISTINCT {keys} FROM {location.relation} WHERE {condition}"
+    if style == "changelog":
+        place = "struct(_commit_version, _seq)"
+        folded = (
+            f"SELECT {keys}, max_by(_change_type, {place}) AS kind, max({place}) AS place FROM {location.relation} "
+            f"WHERE _change_type <> '{TRUNCATE}' AND {condition} GROUP BY {keys}"
+        )
+        truncated = f"(SELECT max({place}) FROM {location.relation} WHERE _change_type = '{TRUNCATE}')"
+        held = (
+            f"SELECT {keys} FROM ({folded}) WHERE kind <> '{DELETE}' AND (place > {truncated} OR {truncated} IS NULL)"
+        )
+    with spark_errors(location):
+        return [tuple(row) for row in session.sql(f"SELECT {texts} FROM ({held}) LIMIT {limit}").collect()]
 
 
 def _nothing() -> None:

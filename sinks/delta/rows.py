@@ -93,7 +93,7 @@ def effect_schema(schema: TableSchema) -> pa.Schema:
 
 def _rest(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     last = max((i for i, batch in enumerate(batches) if is_truncation(batch)), default=-1)
-    for effect in _effects(schema, batches[last + 1 :]):
+    for effect, _ in _effects(schema, batches[last + 1 :]):
         if effect.partial is not None:
             raise SinkError(
                 f"The log leaves values out of an update of {schema.table} whose row went with a TRUNCATE before.",
@@ -103,13 +103,14 @@ def _rest(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def _effect(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for effect in _effects(schema, batches):
-        for rows in effect_rows(schema, effect):
+    for effect, read in _effects(schema, batches):
+        for rows in effect_rows(schema, effect, read):
             for start in range(0, rows.num_rows, _OUTPUT_ROWS):
                 yield rows.slice(start, _OUTPUT_ROWS)
 
 
-def _effects(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[NetEffect]:
+def _effects(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[tuple[NetEffect, pa.RecordBatch]]:
+    """Yields a net effect, and the keys of the rows among the changes that were read from the table."""
     if not batches:
         return
     names = batch_schema(schema).names
@@ -118,25 +119,24 @@ def _effects(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[Net
     names.remove("_txn_id")  # its dictionaries differ from batch to batch
     table = pa.Table.from_batches([batch.select(names) for batch in batches])
     for changes in table.combine_chunks().to_batches():
-        yield net_effect(schema, changes)
+        yield net_effect(schema, changes), changes.filter(changes.column("_is_snapshot")).select(list(schema.key))
 
 
-def effect_rows(schema: TableSchema, effect: NetEffect) -> Iterator[pa.RecordBatch]:
+def effect_rows(schema: TableSchema, effect: NetEffect, read: pa.RecordBatch | None = None) -> Iterator[pa.RecordBatch]:
     """Yields rows of `effect_schema`. Each `at` occurs once: a row that takes values from another key's row is an update of
-    that row, and a new row under the old key is inserted."""
+    that row, and a new row under the old key is inserted. `read`: keys of rows that were read from the table. Such a row is
+    inserted, too, in place of all rows that the target has of its key: somebody may have added another one."""
     kept = effect.rows.select(list(schema.key))
-    named = [kept]
-    if effect.partial is None:
-        yield _batch(schema, kept, effect.rows)
-    else:
-        origins = effect.partial.origins
-        named.append(origins)
-        yield _batch(schema, origins, effect.partial.rows, missing=_missing_names(schema, effect.partial))
-        replaced = _are_among(kept, [origins])
-        stays = pa.array(~replaced)
-        yield _batch(schema, kept.filter(stays), effect.rows.filter(stays))
-        yield _batch(schema, None, effect.rows.filter(pa.array(replaced)))
-    gone = effect.touched.filter(pa.array(~_are_among(effect.touched, named)))
+    others = [] if read is None or not read.num_rows else [read]
+    origins = [] if effect.partial is None else [effect.partial.origins]
+    if effect.partial is not None:
+        missing = _missing_names(schema, effect.partial)
+        yield _batch(schema, effect.partial.origins, effect.partial.rows, missing=missing)
+    inserted = _are_among(kept, [*origins, *others]) if origins or others else np.zeros(kept.num_rows, np.bool_)
+    updated = kept.filter(pa.array(~inserted))
+    yield _batch(schema, updated, effect.rows.filter(pa.array(~inserted)))
+    yield _batch(schema, None, effect.rows.filter(pa.array(inserted)))
+    gone = effect.touched.filter(pa.array(~_are_among(effect.touched, [updated, *origins])))
     yield _batch(schema, gone, None)
 
 

@@ -38,6 +38,7 @@ def delta_needs(settings: DeltaSettings) -> SinkNeeds:
         f"delta {location}",
         needs_key=settings.style == "mirror",
         takes_lists=True,
+        holds="rows" if settings.style == "mirror" else "changes",
         spark=SparkNeeds(delta_settings, how_to_have_delta()),
     )
 

@@ -8,16 +8,24 @@ The checkpoint records each copy's Delta table id.
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
-from tidemark.sinks.comparing import Comparisons
-from tidemark.sinks.delta.comparing import comparable_table
+from tidemark.sinks.comparing import Comparisons, Key
+from tidemark.sinks.delta.comparing import comparable_table, keys_in_table
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.locations import JOB_UUID, Found, Lake, lake_of, last_epoch, quoted, require_not_set_back
+from tidemark.sinks.delta.locations import (
+    JOB_UUID,
+    Found,
+    Lake,
+    Location,
+    lake_of,
+    last_epoch,
+    quoted,
+    require_not_set_back,
+)
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.tables import (
@@ -40,6 +48,7 @@ from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import SnapshotWork
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
@@ -197,17 +206,25 @@ class DeltaSink:
     def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)
 
-    repairs_keys: ClassVar[bool] = False
-
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
-        session, location = self._session(), self.lake.location_of(schema.table)
-        found = self.lake.look(session, location)
-        if not isinstance(found, Found):
-            raise SinkError(f"{location}, the copy of {schema.table}, is gone.", START_OVER_NOW)
+        session, location, found = self._copy(schema.table)
         with comparable_table(session, location, schema, self.style, found.partition_columns) as comparisons:
             yield comparisons
+
+    def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        session, location, _ = self._copy(schema.table)
+        return keys_in_table(session, location, schema, self.style, within, limit)
+
+    def _copy(self, table: TableId) -> tuple[SparkSession, Location, Found]:
+        """Raises SinkError if there is no Delta table."""
+        session, location = self._session(), self.lake.location_of(table)
+        found = self.lake.look(session, location)
+        if not isinstance(found, Found):
+            raise SinkError(f"{location}, the copy of {table}, is gone.", START_OVER_NOW)
+        return session, location, found
 
     def written(self, job: JobIdentity) -> None:
         """Delta's log has the last epoch of each table, not of the job."""

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import tempfile
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tidemark.sinks.comparing import Comparisons, Key
@@ -15,6 +16,7 @@ from tidemark.sinks.files.folding import Folding
 from tidemark.sinks.files.part import Format
 from tidemark.sinks.folded.comparing import FoldedComparison
 from tidemark.sinks.folded.state import FoldedState
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema
 
 
@@ -34,3 +36,18 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
             return contextlib.closing(FoldedComparison(state, next(numbers), folding.stage, folding.refresh))
 
         yield compared
+
+
+def keys_in_files(
+    folder: Path, schema: TableSchema, file_format: Format, within: IntegerRange, limit: int
+) -> list[Key]:
+    """Returns the keys that the copy has in a range, at most `limit`. Reads the columns of the key, of all files. Raises
+    SinkError."""
+    key = replace(schema, columns=tuple(column for column in schema.columns if column.name in schema.key))
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemark-keys-") as temporary,
+        FoldedState.opened(key, str(folder), Path(temporary)) as state,
+    ):
+        Folding(state, folder, file_format, within).refresh()
+        texts = ", ".join(f"CAST({name} AS VARCHAR)" for name in state.keys)
+        return state.execute(f"SELECT {texts} FROM ({state.rows('')}) LIMIT {limit}")

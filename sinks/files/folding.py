@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from tidemark.sinks.files.merging import log_files
 from tidemark.sinks.files.part import Format, open_table_file
 from tidemark.sinks.folded.hashing import change_expressions, literal, quoted
-from tidemark.sinks.folded.state import FoldedState
+from tidemark.sinks.folded.state import TRUNCATE, FoldedState
 from tidemark.state.errors import SinkError
+from tidemark.state.integer_range import IntegerRange
 
 FRESH_BYTES = 512 << 20
 """Files are read together until they have this size."""
@@ -39,11 +40,12 @@ class _NewFile:
 
 @dataclass(slots=True)
 class Folding:
-    """`copy_folder`: the table's."""
+    """`copy_folder`: the table's. `within`: only changes of these keys are taken in; None: all."""
 
     state: FoldedState
     copy_folder: Path
     file_format: Format
+    within: IntegerRange | None = None
     _taken: set[str] = field(default_factory=set)
     _log_epoch: int = 0
     """All log changes up to this epoch were taken in."""
@@ -139,7 +141,11 @@ class Folding:
             columns = {name: (quoted(name), kind) for name, kind in kinds.items()}
         expressions = change_expressions(self.state.schema, columns, f"regexp_matches({_FILE}, '-log[.][a-z]+$')")
         selected = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
-        self.state.execute(f"CREATE OR REPLACE TABLE {table} AS SELECT {selected} FROM {source}")
+        wanted = ""
+        if self.within is not None:
+            wanted = f" WHERE kind = {literal(TRUNCATE)} OR ({self.within.condition(self.state.key_column)})"
+        query = f"SELECT * FROM (SELECT {selected} FROM {source}){wanted}"
+        self.state.execute(f"CREATE OR REPLACE TABLE {table} AS {query}")
 
 
 _FILE = "_tidemark_file"

@@ -10,7 +10,7 @@ from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 def files_needs(settings: FilesSettings) -> SinkNeeds:
     """Returns the sink's needs. A split that is published as Parquet becomes a file of the copy unchanged."""
     published: Literal["arrow", "parquet"] = "parquet" if settings.format == "parquet" else "arrow"
-    return SinkNeeds(f"files {settings.path}", published_format=published, takes_lists=True)
+    return SinkNeeds(f"files {settings.path}", published_format=published, takes_lists=True, holds="changes")
 
 
 def files_identity(settings: FilesSettings) -> SinkIdentity:

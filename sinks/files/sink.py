@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
 
-from tidemark.sinks.comparing import Comparisons
+from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
 from tidemark.sinks.files.merging import MERGED_FILES, merge_small_files, remove_merged
 from tidemark.sinks.files.part import FilesPart, Format
@@ -38,6 +37,7 @@ from tidemark.sinks.sink import (
 from tidemark.state.change_batch import ChangeBatch, PartItem
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
 OWNER_FILE = "_tidemark.json"
@@ -180,14 +180,17 @@ class FilesSink:
     def writer(self, job: JobIdentity) -> "FilesWriter":
         return FilesWriter(self, FilesLedger.of(self.root, job))
 
-    repairs_keys: ClassVar[bool] = False
-    """Readers fold changes in their order: rows of a later state can't be put before the changes that led to it."""
-
     def comparable(self, schema: TableSchema) -> AbstractContextManager[Comparisons]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         from tidemark.sinks.files.comparing import comparable_files
 
         return comparable_files(self.root / table_folder_name(schema.table), schema, self.format)
+
+    def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        from tidemark.sinks.files.comparing import keys_in_files
+
+        return keys_in_files(self.root / table_folder_name(schema.table), schema, self.format, within, limit)
 
     def written(self, job: JobIdentity) -> Written:
         return FilesLedger.of(self.root, job).written()

@@ -30,7 +30,7 @@ MEMORY_LIMIT = "1GB"
 RECENT_SHARE = 8
 """`recent` goes into `base` once it has this part of its keys, and at least RECENT_ROWS."""
 RECENT_ROWS = 100_000
-_DELETE, _INSERT, _TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
+DELETE, _INSERT, TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
 _SETTINGS = (
     f"memory_limit = '{MEMORY_LIMIT}'",
     "threads = 2",
@@ -122,11 +122,11 @@ class FoldedState:
     def take_changes(self) -> None:
         """Takes the changes in `fresh` in, and drops that table."""
         ((truncated, last),) = self.execute(
-            f"SELECT max(o) FILTER (kind = '{_TRUNCATE}'), max(o) FILTER (is_logged) FROM fresh"
+            f"SELECT max(o) FILTER (kind = '{TRUNCATE}'), max(o) FILTER (is_logged) FROM fresh"
         )
         self.truncated = max(self.truncated, -1 if truncated is None else truncated)
         self.log_place = max(self.log_place, -1 if last is None else last)
-        self.execute(f"DELETE FROM fresh WHERE kind = '{_TRUNCATE}' OR o <= {self.truncated} OR {self.no_key}")
+        self.execute(f"DELETE FROM fresh WHERE kind = '{TRUNCATE}' OR o <= {self.truncated} OR {self.no_key}")
         self._follow_keys()
         self._fold()
         self.execute("DROP TABLE fresh")
@@ -158,7 +158,7 @@ class FoldedState:
         before = ", ".join(f"d.{name} AS from_{name}" for name in self.keys)
         self.execute(
             f"CREATE OR REPLACE TABLE moves AS SELECT DISTINCT {', '.join(f'i.{name}' for name in self.keys)}, i.o, {before} "
-            f"FROM (SELECT * FROM fresh WHERE {moved}) i JOIN fresh d ON d.o = i.o - 1 AND d.kind = '{_DELETE}'"
+            f"FROM (SELECT * FROM fresh WHERE {moved}) i JOIN fresh d ON d.o = i.o - 1 AND d.kind = '{DELETE}'"
         )
         at_origin = " AND ".join(f"h.{name} = m.from_{name}" for name in self.keys)
         origins = ", ".join(f"from_{name} AS {name}" for name in self.keys)
@@ -168,7 +168,7 @@ class FoldedState:
         for i, hashed in enumerate(self._toasts):
             history = (
                 f"SELECT {self.key_list}, o, u{i} AS is_open, coalesce({hashed}, 0) AS t FROM fresh "
-                f"WHERE kind <> '{_DELETE}' AND (NOT u{i} OR kind = '{_INSERT}') "
+                f"WHERE kind <> '{DELETE}' AND (NOT u{i} OR kind = '{_INSERT}') "
                 f"UNION ALL SELECT {self.key_list}, o, false, coalesce({hashed}, 0) FROM origins"
             )
             values = (
@@ -194,7 +194,7 @@ class FoldedState:
         kept = f"SELECT {self.key_list}, o, gone, {', '.join(self.hashes)}{self._all_there} FROM"
         flags = "".join(f", u{i}" for i in range(len(self._toasts)))
         sources = [
-            f"SELECT {self.key_list}, o, kind = '{_DELETE}' AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
+            f"SELECT {self.key_list}, o, kind = '{DELETE}' AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
             f"{kept} recent",
         ]
         if self._toasts:  # values that are left out are in the row before

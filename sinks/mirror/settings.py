@@ -6,7 +6,8 @@ from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 
 def mirror_needs(settings: MirrorSettings) -> SinkNeeds:
-    return SinkNeeds(f"mirror {settings.url}", needs_key=True, appends_keyless=settings.keyless == "append")
+    keyless = settings.keyless == "append"
+    return SinkNeeds(f"mirror {settings.url}", needs_key=True, appends_keyless=keyless, holds="rows")
 
 
 def mirror_identity(settings: MirrorSettings) -> SinkIdentity:

@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
@@ -41,6 +40,7 @@ from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import Finding, JobIdentity, Written, raise_problems, reserved_name_findings
 from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.failpoints import failpoint
+from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -298,8 +298,6 @@ class MirrorSink:
             self.parallelism,
         )
 
-    repairs_keys: ClassVar[bool] = True
-
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
@@ -318,6 +316,12 @@ class MirrorSink:
             sql.prepare()
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
             yield MirrorComparison(session, sql, rows, gate, schema, target, self.audit.deleted)
+
+    def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
+        """See `tidemark.sinks.comparing.ComparableSink`."""
+        with self._comparison(schema) as copy:
+            copy.stage(())
+            return [pair.key for pair in copy.surplus(within, limit)]
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:

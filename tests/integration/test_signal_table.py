@@ -145,7 +145,7 @@ def test_rows_that_ask_for_nothing_sensible_fail_and_the_job_goes_on(
         "o": ("set", {"snapshot.parallelism": "${HOME}"}, "must be a whole number"),
         "p": ("set", {"snapshot.parallelism": 1, "log.max_batch_seconds": 2}, "more than one signal"),
         "q": ("resnapshot", table | {"where": "1 = 1"}, "signals.conditions of the job file is not true"),
-        "r": ("resnapshot", table | {"keys": [5]}, "Only a mirror"),
+        "r": ("resnapshot", table | {"keys": ["5,6"]}, "has 2 values"),
         "s": ("pause", {"table": "a" * 17_000}, "more than 16,384 characters"),
         "t": ("stop-snapshot", table, "All its splits are read"),
     }
