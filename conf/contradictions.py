@@ -72,6 +72,7 @@ def _of_kind(job: Sections) -> list[Contradiction]:
         whose = "MySQL and MariaDB"
     else:
         given = {("source", "slot"): source.slot is not None, ("source", "publication"): source.publication is not None}
+        given[("source", "standby")] = source.standby
         given[("log", "start")] = isinstance(start, StartAtLsn)
         whose = "PostgreSQL"
     return [(path, f"is for {whose} sources only") for path, is_given in given.items() if is_given]

@@ -179,8 +179,8 @@ def _mask_key(value: Any) -> Secret:
 
 
 class Source(Section):
-    """The database that is copied. For MySQL and MariaDB a read replica is enough. Tidemark writes to no table. Reading
-    takes only the lock that a SELECT takes.
+    """The database that is copied. For MySQL, MariaDB, and PostgreSQL 16 and later a read replica is enough. Tidemark writes to
+    no table. Reading takes only the lock that a SELECT takes.
     """
 
     url: SourceUrl = Field(
@@ -249,6 +249,13 @@ class Source(Section):
         description="PostgreSQL: the publication of the tables. It is created at the first start if it does not exist and "
         "the role has the privilege. Default: `tidemark_` and the job's name.",
         examples=["tidemark_shop_mirror"],
+    )
+    standby: Flag = Field(
+        False,
+        description="PostgreSQL 16 and later: whether the server may be a standby that streams from its primary. The job's "
+        "slot is on the standby; the publication must be created on the primary. Without this setting a standby is refused, or "
+        "waited for as in a failover.",
+        examples=[True],
     )
     on_table_error: Literal["park", "stop"] = Field(
         "park",

@@ -60,7 +60,8 @@ class PlannerAccess(Protocol):
 
 class SplitReading(Protocol):
     def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
-        """Returns the split's rows as of its high watermark."""
+        """Returns the split's rows as of its high watermark. `anchor`: where the replay of MySQL's log may begin
+        (docs/adr/0003), or a position up to which PostgreSQL's rows must contain the log."""
 
 
 class LogReading(Protocol):

@@ -9,7 +9,8 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
 from tidemark.jobs.sources import acquire_lease
 from tidemark.readers.postgres.connect import Connection, connect, sql_errors
-from tidemark.readers.postgres.slot.publication import drop_publication, publication_owner
+from tidemark.readers.postgres.replay import is_in_recovery
+from tidemark.readers.postgres.slot.publication import drop_publication, drop_statement, publication_owner
 from tidemark.readers.postgres.slot.slot import drop_slot, slot_exists
 from tidemark.state.errors import JobFileError, JobHeldError
 
@@ -33,7 +34,7 @@ def drop(job: JobFile, *, yes: bool) -> None:
 def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
     owner = publication_owner(connection, job.publication)
     found = [f"replication slot {job.slot}"] if slot_exists(connection, job.slot) else []
-    if owner is not None and owner[1]:
+    if owner is not None and owner[1] and not is_in_recovery(connection):
         found.append(f"publication {job.publication}")
     where = f"{job.source.url.host}, database {job.source.url.database}"
     question = f"Drop {' and '.join(found)} on {where}? Job {job.job} loses its position in the log."
@@ -44,6 +45,8 @@ def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
         print(f"Dropped replication slot {job.slot}.")
     if owner is not None and not owner[1]:
         print(redact(f"Kept publication {job.publication}: it belongs to {owner[0]}, who can drop it."))
+    elif owner is not None and is_in_recovery(connection):
+        print(redact(f"Kept publication {job.publication}: drop it on the primary: {drop_statement(job.publication)}."))
     elif drop_publication(connection, job.publication):
         print(redact(f"Dropped publication {job.publication}."))
     if not found:

@@ -69,6 +69,11 @@ class SplitsTask:
     anchor: Position
     log_position: Position
 
+    @property
+    def read_from(self) -> Position:
+        """What a split must contain, or be replayed from. PostgreSQL has no anchors."""
+        return self.log_position if isinstance(self.log_position, WalPosition) else self.anchor
+
 
 @dataclass(frozen=True, slots=True)
 class LogTask:
@@ -187,7 +192,7 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
             if published is None and isinstance(split.pages, ReleaseChunk):
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
-                read = reader.read(split, schemas[split.table], work.anchor)
+                read = reader.read(split, schemas[split.table], work.read_from)
                 read = read.after(work.log_position).shifted(task.version_offset)
                 published = publish(store, task.epoch, split, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))

@@ -191,6 +191,12 @@ def sql_errors(connection: Connection) -> Iterator[None]:
 
 
 def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError:
+    if error.pgcode == _CONFLICT:
+        return SourceUnavailableError(
+            f"The standby ended a query of the job: {error_text(error)}.",
+            "Its primary removed rows that the query needed: on the standby set hot_standby_feedback = on, or a greater "
+            "max_standby_streaming_delay. Then run the job again.",
+        )
     if is_transient(error) or connection.closed:
         return SourceUnavailableError(
             f"The connection to the source was lost: {error_text(error)}",
@@ -206,6 +212,8 @@ def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError
 
 
 _DENIED = "42501"
+_CONFLICT = "40001"
+"""A query that only reads one snapshot conflicts with nothing but a standby's recovery."""
 
 
 def version_of(connection: Connection) -> tuple[int, int]:

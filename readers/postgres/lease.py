@@ -27,11 +27,12 @@ GROUP BY pid"""
 
 
 class AdvisoryLock(Lock):
-    """`names`: the job's lock, then that of its slot."""
+    """`names`: the job's lock, then that of its slot. `standby`: the server may be one (source.standby)."""
 
     error_class: ClassVar[type[Exception]] = psycopg2.Error
 
-    def __init__(self, endpoint: Endpoint, tls: Tls | None, *names: str) -> None:
+    def __init__(self, endpoint: Endpoint, tls: Tls | None, *names: str, standby: bool = False) -> None:
+        self._standby = standby
         self._endpoint, self._tls, self._keys = endpoint, tls, [lock_key(name) for name in names]
         self._connection: Connection | None = None
 
@@ -40,7 +41,9 @@ class AdvisoryLock(Lock):
             return
         # At a start, the checks refuse a standby. Later, a lock there would be none on the primary.
         is_start = reconnect is AT_START
-        self._connection = connect(self._endpoint, self._tls, reconnect=reconnect, primary=not is_start)
+        self._connection = connect(
+            self._endpoint, self._tls, reconnect=reconnect, primary=not is_start and not self._standby
+        )
         try:
             self._prepare(self._connection)
         except psycopg2.Error as error:

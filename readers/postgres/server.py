@@ -19,7 +19,8 @@ SELECT current_setting('server_version'), current_database(),
 _IDENTITY = """
 SELECT (SELECT system_identifier FROM pg_control_system()),
        CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
-            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END"""
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END,
+       pg_is_in_recovery()"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +96,31 @@ def read_server(connection: Connection) -> ServerInfo:
 
 
 def read_identity(connection: Connection) -> ServerIdentity:
+    return _identity(connection)[0]
+
+
+def _identity(connection: Connection) -> tuple[ServerIdentity, bool]:
+    """Returns the server's identity, and whether it is a standby."""
     with connection.cursor() as cursor:
         cursor.execute(_IDENTITY)
-        row = cursor.fetchone()
-    assert row is not None
-    return ServerIdentity(str(row[0]), int(row[1]))
+        ((system, timeline, in_recovery),) = cursor.fetchall()
+    return ServerIdentity(str(system), int(timeline)), in_recovery
 
 
 def require_identity(connection: Connection, expected: ServerIdentity) -> None:
     """Raises LogPositionLostError if this is another server: its rows and the job's positions must not be mixed. Also raises
-    SourceUnavailableError, SourceNotUsableError: it is asked on new connections, before the first query is repeated."""
+    SourceUnavailableError, SourceNotUsableError: it is asked on new connections, before the first query is repeated.
+
+    A standby follows its primary to a new timeline only if all that it has replayed is from before. It does not say at once on
+    which timeline it is, so that is not compared until it is promoted."""
     with sql_errors(connection):
-        found = read_identity(connection)
-    require_same(found, expected)
+        require_same(connection, expected)
 
 
-def require_same(found: ServerIdentity, expected: ServerIdentity) -> None:
-    """Raises LogPositionLostError if this is another server than the job's."""
-    if found == expected:
+def require_same(connection: Connection, expected: ServerIdentity) -> None:
+    """The same, with the errors of psycopg2."""
+    found, in_recovery = _identity(connection)
+    if (in_recovery and found.system == expected.system) or found == expected:
         return
     what = (
         f"The server is on timeline {found.timeline}, the job's positions are of timeline {expected.timeline}: it was "

@@ -46,7 +46,7 @@ from tidemark.readers.postgres.schema.catalog import (
 )
 from tidemark.readers.postgres.schema.identity import oids_of, require_same_tables
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
-from tidemark.readers.postgres.schema.server_checks import after_failover, check_settings
+from tidemark.readers.postgres.schema.server_checks import STANDBY_MAJOR, after_failover, check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.schema.text_orders import certain, text_orders
@@ -120,7 +120,7 @@ class PostgresServer:
             max_delay_seconds=reconnect.max_delay_seconds,
             bad_values=BadValueRule.of(self.job),
         )
-        log = ServerLog(source.url, source.tls, self.slot_source, reconnect)
+        log = ServerLog(source.url, source.tls, self.slot_source, reconnect, source.standby)
         return PostgresLog(self, LogReader(log, {schema.table: schema for schema in schemas}, options))
 
     @contextmanager
@@ -144,6 +144,7 @@ class PostgresServer:
             masked_tables(self.job),
             BadValueRule.of(self.job),
             self.job.reconnect,
+            self.slot_source.slot if source.standby else None,
         )
 
     def connect(self) -> Connection:
@@ -153,7 +154,7 @@ class PostgresServer:
             source.url,
             source.tls,
             reconnect=self.job.reconnect,
-            primary=True,
+            primary=not source.standby,
             check=lambda opened: require_identity(opened, identity),
         )
 
@@ -523,8 +524,9 @@ def find_postgres(
         server = read_server(connection)
         demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         views: list[Finding] = []
-        if server.in_recovery:  # what a standby lacks it may only not have yet: that is no table's trouble
-            result = Preflight({}, tuple(check_settings(connection, server, job.slot)))
+        if server.in_recovery and not reads_standby(server, job):
+            # What a standby lacks it may only not have yet: that is no table's trouble.
+            result = Preflight({}, tuple(check_settings(connection, server, job.slot, standby=source.standby)))
         else:
             candidates = read_candidates(connection)
             tables = select_tables(candidates, source.tables, source.exclude_tables, each_matches=not has_started)
@@ -543,6 +545,11 @@ def find_postgres(
         )
 
 
+def reads_standby(server: ServerInfo, job: JobFile) -> bool:
+    """Returns whether a standby of this version may be the source."""
+    return job.source.standby and server.version[0] >= STANDBY_MAJOR
+
+
 def postgres_tables(job: JobFile) -> list[TableId]:
     """See `tidemark.jobs.sources.selected_tables`."""
     with closing(connect(job.source.url, job.source.tls)) as connection, sql_errors(connection):
@@ -552,7 +559,8 @@ def postgres_tables(job: JobFile) -> list[TableId]:
 def acquire_postgres_lease(job: JobFile, *, wait: bool) -> Lease:
     """See `tidemark.jobs.sources.acquire_lease`."""
     names = checkpoint_lock(job.checkpoint), lock_name("slot", job.slot)
-    return Lease.acquire(AdvisoryLock(job.source.url, job.source.tls, *names), wait=wait, reconnect=job.reconnect)
+    lock = AdvisoryLock(job.source.url, job.source.tls, *names, standby=job.source.standby)
+    return Lease.acquire(lock, wait=wait, reconnect=job.reconnect)
 
 
 def _not_published_then(job: JobFile, start: WalPosition, tables: Sequence[TableId]) -> LogPositionLostError:
@@ -573,4 +581,5 @@ def _demands(
         tables=TableSettings.of(job, copied),
         lists=lists,
         appends_keyless=appends_keyless,
+        standby=job.source.standby,
     )

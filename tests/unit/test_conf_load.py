@@ -351,6 +351,7 @@ REFUSED = [
         "ones",
     ),
     ("source.slot=x", "source.slot: is for PostgreSQL sources only"),
+    ("source.standby=true", "source.standby: is for PostgreSQL sources only"),
     ("source.slot=Upper", "source.slot: must be a name of a-z, 0-9 and '_', at most 63 characters; found: Upper"),
     ("source.publication=x", "source.publication: is for PostgreSQL sources only"),
     ("source.publication=''", "source.publication: must be a name of at most 63 bytes"),

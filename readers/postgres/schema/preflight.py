@@ -30,7 +30,7 @@ from tidemark.state.table import TableId, TableSchema
 @dataclass(frozen=True, slots=True)
 class Demands:
     """The job's requirements of its source. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`: the
-    sink takes arrays as lists."""
+    sink takes arrays as lists. `standby`: the server may be one (source.standby)."""
 
     needs_key: bool
     slot: str
@@ -38,6 +38,7 @@ class Demands:
     tables: TableSettings = field(default_factory=TableSettings)
     lists: bool = False
     appends_keyless: bool = False
+    standby: bool = False
 
     def checks_key(self, schema: TableSchema) -> bool:
         return self.needs_key and not (self.appends_keyless and not schema.key)
@@ -54,10 +55,10 @@ def preflight(
 ) -> Preflight:
     """Runs all checks. Problems are returned, not raised: see `findings.raise_refusals`.
 
-    `connection` is the job's own role, with no transaction open.
+    `connection` is the job's own role, with no transaction open. A standby may be the source: see `find_postgres`.
     """
     findings = [
-        *check_settings(connection, server, demands.slot),
+        *check_settings(connection, server, demands.slot, standby=demands.standby),
         *check_role(connection),
         *check_settings_of_tables(tables, demands.tables),
     ]
@@ -84,9 +85,9 @@ def preflight(
             findings += check_key(facts, schema) if demands.checks_key(schema) else []
     findings += check_money(connection, schemas.values())
     if publication_exists(connection, demands.publication):
-        owned = [table for table, facts in tables.items() if facts.owned]
+        owned = [table for table, facts in tables.items() if facts.owned and not server.in_recovery]
         partitioned = [table for table, facts in tables.items() if facts.kind == "partitioned"]
         findings += check_publication(connection, demands.publication, tables, partitioned=partitioned, addable=owned)
     else:
-        findings += check_creation(connection, demands.publication, tables)
+        findings += check_creation(connection, server, demands.publication, tables)
     return Preflight(schemas, tuple(findings))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from tidemark.conf.tables import setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, quote_identifier
+from tidemark.readers.postgres.replay import STREAM
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
 from tidemark.readers.postgres.slot.publication import only_itself
@@ -19,19 +20,13 @@ _ONE_IN_MONEY = "SELECT encode(cash_send('1'::money), 'hex')"
 _ONE_HUNDRED = "0000000000000064"
 
 
-def check_settings(connection: Connection, server: ServerInfo, slot: str) -> list[Finding]:
-    """Checks the settings that creating and keeping a slot needs."""
-    found = []
-    if server.in_recovery:
-        found.append(
-            Finding(
-                "refuse",
-                f"The server is a standby ({server.name}). A standby can't say which log position a snapshot belongs to, and "
-                "its slots wait for the primary.",
-                "Name the primary in source.url. If a failover is under way, run the job again after it.",
-                passes=True,
-            )
-        )
+STANDBY_MAJOR = 16
+"""The first version whose standbys have logical slots of their own."""
+
+
+def check_settings(connection: Connection, server: ServerInfo, slot: str, *, standby: bool = False) -> list[Finding]:
+    """Checks the settings that creating and keeping a slot needs. `standby`: the server may be one (source.standby)."""
+    found = _check_standby(connection, server, standby=standby) if server.in_recovery else []
     if server.wal_level != "logical":
         found.append(
             refusal(
@@ -51,8 +46,51 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str) -> lis
     return [*found, *_worth_knowing(connection, server), *_without_failover(connection, server, slot)]
 
 
+def _check_standby(connection: Connection, server: ServerInfo, *, standby: bool) -> list[Finding]:
+    if server.version[0] < STANDBY_MAJOR and standby:
+        return [
+            refusal(
+                f"The server is a standby ({server.name}). Standbys have logical slots since PostgreSQL {STANDBY_MAJOR}.",
+                "Name the primary in source.url.",
+            )
+        ]
+    if not standby:
+        read_it = f" To read from the standby, write source.standby: true (PostgreSQL {STANDBY_MAJOR} and later)."
+        return [
+            Finding(
+                "refuse",
+                f"The server is a standby ({server.name}).",
+                f"Name the primary in source.url. If a failover is under way, run the job again after it.{read_it}",
+                passes=True,
+            )
+        ]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('hot_standby_feedback')::boolean AND current_setting('primary_slot_name') <> '', "
+            "EXISTS (SELECT FROM pg_stat_wal_receiver)"
+        )
+        ((keeps, streams),) = cursor.fetchall()
+    found = []
+    if not keeps:
+        found.append(
+            warning(
+                "The primary may remove rows that the job still needs: the standby then ends queries, and invalidates the "
+                "job's slot, after which all rows are read again (source.on_log_lost).",
+                "On the standby: set hot_standby_feedback = on, and in primary_slot_name a physical slot of the primary.",
+            )
+        )
+    if not streams:
+        found.append(warning("The standby does not stream from its primary now.", STREAM))
+    return found
+
+
 def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str:
     """Returns what a job does after a standby of the server was promoted."""
+    if server.in_recovery:
+        return (
+            "If this standby is promoted, the job continues there. If it follows another primary that was promoted, the job "
+            "does not notice."
+        )
     if server.version[0] < FAILOVER_MAJOR:
         return (
             f"{server.name} has no copies of logical slots on standbys: after a failover all rows are read again "
@@ -131,8 +169,21 @@ def publication_exists(connection: Connection, name: str) -> bool:
         return cursor.fetchone() is not None
 
 
-def check_creation(connection: Connection, name: str, tables: Mapping[TableId, TableFacts]) -> list[Finding]:
+def check_creation(
+    connection: Connection, server: ServerInfo, name: str, tables: Mapping[TableId, TableFacts]
+) -> list[Finding]:
     """Checks that the role may create the missing publication."""
+    create = (
+        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
+        "WITH (publish_via_partition_root = true)."
+    )
+    if server.in_recovery:
+        return [
+            refusal(
+                f"There is no publication {name}, and a standby can't create it.",
+                f"On the primary: {create} Then run the job again.",
+            )
+        ]
     with connection.cursor() as cursor:
         cursor.execute("SELECT has_database_privilege(current_database(), 'CREATE'), current_user")
         row = cursor.fetchone()
@@ -146,9 +197,7 @@ def check_creation(connection: Connection, name: str, tables: Mapping[TableId, T
     return [
         refusal(
             f"There is no publication {name}, and the role {role} {why}.",
-            "Let the owner of the tables create it, and name it in source.publication: "
-            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
-            "WITH (publish_via_partition_root = true).",
+            f"Let the owner of the tables create it, and name it in source.publication: {create}",
         )
     ]
 

@@ -65,13 +65,54 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float | None 
 
     The log lacks what such a transaction wrote to a table before the table was published. And a committed transaction can
     be in the log before it is visible.
+
+    A standby does not name its primary's open transactions. There it waits until all ids that are given out now have ended.
     """
+    if (next_id := _next_id_on_standby(connection)) is not None:
+        _wait_on_standby(connection, next_id, SETTLE_SECONDS if seconds is None else seconds)
+        return
     older, wait = open_transactions(connection), LongWait()
     deadline = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
     while older := older & open_transactions(connection):
         if time.monotonic() > deadline:
             raise open_for_long(connection, older)
         wait.goes_on(partial(_waited_for, connection, older))
+        time.sleep(_POLL_SECONDS)
+
+
+# age() counts from the next id that the server knows of.
+_NEXT_ID = """
+SELECT CASE WHEN pg_is_in_recovery() THEN now.xmax + age((now.xmax % 4294967296)::text::xid) END
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax) AS now"""
+_OLDEST_RUNNING = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+
+
+def _next_id_on_standby(connection: Connection) -> int | None:
+    with connection.cursor() as cursor:
+        cursor.execute(_NEXT_ID)
+        ((found,),) = cursor.fetchall()
+    return None if found is None else int(found)
+
+
+def _wait_on_standby(connection: Connection, next_id: int, seconds: float) -> None:
+    deadline, wait = time.monotonic() + seconds, LongWait()
+    while True:
+        with connection.cursor() as cursor:
+            cursor.execute(_OLDEST_RUNNING)
+            ((oldest,),) = cursor.fetchall()
+        if int(oldest) >= next_id:
+            return
+        text = f"transactions from {oldest} on are open on the primary, or the standby has not replayed their end"
+        remedy = (
+            "Let them end. On the primary: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL "
+            "ORDER BY xact_start, and SELECT * FROM pg_prepared_xacts."
+        )
+        if time.monotonic() > deadline:
+            raise SourceNotUsableError(
+                f"The job can't start reading the log while older transactions are open: {text}.",
+                f"{remedy} Then run the job again.",
+            )
+        wait.goes_on(partial("The job waits until older transactions have ended: {}. {}".format, text, remedy))
         time.sleep(_POLL_SECONDS)
 
 

@@ -226,8 +226,12 @@ def drop_publication(connection: Connection, name: str) -> bool:
     """Drops the publication. Returns False if there is none. Raises SourceNotUsableError."""
     if _head(connection, name) is None:
         return False
-    _write(connection, f"DROP PUBLICATION {quote_identifier(name)}")
+    _write(connection, drop_statement(name))
     return True
+
+
+def drop_statement(name: str) -> str:
+    return f"DROP PUBLICATION {quote_identifier(name)}"
 
 
 def _head(connection: Connection, name: str) -> tuple[int, str, bool, bool, bool] | None:

@@ -17,15 +17,16 @@ from tidemark.state.position import WalPosition
 
 @dataclass(frozen=True, slots=True)
 class ServerLog:
-    """Implements `log_source.LogSource`."""
+    """Implements `log_source.LogSource`. `standby`: the server may be one (source.standby)."""
 
     endpoint: Endpoint
     tls: Tls | None
     slot_source: SlotSource
     reconnect: Reconnect = AT_START
+    standby: bool = False
 
     def open(self, start: WalPosition, stop: WalPosition) -> LogStream:
-        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)
+        connection = connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=not self.standby)
         try:
             check_slot(connection, self.slot_source, start, until=stop)
         except psycopg2.Error as exc:
@@ -42,7 +43,7 @@ class ServerLog:
         """Returns the names of `types`, and of the types that all tables' columns have, so that one query is enough."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
         with (
-            closing(connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=True)) as connection,
+            closing(connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=not self.standby)) as connection,
             connection.cursor() as cursor,
         ):
             try:

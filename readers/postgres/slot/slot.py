@@ -4,14 +4,20 @@ It is a logical slot of pgoutput. The server silently leaves out what is before 
 compared with the job's before anything is read.
 """
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg2
+import psycopg2.errors
 
+from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import APPLICATION_NAME, Connection, error_code, error_text, version_of
-from tidemark.readers.postgres.server import ServerIdentity, read_identity, require_same
+from tidemark.readers.postgres.replay import await_replay, is_in_recovery
+from tidemark.readers.postgres.server import ServerIdentity, require_same
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
 from tidemark.readers.postgres.slot.log_source import ConnectionLostError
@@ -35,13 +41,16 @@ SELECT to_jsonb(s) || jsonb_build_object(
   'here', s.database IS NOT DISTINCT FROM current_database(),
   'confirmed', s.confirmed_flush_lsn - '0/0',
   'restart', s.restart_lsn - '0/0',
+  'in_recovery', pg_is_in_recovery(),
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
 """
 
 _ENDS = """
-SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint
+SELECT (CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)::bigint,
+       (CASE WHEN standby THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0'::pg_lsn)::bigint
+FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS server
 """
 
 
@@ -82,7 +91,7 @@ def check_slot(
 ) -> None:
     """Checks that the slot still has the log from `position` on, and that the log reaches `until`. Raises
     LogPositionLostError, SourceNotUsableError, or ConnectionLostError if somebody reads from the slot now."""
-    require_same(read_identity(connection), slot_source.identity)
+    require_same(connection, slot_source.identity)
     found = check_position(connection, slot_source.slot, position)
     if until is not None:
         _check_end(connection, found, until)
@@ -161,7 +170,7 @@ def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPos
 
     The server flushes at each commit. It flushes asynchronous commits and pruning by SELECTs in the background, and writes
     of open transactions late: assigning an unused transaction id makes it flush these too. Raises SourceNotUsableError
-    after `seconds`.
+    after `seconds`. A standby's log ends where it has replayed it, and all before that is visible.
     """
     end, flushed = _one(connection, _ENDS)
     started, asked = time.monotonic(), False
@@ -229,19 +238,90 @@ def _create(connection: Connection, slot: str) -> None:
     older = waits.open_transactions(connection)
     try:
         _one(connection, "SELECT set_config('statement_timeout', %s, false)", f"{waits.SETTLE_SECONDS:.0f}s")
-        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a failover.
-        failover = ", true" if version_of(connection)[0] >= FAILOVER_MAJOR else ""
+        # Since 17 a standby may keep a copy of the slot, with which the job goes on after a failover. Not of one of its own.
+        is_standby = is_in_recovery(connection)
+        failover = ", true" if version_of(connection)[0] >= FAILOVER_MAJOR and not is_standby else ""
         create = f"SELECT lsn FROM pg_create_logical_replication_slot(%s, 'pgoutput', false, false{failover})"
-        _one(connection, create, slot)
+        if is_standby:
+            _create_on_standby(connection, partial(_one, connection, create, slot))
+        else:
+            _one(connection, create, slot)
         _one(connection, "SELECT set_config('statement_timeout', '0', false)")
     except psycopg2.Error as exc:
         if error_code(exc) == _TIMED_OUT:
             _one(connection, "SELECT set_config('statement_timeout', '0', false)")
+            if is_in_recovery(connection):
+                raise SourceNotUsableError(
+                    f"The standby has not created the slot {slot} in {waits.SETTLE_SECONDS:.0f} s: it waits until the primary "
+                    "logs which transactions run, and until older ones have ended.",
+                    f"{_ON_PRIMARY} Then run the job again.",
+                ) from exc
             now = waits.open_transactions(connection)
             raise waits.open_for_long(connection, older & now or now) from exc
         if will_pass(exc, connection):
             raise
         raise _refused(exc) from exc
+
+
+_ON_PRIMARY = (
+    "On the primary: SELECT pg_log_standby_snapshot(). If that does not help, end the oldest transactions there: SELECT pid, "
+    "xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start, and SELECT * FROM "
+    "pg_prepared_xacts."
+)
+_WAITS_FOR_PRIMARY = (
+    f"The standby creates the job's slot once the primary has logged which transactions run, which it does every 15 s if it is "
+    f"not idle. {_ON_PRIMARY}"
+)
+
+
+_CREATE_ATTEMPTS = 5
+"""The primary learns only after some seconds which rows of its catalogs a new slot needs. If it has removed them before, the
+standby ends the statement."""
+
+
+def _create_on_standby(connection: Connection, create: Callable[[], object]) -> None:
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            _wait_telling(connection, create, _WAITS_FOR_PRIMARY)
+        except psycopg2.errors.SerializationFailure:
+            if attempt == _CREATE_ATTEMPTS or connection.closed:
+                raise
+        else:
+            return
+
+
+def _wait_telling(connection: Connection, query: Callable[[], object], text: str) -> None:
+    """Runs the query in a thread, and tells `text` if it takes long. An interrupt ends the query."""
+    wait, failed = LongWait(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            query()
+        except BaseException as error:  # noqa: BLE001  raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="slot", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            wait.goes_on(lambda: text)
+    except BaseException:
+        connection.cancel()
+        thread.join()
+        raise
+    if failed:
+        raise failed[0]
+
+
+def require_own_standby(connection: Connection, slot: str) -> None:
+    """Raises SourceNotUsableError if a standby answers that does not have the job's slot. Others may have replayed less, or
+    follow a primary that was replaced."""
+    if is_in_recovery(connection) and not slot_exists(connection, slot):
+        raise SourceNotUsableError(
+            f"A standby answers that does not have the job's replication slot {slot}.",
+            "Name one standby in source.url, not an address that leads to several.",
+        )
 
 
 def _find(connection: Connection, slot: str) -> dict[str, Any] | None:
@@ -266,11 +346,22 @@ def _check_kept(found: dict[str, Any], slot: str) -> None:
     """Raises LogPositionLostError for a slot that the server invalidated."""
     if _is_lost(found):
         reason = found.get("invalidation_reason")
+        if found["in_recovery"] and found.get("conflicting"):
+            raise LogPositionLostError(
+                f"The standby invalidated the replication slot {slot} ({reason or 'it conflicts with recovery'}).",
+                f"{START_OVER_NOW} {_KEEP_ON_STANDBY}",
+            )
         raise LogPositionLostError(
             f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): its log is gone.",
             f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
             "idle_replication_slot_timeout.",
         )
+
+
+_KEEP_ON_STANDBY = (
+    "Then see that the primary keeps what the slot needs: on the standby hot_standby_feedback = on and primary_slot_name, on "
+    "the primary wal_level = logical."
+)
 
 
 def _is_lost(found: dict[str, Any]) -> bool:
@@ -288,7 +379,10 @@ def _check_position(found: dict[str, Any], slot: str, position: WalPosition) -> 
 
 
 def _check_end(connection: Connection, found: dict[str, Any], position: WalPosition) -> None:
-    if int(found["flushed"]) < position.lsn and (end := log_end(connection)).lsn < position.lsn:
+    if int(found["flushed"]) >= position.lsn:
+        return
+    await_replay(connection, position)
+    if (end := log_end(connection)).lsn < position.lsn:
         raise LogPositionLostError(
             f"The source's log ends at {end}, before {position}, which the job has read: the server was restored from an "
             "older copy, or lost the end of its log.",

@@ -22,10 +22,10 @@ from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.readers.postgres.snapshot.split_reader import (
+    Snapshots,
     SnapshotSource,
     require_shape,
     select_where,
-    take_snapshot,
 )
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader
@@ -48,6 +48,7 @@ class KeyReader(RetryingSplitReader[Connection]):
     def __init__(self, source: SnapshotSource, schemas: Mapping[TableId, TableSchema]) -> None:
         super().__init__(SqlSession(source.connect))
         self._source, self._schemas = source, schemas
+        self._snapshots = Snapshots(source, self._session)
         self._wanted = pa.RecordBatch.from_pydict({})
         self._begun: tuple[Connection, WalPosition, int] | None = None
         self._keys: dict[TableId, TableKey] = {}
@@ -118,8 +119,9 @@ class KeyReader(RetryingSplitReader[Connection]):
         if self._begun is None or self._begun[0] is not connection:
             self._keys.clear()
             try:
-                with locked(connection, self._session.another, [schema for _, schema in sorted(self._schemas.items())]):
-                    taken = take_snapshot(connection)
+                taken = self._snapshots.begin(
+                    connection, [schema for _, schema in sorted(self._schemas.items())], self._source.start
+                )
             except psycopg2.Error as error:
                 if not will_pass(error, connection):
                     self._require_each(connection)

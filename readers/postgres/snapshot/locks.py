@@ -4,6 +4,7 @@ behind it."""
 from collections.abc import Collection, Mapping, Sequence
 
 from tidemark.readers.postgres.connect import Connection
+from tidemark.readers.postgres.replay import is_in_recovery
 from tidemark.readers.postgres.slot.open_transactions import OpenTransaction, described
 from tidemark.readers.session import FIND_LOCK, AskingSession
 from tidemark.state.errors import TableLockedError
@@ -30,8 +31,18 @@ def locked_tables(connection: Connection, tables: Collection[TableId]) -> Mappin
     with connection.cursor() as cursor:
         cursor.execute(_LOCKED)
         rows = cursor.fetchall()
-    found = {TableId(schema, name): described(*facts) for schema, name, *facts in rows}
+    keeper = _on_primary if rows and is_in_recovery(connection) else described
+    found = {TableId(schema, name): keeper(*facts) for schema, name, *facts in rows}
     return {table: found[table] for table in tables if table in found}
+
+
+def _on_primary(*_: object) -> OpenTransaction:
+    """A standby's own sessions have no such lock: it replays that of a transaction of the primary."""
+    return OpenTransaction(
+        "a transaction on the primary",
+        "End it there: SELECT pid, query FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks WHERE "
+        "mode = 'AccessExclusiveLock' AND locktype = 'relation')",
+    )
 
 
 def locked_error(session: AskingSession[Connection], tables: Sequence[TableId], text: str) -> TableLockedError:

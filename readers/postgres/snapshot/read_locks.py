@@ -28,6 +28,16 @@ transaction would wait for the DDL."""
 def locked(connection: Connection, another: Callable[[], Connection], schemas: Sequence[TableSchema]) -> Iterator[None]:
     """Begins a transaction with the tables locked. The caller takes its snapshot inside of the block. `another` opens a
     connection. Raises psycopg2's errors; one of either connection that passes means: try again."""
+    with locking(connection, another, schemas) as begin:
+        _run(connection, *begin)
+        yield
+
+
+@contextmanager
+def locking(
+    connection: Connection, another: Callable[[], Connection], schemas: Sequence[TableSchema]
+) -> Iterator[Sequence[str]]:
+    """The same, but the caller begins the transaction, by the statements that are yielded."""
     by_columns = _read_by_columns(connection, schemas)
     whole = [schema.table for schema in schemas if schema not in by_columns]
     with ExitStack() as stack:
@@ -35,8 +45,7 @@ def locked(connection: Connection, another: Callable[[], Connection], schemas: S
             keeper = stack.enter_context(closing(another()))
             limit_lock_waits(keeper)
             _run(keeper, "BEGIN READ ONLY", *map(_select_nothing, by_columns))
-        _run(connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *_lock(whole))
-        yield
+        yield ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *_lock(whole)]
         if by_columns:
             _run(
                 connection,

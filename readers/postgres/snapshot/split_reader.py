@@ -31,15 +31,18 @@ from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.slot.slot import require_own_standby
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.pages import SnapshotGoneError, import_snapshot
 from tidemark.readers.postgres.snapshot.read_locks import locked
+from tidemark.readers.postgres.snapshot.standby import StandbySnapshots
+from tidemark.readers.session import AskingSession
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
-from tidemark.state.errors import SourceNotUsableError, TableLockedError
+from tidemark.state.errors import TableLockedError
 from tidemark.state.failpoints import failpoint
-from tidemark.state.position import Position, WalPosition
+from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.split import Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
@@ -47,7 +50,7 @@ _CTID = KeyColumn("ctid", "tid", "pg_catalog", None)
 # The server evaluates the target list after it takes the snapshot.
 _TAKE = """
 SELECT pg_current_snapshot()::text,
-       CASE WHEN NOT pg_is_in_recovery() THEN (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint END,
+       (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,
        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 """
 
@@ -72,7 +75,7 @@ class ReadHooks:
 class SnapshotSource:
     """Where and how splits are read. It is sent to executors. `start`: the job's start position. `where`: snapshot.where.
     `masked`: the tables whose rows must not be written to disk unmasked. `bad_values`: what becomes of values that their Arrow
-    type can't hold."""
+    type can't hold. `standby_slot`: the job's slot if the server may be a standby (source.standby)."""
 
     endpoint: Endpoint
     tls: Tls | None
@@ -82,6 +85,7 @@ class SnapshotSource:
     masked: frozenset[TableId] = frozenset()
     bad_values: BadValueRule = STOP
     reconnect: Reconnect = AT_START
+    standby_slot: str | None = None
 
     def connect(self) -> Connection:
         """Connects. Raises LogPositionLostError if the server is not the job's."""
@@ -89,17 +93,38 @@ class SnapshotSource:
             self.endpoint,
             self.tls,
             reconnect=self.reconnect,
-            primary=True,
+            primary=self.standby_slot is None,
             check=self._check,
         )
 
     def _check(self, connection: Connection) -> None:
         require_identity(connection, self.identity)
+        if self.standby_slot is not None:
+            require_own_standby(connection, self.standby_slot)
         limit_lock_waits(connection)
 
 
+class Snapshots:
+    """Begins the transactions of one reader."""
+
+    def __init__(self, source: SnapshotSource, session: AskingSession[Connection]) -> None:
+        self._session = session
+        self._standby = None if source.standby_slot is None else StandbySnapshots(session.another)
+
+    def begin(
+        self, connection: Connection, schemas: Sequence[TableSchema], needed: WalPosition
+    ) -> tuple[WalPosition, int]:
+        """Begins a transaction with the tables locked, and returns its snapshot as a high, and its time in microseconds since
+        1970. The snapshot contains the log up to `needed`, which nobody has read further: a standby is waited for."""
+        if self._standby is not None:
+            taken = self._standby.begin(connection, schemas, needed)
+            return taken.high, taken.at_us
+        with locked(connection, self._session.another, schemas):
+            return take_snapshot(connection)
+
+
 class SplitReader(RetryingSplitReader[Connection]):
-    """Reads splits whose high is a snapshot. The anchor is not used."""
+    """Reads splits whose high is a snapshot. It contains the log up to the anchor: a standby is waited for."""
 
     table_is_gone: ClassVar[frozenset[str]] = frozenset({"42P01", "42703", "3F000"})
     _error_code = staticmethod(error_code)
@@ -108,6 +133,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         super().__init__(SqlSession(source.connect))
         self._source = source
         self._hooks = ReadHooks() if hooks is None else hooks
+        self._snapshots = Snapshots(source, self._session)
 
     def text_orders(self, table: TableId, columns: Sequence[str]) -> Mapping[str, str]:
         """`tidemark.readers.source.OrdersTexts`."""
@@ -123,16 +149,15 @@ class SplitReader(RetryingSplitReader[Connection]):
         connection, hooks = self._session.connection, self._hooks
         hooks.before_snapshot()
         shared = split.pages.snapshot if isinstance(split.pages, StageChunk) else None
-        try:
-            with locked(connection, self._session.another, [schema]):
-                if shared is None:
-                    high, taken_at_us = take_snapshot(connection)
-                else:
+        if shared is None:
+            high, taken_at_us = self._snapshots.begin(connection, [schema], wal_position(anchor))
+        else:
+            try:
+                with locked(connection, self._session.another, [schema]):
                     import_snapshot(connection, schema.table, shared)
-                    high, taken_at_us = shared.high, shared.taken_at_us
-        except SnapshotGoneError:
-            assert shared is not None
-            return self._expired(split, schema, shared)
+            except SnapshotGoneError:
+                return self._expired(split, schema, shared)
+            high, taken_at_us = shared.high, shared.taken_at_us
         failpoint("snapshot.after_low")
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
@@ -192,8 +217,6 @@ def take_snapshot(connection: Connection) -> tuple[WalPosition, int]:
         taken = cursor.fetchone()
     assert taken is not None
     snapshot, lsn, taken_at_us = taken
-    if lsn is None:
-        raise _standby()
     return WalPosition(lsn, snapshot), taken_at_us
 
 
@@ -205,10 +228,3 @@ def require_shape(key: TableKey, schema: TableSchema) -> None:
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."
         )
-
-
-def _standby() -> SourceNotUsableError:
-    return SourceNotUsableError(
-        "The server is a standby: its snapshots do not say which transactions are still running.",
-        "Name the primary in source.url.",
-    )

@@ -1,0 +1,74 @@
+"""How far a standby has replayed its primary's log, and waiting for it (docs/adr/0058)."""
+
+import time
+
+from tidemark.readers.postgres.connect import Connection
+from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.position import WalPosition
+
+WAIT_SECONDS = 60.0
+"""How long a standby may take to replay what the job needs."""
+_POLL_SECONDS = 0.01
+STREAM = "Let it stream from its primary (primary_conninfo): a standby that only restores archived files can't be read."
+# The inner query is evaluated first.
+_REPLAYED = """
+SELECT (received - '0/0'::pg_lsn)::bigint, streams, (pg_last_wal_replay_lsn() - '0/0'::pg_lsn)::bigint, pg_is_in_recovery()
+FROM (SELECT pg_last_wal_receive_lsn() AS received, EXISTS (SELECT FROM pg_stat_wal_receiver) AS streams OFFSET 0) AS stream
+"""
+
+
+def await_replay(connection: Connection, position: WalPosition) -> None:
+    """Waits until a standby has replayed the log up to the position: after a restart it begins a while before. Raises
+    SourceUnavailableError after WAIT_SECONDS. Does nothing on a primary."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        _, streams, replayed, in_recovery = _replayed(connection)
+        if not in_recovery or replayed >= position.lsn:
+            return
+        if time.monotonic() > deadline:
+            raise SourceUnavailableError(
+                f"The standby has replayed the log up to {WalPosition(replayed)}, and the job has read it up to {position}.",
+                "Let it replay: SELECT pg_wal_replay_resume(), if it was paused. The job continues then."
+                if streams
+                else f"It does not stream now. {STREAM} The job continues then.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def settled(connection: Connection, lsn: int) -> WalPosition:
+    """Returns a replay position after all commits that were visible when the replay position was `lsn`.
+
+    The startup process makes a commit visible, then moves the position. It is doing so only if it has a record that begins at
+    `lsn`. It has none if no more has been received than was replayed, and it does not take files from the archive while the
+    receiver runs. After the end of a timeline it may, but a timeline does not begin with a commit.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        received, streams, replayed, in_recovery = _replayed(connection)
+        if replayed != lsn or not in_recovery or (streams and received == lsn):
+            return WalPosition(replayed)
+        if time.monotonic() > deadline:
+            raise SourceUnavailableError(
+                f"The standby has not replayed what comes after {WalPosition(lsn)} in {WAIT_SECONDS:.0f} s.",
+                "Look for what it waits for: SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'. "
+                "SELECT pg_wal_replay_resume(), if it was paused. Then run the job again: it continues."
+                if streams
+                else f"It does not stream now. {STREAM} Then run the job again: it continues.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def is_in_recovery(connection: Connection) -> bool:
+    """Returns whether the server is a standby."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_is_in_recovery()")
+        ((found,),) = cursor.fetchall()
+    return bool(found)
+
+
+def _replayed(connection: Connection) -> tuple[int | None, bool, int, bool]:
+    """Returns what was received, whether the standby streams, what was replayed after that, and whether it is a standby."""
+    with connection.cursor() as cursor:
+        cursor.execute(_REPLAYED)
+        ((received, streams, replayed, in_recovery),) = cursor.fetchall()
+    return received, streams, replayed or 0, in_recovery
