@@ -154,6 +154,21 @@ def test_deletes_of_composite_keys_find_their_rows_in_every_charset(kind: str, r
             session.execute(f"DROP TABLE {target_name(case, schema)}")
 
 
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_the_greatest_value_of_a_float_with_digits_is_held(kind: str, request: pytest.FixtureRequest) -> None:
+    case = make_case(kind, request)
+    columns = (
+        column("id", "int", "int32", key=True),
+        column("v", "float(10,2)", "float32"),
+        column("u", "double(20,4) unsigned", "float64"),
+    )
+    schema = TableSchema(TableId("shop", "floats"), 1, columns, ("id",))
+    case.sink.prepare(case.job, [schema])
+    values = [(1, 1e8, 1e16), (2, -1e8, 0.0), (3, 0.25, 0.5)]
+    case.write(snapshot_part(1, 1, schema, values), schemas={(schema.table, 1): schema})
+    assert case.rows(schema) == values
+
+
 MAIN_COLLATIONS = {
     "latin1_general_ci": "latin1_swedish_ci",
     "gbk_general_ci": "gbk_chinese_ci",

@@ -34,6 +34,9 @@ _UUID_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10,
 _INET4_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 10)}
 _WIDTHS = re.compile(r"\b(smallint|mediumint|int|bigint|year)\s*\(\d+\)", re.IGNORECASE)
 
+_DIGITS = re.compile(r"\b(float|double)\s*\(\d+,\d+\)", re.IGNORECASE)
+"""FLOAT(10,2) refuses its own greatest value, 99999999.99: as a float it is 100000000."""
+
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
@@ -173,7 +176,7 @@ class MySqlDialect:
                 return f"{_label_text(value_range)}{self._collation_clause(column, key=key)}"
         text = re.sub(r"/\*.*?\*/", "", column.source_type, flags=re.DOTALL).strip()
         if not isinstance(value_range, Text | Labels):
-            return _WIDTHS.sub(r"\1", text).replace(" zerofill", "")
+            return _DIGITS.sub(r"\1", _WIDTHS.sub(r"\1", text)).replace(" zerofill", "")
         if key and self._is_unsteady(column):
             text = f"var{text}"
         return f"{text}{self._collation_clause(column, key=key)}"
