@@ -16,6 +16,7 @@ from tidemark.state.checkpoint.history import (
     SplitStretch,
     TableSplits,
 )
+from tidemark.state.checkpoint.records import Cut
 from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges
@@ -172,6 +173,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "job": (JOB,),
     "joined": (JOINED,),
     "joined_list": ((JOINED, JOINED),),
+    "cut": (Cut(7, {"joined": 3, "left": 0}),),
     "left": (
         (Left(TABLE, 1), Left(TABLE, 2, "ALTER TABLE", 1_700_000_000_000_000, 1)),
         (Left(TABLE, 3, paused=True),),

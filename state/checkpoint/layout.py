@@ -79,6 +79,7 @@ from dataclasses import dataclass, replace
 from tidemark.state.checkpoint.codec import (
     ALTERED,
     ANSWER,
+    CUT,
     FIRST_ROWS,
     JOB,
     JOINED,
@@ -453,10 +454,7 @@ class Checkpoint:
             name = max(names)
             if (data := self.store.read(name)) is None:
                 continue  # a later driver has removed it
-            try:
-                return Cut.decode(bytes(data), number_of(name))
-            except ValueError as error:
-                raise CheckpointError(f"The checkpoint file {name} is damaged: {error}.", RESTORE_CHECKPOINT) from error
+            return CUT.decode(data, name)
         return Cut()
 
     def signals(self) -> dict[int, tuple[Signal, Answer | None]]:
@@ -599,7 +597,7 @@ class Checkpoint:
             # Another driver may have taken this number and a third one a greater one, and removed this one's file since.
             if created and self.newest_owner() == number:
                 counts = {folder: self._count(folder) for folder in (JOINED_FOLDER, LEFT_FOLDER, ALTERED_FOLDER)}
-                self.store.create(cut_file(number), Cut(number, counts).encode())
+                self.store.create(cut_file(number), CUT.encode(Cut(number, counts)))
                 _DRIVERS[self.url] = number
                 for name in [*earlier, *cuts]:
                     self.store.delete(name)

@@ -5,7 +5,6 @@ write it when another driver has taken the job over. So each driver notes at its
 What an earlier driver adds later does not count, for nobody who reads the checkpoint (docs/adr/0064).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,17 +15,6 @@ class Cut:
 
     driver: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    def encode(self) -> bytes:
-        return json.dumps(dict(self.counts)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes, driver: int) -> "Cut":
-        """Raises ValueError for other data."""
-        counts = json.loads(data)
-        if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
-            raise ValueError("not the counts of records")
-        return cls(driver, counts)
 
 
 def counting(folder: str, names: Iterable[str], cut: Cut) -> list[str]:

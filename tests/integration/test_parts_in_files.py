@@ -318,7 +318,8 @@ def test_what_is_read_last_at_one_position_wins(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also if the log has nothing of the change in between. A table that then comes back to the job starts anew."""
+    """The rows change between two reads without a change in the log. After the table came back to the job, its rows can be read
+    again as often as before."""
     create_tables(source, rows=20, uids=Uids())
     job = files_job_of(source, tmp_path)
     run_epochs(job)

@@ -348,6 +348,18 @@ def test_a_driver_whose_predecessors_number_is_lost_has_a_greater_one(tmp_path: 
     assert checkpoint.left_before() == list(LEFT)
 
 
+def test_a_changed_byte_in_what_a_driver_found_at_its_take_over_is_noticed(tmp_path: Path) -> None:
+    """With a smaller number a record would not count any more."""
+    checkpoint = Checkpoint.at(str(tmp_path))
+    now = checkpoint.create_job_state(state("one"))
+    checkpoint.take_owner()
+    checkpoint.create_left(now, LEFT)
+    file = tmp_path / layout.cut_file(checkpoint.take_owner())
+    assert b'"left":1' in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(b'"left":1', b'"left":0'))
+    assert layout.cut_file(2) in error_of(checkpoint)
+
+
 def test_many_entries_are_kept_in_one_file(tmp_path: Path) -> None:
     """A driver that was replaced adds and merges late, and files are lost."""
     first, second = drivers(tmp_path, 2)

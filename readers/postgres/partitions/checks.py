@@ -340,7 +340,8 @@ def _emptied(table: TableId, partition: Partition) -> PartitionsChangedError:
 
 
 def _began_before(xid: int, later_xid: int) -> bool:
-    """True if the id `later_xid` was given later, as that of a subtransaction is. Ids (32 bits) begin anew."""
+    """True if PostgreSQL gave out `later_xid` after `xid`: a subtransaction's id is greater than its transaction's. Ids have 32
+    bits: 0 follows the greatest one."""
     return 0 < (later_xid - xid) % 2**32 < 2**31
 
 
