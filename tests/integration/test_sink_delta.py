@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from devtools.checkpoint_files import LOG_PLAN
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -39,6 +40,7 @@ from tidemark.sinks.delta.settings import PACKAGE, delta_settings
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
+from tidemark.state.checkpoint.codec import PLAN
 from tidemark.state.checkpoint.layout import JOB_FILE, plan_file
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError, SinkError
@@ -288,7 +290,7 @@ def test_a_table_or_a_checkpoint_that_was_set_back_is_noticed(delta: Callable[..
     sink.prepare(JOB, [ORDERS])
     sink.checkpoint.create(JOB_FILE, b"a job")
     for epoch in (1, 2):
-        sink.checkpoint.create(plan_file(epoch), b"a plan")
+        sink.checkpoint.create(plan_file(epoch), PLAN.encode(LOG_PLAN))
         write_epochs(sink, JOB, snapshot_part(epoch, epoch, ORDERS, [order(epoch)]), SCHEMAS)
         sink.prepare(JOB, [ORDERS])
     relation = sink.lake.location_of(ORDERS.table).relation
