@@ -3,7 +3,8 @@ but the KeySource.
 
 Epochs are planned, read and committed one after the other. While splits are left, an epoch of the log follows each epoch of
 splits (`snapshot.interleave`). It emits the changes of the splits read so far and leaves all other keys of their tables out:
-splits that are read later contain these changes. `absorb` takes the reports of an epoch into the state, `join`
+splits that are read later contain these changes. The changes of a table whose rows must all be of one moment are withheld until
+these are written. `absorb` takes the reports of an epoch into the state, `join`
 the tables that joined the job, and `plan_epoch` decides the next epoch. The same state, observation and answers of the
 source give the same plan. The caller must still use a plan that was written once, and not plan the epoch again.
 """
@@ -23,6 +24,7 @@ from tidemark.state.phase import Phase, move
 from tidemark.state.plan import (
     AwaitedLog,
     AwaitedSplits,
+    Backfill,
     EnumeratorState,
     Exhausted,
     LogWork,
@@ -31,6 +33,7 @@ from tidemark.state.plan import (
     SnapshotWork,
     Staging,
     TableState,
+    Withheld,
 )
 from tidemark.state.position import Position
 from tidemark.state.reached import NOTHING_REACHED, Reached
@@ -181,6 +184,8 @@ def plan_epoch(
     extent = observation.log
     if state.empties:
         return _plan_empties(state)
+    if any(_is_due(table) for table in state.tables):
+        return _plan_backfills(state)
     ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
     for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
@@ -216,20 +221,28 @@ def are_all_stopped(state: EnumeratorState, stopped: Collection[TableId]) -> boo
 
 
 def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, are_visible: bool, splits_wait: bool) -> bool:
-    """True if the log is read before more splits are: after each epoch of splits, once, and while splits wait.
-
-    The log is not read while a table without a key is read in chunks: these see the source as it was before the first of
-    them, and the log's position must not pass that.
-    """
-    if _is_reading_pages(state):
+    """True if the log is read before more splits are: after each epoch of splits, once, and while splits wait. Chunks of a
+    table without a key do not wait: they hold a snapshot. The log does, if an earlier version began with them, which withheld
+    no changes."""
+    if any(isinstance(table.cursor, (Staging, Releasing)) and table.withheld is None for table in state.tables):
         return False
     if not are_visible:
         return True
-    return settings.interleave and (splits_wait or (state.reached is not None and state.reached.splits > 0))
+    waits = splits_wait and not _is_reading_pages(state)
+    return settings.interleave and (waits or (state.reached is not None and state.reached.splits > 0))
 
 
 def _is_reading_pages(state: EnumeratorState) -> bool:
     return any(isinstance(table.cursor, (Staging, Releasing)) for table in state.tables)
+
+
+def _is_due(table: TableState) -> bool:
+    """True if all rows of the table are written, so that its withheld changes can be."""
+    return table.withheld is not None and isinstance(table.cursor, Exhausted)
+
+
+def _has_files(table: TableState) -> bool:
+    return table.withheld is not None and table.withheld.files > 0
 
 
 def join(state: EnumeratorState, joined: tuple[Joined, ...]) -> EnumeratorState:
@@ -333,8 +346,10 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
             f"Epoch {state.epoch} should have read the log up to {stop} or the next transaction boundary, "
             f"but its report ends at {end}."
         )
+    withheld = set(outcome.report.withheld)
     return replace(
         state,
+        tables=tuple(_with_file(t, awaited.size_bytes) if t.table in withheld else t for t in state.tables),
         position=end,
         last_high=_greatest([state.last_high, outcome.report.last_high]),
         prepared=outcome.report.prepared,
@@ -343,6 +358,14 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
         awaited=None,
         totals=state.totals.plus(outcome.report),
     )
+
+
+def _with_file(table: TableState, log_bytes: int) -> TableState:
+    """Counts the withheld changes of one more epoch, of a range of so many bytes."""
+    withheld = table.withheld
+    if withheld is None:  # the table came back to the job
+        return table
+    return replace(table, withheld=Withheld(withheld.after_epoch, withheld.files + 1, withheld.log_bytes + log_bytes))
 
 
 def _splits_per_task(now: int, seconds: float | None, target_seconds: float) -> int:
@@ -366,7 +389,10 @@ def _batch_bytes(now: int, read_bytes: int, seconds: float | None, settings: Set
 
 def _settled(state: EnumeratorState) -> EnumeratorState:
     """Moves the state to the phase that it has reached."""
-    if state.phase is Phase.SNAPSHOT and all(isinstance(t.cursor, Exhausted) for t in state.tables):
+    if any(_is_due(table) for table in state.tables):
+        tables = (replace(t, withheld=None) if _is_due(t) and not _has_files(t) else t for t in state.tables)
+        state = replace(state, tables=tuple(tables))
+    if state.phase is Phase.SNAPSHOT and all(isinstance(t.cursor, Exhausted) and not t.withheld for t in state.tables):
         state = replace(state, phase=move(state.phase, Phase.CATCH_UP))
     if state.phase is Phase.CATCH_UP and (state.last_high is None or state.position.order >= state.last_high.order):
         state = replace(state, phase=move(state.phase, Phase.DONE if state.mode == "full" else Phase.STREAM))
@@ -393,7 +419,10 @@ def _plan_splits(
         pages: StageChunk | ReleaseChunk | None = None
         with concerning(table.table):
             if not table.columns:
-                table = started(table, source, split_rows=settings.split_rows, attempt=first_id)
+                at = state.position
+                table = started(
+                    table, source, split_rows=settings.split_rows, attempt=first_id, base=at, epoch=state.epoch
+                )
             if isinstance(table.cursor, (Staging, Releasing)):
                 ranges, pages, tables[i] = next_pages(table, count)
             else:
@@ -430,6 +459,16 @@ def _plan_empties(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
     plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, empties=state.empties))
     awaited = AwaitedLog(nothing, 0)
     return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0), empties=())
+
+
+def _plan_backfills(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
+    """Plans the emission of withheld changes: an epoch of the log, of no range."""
+    nothing = LogRange(state.position, state.position, state.prepared)
+    due = tuple(Backfill(t.table, t.withheld) for t in state.tables if t.withheld is not None and _is_due(t))
+    tables = tuple(replace(table, withheld=None) if _is_due(table) else table for table in state.tables)
+    plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, backfills=due))
+    awaited = AwaitedLog(nothing, sum(backfill.withheld.log_bytes for backfill in due))
+    return plan, replace(state, epoch=plan.epoch, tables=tables, awaited=awaited, reached=Reached(plan.epoch, 0))
 
 
 def _plan_rereads(state: EnumeratorState, extent: LogExtent) -> tuple[Plan | None, EnumeratorState]:

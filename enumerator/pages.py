@@ -4,6 +4,9 @@ snapshot and published. Once all are staged they are released: their rows are em
 An UPDATE moves a row to another page, and the log does not say to which. So each row is in exactly one chunk only if all
 chunks are read under the same snapshot. The snapshot ends with the session that exported it, the planner's. Then the
 attempt's staged chunks are discarded (no sink has seen them), and the next attempt stages all chunks again.
+
+The log is followed meanwhile. The table's own changes since the snapshot are withheld: they wait in the checkpoint until all
+chunks are released (docs/adr/0062).
 """
 
 from dataclasses import replace
@@ -21,16 +24,20 @@ from tidemark.state.plan import (
     Staging,
     TableState,
     Untouched,
+    Withheld,
 )
+from tidemark.state.position import Position
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, StageChunk
 
 MAX_FAILED_ATTEMPTS = 5
 """After so many the table is read as one split, which needs no exported snapshot."""
 
 
-def started(table: TableState, source: KeySource, *, split_rows: int, attempt: int) -> TableState:
+def started(
+    table: TableState, source: KeySource, *, split_rows: int, attempt: int, base: Position, epoch: int
+) -> TableState:
     """Prepares a table without a key for planning: with a cursor by pages, if it is to be read in chunks. `attempt`: a number
-    that was never used."""
+    that was never used. `base`: up to where the log has been read, by epochs up to `epoch`."""
     if isinstance(table.cursor, Releasing):
         source.release_snapshot(table.table)
     if isinstance(table.cursor, Staging) and not source.is_shared(table.table, table.cursor.snapshot):
@@ -45,7 +52,8 @@ def started(table: TableState, source: KeySource, *, split_rows: int, attempt: i
     if statistics.page_count <= pages:
         return table
     snapshot = source.share_snapshot(table.table)
-    return replace(table, cursor=Staging(attempt, snapshot, 0, statistics.page_count, pages))
+    cursor = Staging(attempt, snapshot, 0, statistics.page_count, pages, base)
+    return replace(table, cursor=cursor, withheld=Withheld(epoch))
 
 
 def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], StageChunk | ReleaseChunk, TableState]:
@@ -66,7 +74,7 @@ def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], StageChun
             planned = table.planned_splits + len(ranges)
             return (
                 ranges,
-                StageChunk(cursor.attempt, cursor.snapshot),
+                StageChunk(cursor.attempt, cursor.snapshot, cursor.base),
                 replace(table, cursor=after, planned_splits=planned),
             )
         case Releasing():
@@ -110,6 +118,7 @@ def _discarded(table: TableState) -> TableState:
         done_splits=0,
         done_rows=0,
         failed_attempts=table.failed_attempts + 1,
+        withheld=None,
     )
 
 

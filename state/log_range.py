@@ -48,7 +48,7 @@ class LogReport:
     emitted ones by table, in the tables' order, without tables that have none. `last_high`: the greatest high of rows that
     were read again, None if there were none. `unseen` (PostgreSQL): the ids of transactions that SELECTs did not see yet when
     the range had been read; only looked for while splits are left. `reconnects` and `unseen` are of the attempt that wrote the
-    report; they may differ between attempts.
+    report; they may differ between attempts. `withheld`: the tables of which changes were withheld.
     """
 
     end: Position
@@ -62,6 +62,7 @@ class LogReport:
     last_high: Position | None = None
     reconnects: int = field(default=0, compare=False)
     unseen: tuple[int, ...] = field(default=(), compare=False)
+    withheld: tuple[TableId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

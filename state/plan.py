@@ -55,7 +55,7 @@ class Staging:
     """A table without a key whose chunks are being staged: `pages` pages a chunk up to page `until`, then one open range.
 
     `next_start` is the first page of the next chunk, None once all are planned. No chunk of `attempt` is released before
-    all of them are staged.
+    all of them are staged. `base`: up to where the log had been read before the attempt.
     """
 
     attempt: int
@@ -63,6 +63,7 @@ class Staging:
     next_start: int | None
     until: int
     pages: int
+    base: Position | None = None
     kind: Literal["staging"] = "staging"
 
 
@@ -88,6 +89,16 @@ Cursor = Untouched | Stepping | Walking | Staging | Releasing | Exhausted
 
 
 @dataclass(frozen=True, slots=True)
+class Withheld:
+    """The changes of a table that wait in the checkpoint for the table's rows (docs/adr/0062): those of the log epochs after
+    `after_epoch`. `files`: how many of these epochs had any. `log_bytes`: the size of the log that these epochs read."""
+
+    after_epoch: int
+    files: int = 0
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TableState:
     """One table of the snapshot.
 
@@ -95,7 +106,8 @@ class TableState:
     `done_splits`, `done_rows`: of committed splits; chunks count when they are staged. `failed_attempts`: how often the
     chunks of a table without a key were discarded. `passed`: the log had passed all highs of the table when other tables
     joined the job. Before that, the phase tells. `first_split`: the table's splits have this id or greater ones; those of an
-    earlier stay in the job have smaller ones.
+    earlier stay in the job have smaller ones. `withheld`: set while a table is read whose rows must all be of one moment; the
+    log goes on meanwhile.
     """
 
     table: TableId
@@ -109,6 +121,7 @@ class TableState:
     failed_attempts: int = 0
     passed: bool = False
     first_split: int = 0
+    withheld: Withheld | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +137,20 @@ class SnapshotWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Backfill:
+    """A table whose rows are all written: its changes that were withheld are emitted."""
+
+    table: TableId
+    withheld: Withheld
+
+
+@dataclass(frozen=True, slots=True)
 class LogWork:
     """A range of the log, read by one Spark task. The gap filter is needed in phases SNAPSHOT and CATCH_UP.
 
     `after`: what the target must have before it takes the range. None in plans of older versions, which did not say.
-    `rereads`: rows that are written before the changes of the range, which reaches their highs.
+    `rereads`: rows that are written before the changes of the range, which reaches their highs. `backfills`: changes that were
+    withheld and come before those of the range.
     """
 
     range: LogRange
@@ -136,6 +158,7 @@ class LogWork:
     after: Reached | None = None
     empties: tuple[TableId, ...] = ()
     rereads: tuple[Reread, ...] = ()
+    backfills: tuple[Backfill, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,14 @@ class SharedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StageChunk:
-    """Read the range under the snapshot and publish it for the attempt. No sink gets it yet."""
+    """Read the range under the snapshot and publish it for the attempt. No sink gets it yet.
+
+    `base`: up to where the log had been read before the attempt. Its changes after that are withheld, and come after the rows.
+    """
 
     attempt: int
     snapshot: SharedSnapshot
+    base: Position | None = None
     kind: Literal["stage"] = "stage"
 
 

@@ -36,7 +36,7 @@ from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.phase import Phase
-from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.reread import Reread
@@ -66,6 +66,7 @@ class Planner:
         self._written_at: tuple[int, float] | None = None
         self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
+        self._has_withheld = True
         self.lag_seconds: float | None = None
         """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
         self.locked: Mapping[TableId, str] = {}
@@ -166,6 +167,7 @@ class Planner:
         self._planned_at = (plan.epoch, time.monotonic())
         self._forget_published(committed, before)
         self._checkpoint.forget_staged(attempts(plan, state), before=state.next_split_id)
+        self._forget_withheld(plan, state, committed)
         if plan.phase is Phase.STREAM:
             self._checkpoint.forget_finished_splits(committed)
         self._checkpoint.forget_before(committed)
@@ -177,6 +179,14 @@ class Planner:
         work = None if record is None else record.plan.work
         if isinstance(work, LogWork):
             self._checkpoint.forget_repairs([reread.file for reread in work.rereads])
+
+    def _forget_withheld(self, plan: Plan, state: EnumeratorState, committed: int) -> None:
+        """Removes the changes that were withheld and that neither this plan nor a later one emits."""
+        kept_after = {table.table: table.withheld.after_epoch for table in state.tables if table.withheld is not None}
+        if isinstance(plan.work, LogWork):
+            kept_after |= {backfill.table: backfill.withheld.after_epoch for backfill in plan.work.backfills}
+        if kept_after or self._has_withheld:
+            self._has_withheld = self._checkpoint.forget_withheld(kept_after, until=committed) or bool(kept_after)
 
     def _too_long_lag(self, state: EnumeratorState) -> float | None:
         if self._max_lag_seconds is None or state.phase is not Phase.SNAPSHOT:

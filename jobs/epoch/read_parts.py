@@ -26,6 +26,7 @@ from tidemark.readers.log.gap_filter import GapFilter
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.log.log_batch import truncation
 from tidemark.readers.log.placed_rereads import PlacedRereads
+from tidemark.readers.log.withheld import WithheldChanges, read_withheld
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
 from tidemark.readers.snapshot.published_file import PublishedFormat
@@ -48,7 +49,7 @@ from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import CameBack
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
-from tidemark.state.plan import Exhausted, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.plan import Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
@@ -80,7 +81,8 @@ class LogTask:
     """`split_columns`: for the tables whose changes go through the gap filter. Empty once the log has passed all highs.
     `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
     `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
-    tables have left the job, and it goes on behind the range. `rereads`: as in LogWork, of tables that are in the job."""
+    tables have left the job, and it goes on behind the range. `rereads`, `backfills`: as in LogWork, of tables that are in
+    the job. `withheld`: the tables whose changes are withheld."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
@@ -90,6 +92,8 @@ class LogTask:
     after: Reached | None = None
     is_passed_over: bool = False
     rereads: tuple[Reread, ...] = ()
+    backfills: tuple[Backfill, ...] = ()
+    withheld: tuple[TableId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +127,11 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             return [
                 _task(context, record, _schemas_of(splits, schemas), SplitsTask(splits, anchor, at)) for splits in tasks
             ]
-        case LogWork(log_range, after=after, empties=empties, rereads=rereads):
+        case LogWork(log_range, after=after, empties=empties, rereads=rereads, backfills=backfills):
             state = of_job(record.state, context.state)
             filtered = state.tables if plan.phase in _FILTERED else ()
+            withheld = tuple(table.table for table in state.tables if table.withheld is not None)
+            filtered = tuple(table for table in filtered if table.withheld is None)
             columns = {table.table: table.columns for table in filtered if not table.passed}
             unfinished = {t.table: t.done_splits for t in filtered if not isinstance(t.cursor, Exhausted)}
             first_splits = {table.table: table.first_split for table in filtered if table.first_split}
@@ -134,7 +140,11 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             after = None if is_passed_over else after  # it writes nothing, and the target may have been set back
             versions = {schema.table: schema.version for schema in schemas}
             known = tuple(reread for reread in rereads if versions.get(reread.table) == reread.version)
-            work = LogTask(log_range, columns, unfinished, first_splits, emptied, after, is_passed_over, known)
+            tables = {table.table for table in state.tables}
+            due = tuple(backfill for backfill in backfills if backfill.table in tables)
+            work = LogTask(
+                log_range, columns, unfinished, first_splits, emptied, after, is_passed_over, known, due, withheld
+            )
             return [_task(context, record, schemas, work)]
 
 
@@ -193,7 +203,8 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.read_from)
-                read = read.after(work.log_position).shifted(task.version_offset)
+                base = split.pages.base if isinstance(split.pages, StageChunk) else None
+                read = read.after(base or work.log_position).shifted(task.version_offset)
                 published = publish(store, task.epoch, split, *project.split(read), task.published_format)
             part = _Part(task, split_part(split.id))
             if isinstance(split.pages, StageChunk):
@@ -276,12 +287,24 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
             gap_filter = load_gap_filter(checkpoint.store, work.split_columns, work.unfinished, work.first_splits)
         on_truncate = partial(_on_truncate, task, checkpoint)
         gap = Gap(gap_filter, work.split_columns, routing, key_rereads, project, on_truncate=on_truncate)
-        commits = routing if work.unfinished and isinstance(routing, RoutesByTransaction) else None
+        has_splits_left = bool(work.unfinished or work.withheld)
+        commits = routing if has_splits_left and isinstance(routing, RoutesByTransaction) else None
+        withheld = WithheldChanges(checkpoint.store, task.epoch)
+        waited = ((b.table, rows) for b in work.backfills for rows in read_withheld(checkpoint.store, b, task.epoch))
+        for table, rows in waited:
+            read_count += rows.num_rows
+            for left in gap.emitted(schemas[table], rows):
+                counts.add(table, left)
+                emitted += left.num_rows
+                yield from part.add(table, left)
         transactions: list[npt.NDArray[np.int64]] = []
         for batch in () if _is_empty(work.range) else reader.read(work.range):
-            read_count += batch.rows.num_rows
             if commits is not None:
                 transactions.append(np.unique(commits.transactions(batch.rows)))
+            if batch.table in work.withheld:
+                withheld.add(batch.table, batch.rows)
+                continue
+            read_count += batch.rows.num_rows
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
                 placed.take(batch.table, rows)
@@ -294,6 +317,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     if rereads:
         failpoint("log.before_rereads")
         checkpoint.create_key_rereads(task.epoch, rereads)
+    waiting = withheld.keep()
     failpoint("log.before_report")
     filtered = read_count - emitted
     last_high = max((WalPosition(reading.high.lsn) for reading in rereads), key=lambda high: high.lsn, default=None)
@@ -305,6 +329,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         changes=counts.by_table(),
         last_high=last_high,
         unseen=unseen,
+        withheld=waiting,
     )
     checkpoint.create_log_report(task.epoch, report)
     yield part.end(work.after)

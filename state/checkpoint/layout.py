@@ -45,6 +45,8 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by a task. Removed by the planner when the epoch is committed and the next is planned.
     staged/g5-1200          a chunk of a table without a key (docs/adr/0017): attempt 5, from page 1200 on.
                             Written by a task. Removed by the planner when no plan needs the attempt.
+    withheld/e0000000042-9f2c…  changes of a table, of epoch 42, that wait until the table's rows are written (docs/adr/0062).
+                            Written by the epoch's task, before its log report. Removed by the planner once no plan needs them.
     logs/e0000000042        what an epoch's log range contained (LogReport).
                             Written by the epoch's task. Removed together with the plan.
     rereads/e0000000042     keys whose rows an epoch read again (KeyReread).
@@ -73,7 +75,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tidemark.state.checkpoint.codec import (
@@ -135,6 +137,7 @@ PLANS_FOLDER = "plans"
 PARTITIONS_FOLDER = "partitions"
 PUBLISHED_FOLDER = "published"
 STAGED_FOLDER = "staged"
+WITHHELD_FOLDER = "withheld"
 LOGS_FOLDER = "logs"
 REREADS_FOLDER = "rereads"
 FINISHED_FOLDER = "finished"
@@ -224,6 +227,24 @@ def published_files(store: CheckpointStore, epoch: int) -> list[str]:
 
 def staged_chunk_file(attempt: int, first_page: int) -> str:
     return f"{STAGED_FOLDER}/g{attempt}-{first_page}"
+
+
+def withheld_file(epoch: int, table: TableId) -> str:
+    return f"{WITHHELD_FOLDER}/{_epoch(epoch)}-{_withheld_suffix(table)}"
+
+
+def withheld_files(store: CheckpointStore, table: TableId, *, after_epoch: int, before_epoch: int) -> list[str]:
+    """Returns the files of a table's changes that the epochs in between have withheld, oldest first."""
+    of_table = (name for name in store.list(WITHHELD_FOLDER) if name.endswith(f"-{_withheld_suffix(table)}"))
+    return [name for name in of_table if after_epoch < _epoch_of_withheld_file(name) < before_epoch]
+
+
+def _withheld_suffix(table: TableId) -> str:
+    return hashlib.sha256(json.dumps([table.database, table.name]).encode()).hexdigest()[:32]
+
+
+def _epoch_of_withheld_file(name: str) -> int:
+    return _epoch_of(name.partition("-")[0])
 
 
 def log_report_file(epoch: int) -> str:
@@ -730,6 +751,19 @@ class Checkpoint:
             attempt = int(name.removeprefix(f"{STAGED_FOLDER}/g").partition("-")[0])
             if attempt < before and attempt not in kept_attempts:
                 self.store.delete(name)
+
+    def forget_withheld(self, kept_after: Mapping[TableId, int], *, until: int) -> bool:
+        """Removes withheld changes of epochs up to `until`, which is committed, but those of these tables after these epochs.
+        Returns False if none are left."""
+        kept = {_withheld_suffix(table): epoch for table, epoch in kept_after.items()}
+        left = False
+        for name in self.store.list(WITHHELD_FOLDER):
+            epoch, suffix = _epoch_of_withheld_file(name), name.partition("-")[2]
+            if epoch <= until and epoch <= kept.get(suffix, epoch):
+                self.store.delete(name)
+            else:
+                left = True
+        return left
 
     def forget_finished_splits(self, committed: int) -> None:
         """Removes the finished splits and the key re-reads of epochs up to `committed`, once the log has passed all highs."""

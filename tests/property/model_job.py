@@ -46,12 +46,21 @@ from tidemark.jobs.recovered_state import splits_of_job
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.readers.snapshot.publish import published_name
 from tidemark.state.checkpoint import codec
-from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.layout import Checkpoint, withheld_file, withheld_files
 from tidemark.state.gtid import GtidSet
 from tidemark.state.job_state import JobState, Joined, Left, Mode, SplitKey
 from tidemark.state.log_range import LogReport
 from tidemark.state.phase import Phase
-from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanRecord, SnapshotWork
+from tidemark.state.plan import (
+    Backfill,
+    EnumeratorState,
+    Exhausted,
+    LogWork,
+    Plan,
+    PlanRecord,
+    SnapshotWork,
+    Withheld,
+)
 from tidemark.state.position import Position, WalPosition, binlog_position
 from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
@@ -140,7 +149,8 @@ the same, but decided by where the log ended."""
 class Job:
     """The parts of a job that survive a crash. `filtered`: False leaves the gap filter out. `shared`: False reads each
     split by pages without the shared snapshot. `bounded`: False lets the log be read beyond the position where tables
-    join. `hasty`: True plans splits though the log has been read beyond what is visible. `mode`: the job file's, now.
+    join. `hasty`: True plans splits though the log has been read beyond what is visible. `withholds`: False forgets the changes
+    of tables that are read by pages. `mode`: the job file's, now.
     `logged_epoch`: Spark's offset log. `marked_epoch`: the last epoch that Spark has certainly marked as committed."""
 
     database: ModelDatabase
@@ -150,6 +160,7 @@ class Job:
     bounded: bool = True
     shared: bool = True
     hasty: bool = False
+    withholds: bool = True
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: Sink = field(default_factory=Sink)
     mode: Mode = "full+incremental"
@@ -222,6 +233,9 @@ class Job:
     def record(self, epoch: int) -> PlanRecord:
         return codec.PLAN.decode(self.file(f"plans/{epoch:08}"), "plan")
 
+    def plan_epochs(self) -> list[int]:
+        return [int(name.removeprefix("plans/")) for name in self.store.list("plans")]
+
 
 @dataclass
 class Attempt:
@@ -271,6 +285,10 @@ class Driver:
                 return
             assert job.store.create(name, codec.PLAN.encode(PlanRecord(plan, state)))
             Checkpoint("model", job.store).forget_staged(attempts(plan, state), before=state.next_split_id)
+            kept_after = {t.table: t.withheld.after_epoch for t in state.tables if t.withheld is not None}
+            due = plan.work.backfills if isinstance(plan.work, LogWork) else ()
+            kept_after |= {backfill.table: backfill.withheld.after_epoch for backfill in due}
+            Checkpoint("model", job.store).forget_withheld(kept_after, until=epoch - 1)
             if plan.phase is Phase.STREAM:
                 for route in job.store.list("finished")[: None if epoch % 3 else 1]:  # a crash may leave some
                     job.store.delete(route)
@@ -427,10 +445,28 @@ class Driver:
             return
         transactions, end = database.transactions(log_range)
         wanted = {s.table for s in job.job_state().schemas_after(job.record(epoch).state.joined)}
+        waiting = self._withheld_tables(self.running)
         changes = [
-            (c, transaction) for transaction in transactions for c in transaction.changes if c.table.id in wanted
+            (c, transaction)
+            for transaction in transactions
+            for c in transaction.changes
+            if c.table.id in wanted - waiting.keys()
         ]
-        kept = self._gap_filter(self.running).passed(log_range.start.version) if job.filtered else GapFilter.empty()
+        numbers = [number for backfill in self._backfills(self.running) for number in self._withheld(backfill, epoch)]
+        changes = [
+            (change, database.log[number - 1])
+            for number, table in numbers
+            for change in database.log[number - 1].changes
+            if change.table.id == table
+        ] + changes
+        withheld = []
+        for table in sorted(waiting):
+            held = [t.number for t in transactions if any(change.table.id == table for change in t.changes)]
+            if held and job.withholds:
+                withheld.append(table)
+                job.store.create(withheld_file(epoch, table), json.dumps(held).encode())
+        first = min([log_range.start.version, *(database.log[number - 1].version for number, _ in numbers)])
+        kept = self._gap_filter(self.running).passed(first) if job.filtered else GapFilter.empty()
         masks = {table.id: iter(_keep(kept, table, changes)) for table in TABLES}
         self.output = [
             Entry(change.table.id, change.key, change.state, change.is_delete, is_snapshot=False)
@@ -439,11 +475,28 @@ class Driver:
         ]
         hidden = [t.xid % 2**32 for t in transactions if t.number not in database.visible]
         unseen = tuple(hidden) if job.reading == "snapshot" and not job.hasty else ()
-        report = LogReport(end, (), len(self.output), len(changes) - len(self.output), 0, None, unseen=unseen)
+        filtered = len(changes) - len(self.output)
+        report = LogReport(end, (), len(self.output), filtered, 0, None, unseen=unseen, withheld=tuple(withheld))
         data = codec.LOG_REPORT.encode(report)
         job.store.create(f"logs/{epoch:08}", data)
         written = codec.LOG_REPORT.decode(job.file(f"logs/{epoch:08}"), "log")
         assert written == report, "every reading of a range gives the same"
+
+    def _withheld_tables(self, plan: Plan) -> dict[TableId, Withheld]:
+        state = of_job(self.job.record(plan.epoch).state, self.job.job_state())
+        return {t.table: t.withheld for t in state.tables if t.withheld is not None}
+
+    def _backfills(self, plan: Plan) -> list[Backfill]:
+        assert isinstance(plan.work, LogWork)
+        state = of_job(self.job.record(plan.epoch).state, self.job.job_state())
+        return [backfill for backfill in plan.work.backfills if backfill.table in {t.table for t in state.tables}]
+
+    def _withheld(self, backfill: Backfill, epoch: int) -> list[tuple[int, TableId]]:
+        """The numbers of the transactions of which changes were withheld."""
+        withheld = backfill.withheld
+        names = withheld_files(self.job.store, backfill.table, after_epoch=withheld.after_epoch, before_epoch=epoch)
+        assert len(names) == withheld.files
+        return [(number, backfill.table) for name in names for number in json.loads(self.job.file(name))]
 
     def _gap_filter(self, plan: Plan) -> GapFilter:
         if plan.phase not in {Phase.SNAPSHOT, Phase.CATCH_UP}:
@@ -452,7 +505,7 @@ class Driver:
         if plan.epoch % 2:
             segments = [merge_segments(segments, "finished")]
         state = of_job(self.job.record(plan.epoch).state, self.job.job_state())
-        tables = [t for t in state.tables if not t.passed]
+        tables = [t for t in state.tables if not t.passed and t.withheld is None]
         unfinished = {t.table: t.done_splits for t in tables if not isinstance(t.cursor, Exhausted)}
         first_splits = {t.table: t.first_split for t in tables if t.first_split}
         return GapFilter.from_segments(segments, [t.table for t in tables], "finished", unfinished, first_splits)

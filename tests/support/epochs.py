@@ -43,8 +43,15 @@ class LocalEngine(Engine):
         return True
 
 
-def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: Notes | None = None) -> list[str]:
-    """Runs the job of a job file up to the log's end. Returns the phase of each epoch, or raises as a run does."""
+def run_epochs(
+    path: Path,
+    *overrides: str,
+    at_most: int | None = None,
+    notes: Notes | None = None,
+    interval_seconds: float | None = None,
+) -> list[str]:
+    """Runs the job of a job file up to the log's end, or, with an interval, on and on. Returns the phase of each epoch, or
+    raises as a run does."""
     job = load_job_file(path, overrides)
     told, kept = events.Notes(), Notes() if notes is None else notes
     # The server may still be ending the connection of the run before, which held the lease.
@@ -57,7 +64,13 @@ def run_epochs(path: Path, *overrides: str, at_most: int | None = None, notes: N
             engine.threads = 1  # so that a failpoint finds the same parts written each time
             steering = opened.held.steering
             loop = EpochLoop(
-                context, opened.writing, engine, RunSummary(), told, interval_seconds=None, steering=steering
+                context,
+                opened.writing,
+                engine,
+                RunSummary(),
+                told,
+                interval_seconds=interval_seconds,
+                steering=steering,
             )
             try:
                 loop.run(max_epochs=1 if opened.finishes else at_most)

@@ -1,0 +1,227 @@
+"""The log is followed while a large table without a key is read by pages: the table's own changes wait for its rows."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import epochs
+from tests.support.epochs import run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.keyless import CREATE, ROWS, assert_keyless_copied
+from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.enumerator import enumerator
+from tidemark.jobs.commands.signal import resnapshot
+from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import CheckpointError
+from tidemark.state.failpoints import FailpointError
+from tidemark.state.phase import Phase
+from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork, Staging
+
+pytestmark = pytest.mark.integration
+
+CHUNKS = ROWS // 1500
+
+
+@pytest.fixture
+def source(postgres18_database: Database) -> Database:
+    postgres18_database.execute(
+        *CREATE, "CREATE TABLE k (id int PRIMARY KEY, version int)", "INSERT INTO k VALUES (1, 0)"
+    )
+    return postgres18_database
+
+
+@pytest.fixture
+def before_each(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[PlanRecord], None]], None]:
+    """Takes what is done once an epoch is planned, before it runs."""
+
+    def install(act: Callable[[PlanRecord], None]) -> None:
+        is_small = epochs.LocalEngine.is_small
+
+        def acting(engine: epochs.LocalEngine, record: PlanRecord) -> bool:
+            act(record)
+            return is_small(engine, record)
+
+        monkeypatch.setattr(epochs.LocalEngine, "is_small", acting)
+        monkeypatch.setattr(enumerator, "MAX_SPLITS_PER_TASK", 1)
+
+    return install
+
+
+class LoadedError(Exception):
+    """The first load is complete."""
+
+
+class Writes:
+    """Changes both tables before each epoch of the first load, and remembers what the epochs do."""
+
+    def __init__(self, source: Database, *, only_inserts: bool = False) -> None:
+        self._source, self._only_inserts = source, only_inserts
+        self.number = 0
+        self.stages: list[str] = []
+
+    def __call__(self, record: PlanRecord) -> None:
+        self.stages.append(stage_of(record))
+        if record.plan.phase is Phase.STREAM:
+            raise LoadedError
+        self.number += 1
+        self._source.execute(
+            "UPDATE k SET version = version + 1", f"INSERT INTO t VALUES ({self.number}, 1, 'new'), (-1, 1, 'new')"
+        )
+        if not self._only_inserts:
+            self._source.execute(
+                f"UPDATE t SET version = version + 1 WHERE uid IN ({self.number * 37 % 4000}, -1)",
+                f"DELETE FROM t WHERE uid = {self.number * 11 % 4000}",
+            )
+
+
+def stage_of(record: PlanRecord) -> str:
+    """Returns `log` or `splits` and where the table without a key is."""
+    work = record.plan.work
+    if isinstance(work, LogWork) and work.backfills:
+        return "backfill"
+    kind = "splits" if isinstance(work, SnapshotWork) else "log"
+    (cursor,) = [table.cursor for table in record.state.tables if table.table.name.endswith("t")] or [None]
+    return f"{kind} {'staging' if isinstance(cursor, Staging) else cursor and cursor.kind}"
+
+
+def load(job: Path, source: Database) -> None:
+    """Follows the log during the first load, and then to its end."""
+    with pytest.raises(LoadedError):
+        run_epochs(job, interval_seconds=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writes, "__call__", lambda *_: None)
+        run_epochs(job)
+        source.execute("UPDATE k SET version = -1")  # files that are not needed go with the next plan
+        run_epochs(job)
+
+
+def job_of(source: Database, folder: Path, sink: dict[str, object] | None = None) -> Path:
+    sink = sink or {"type": "files", "path": str(folder / "out"), "format": "jsonl"}
+    return write_job(folder, source=source_of(source), sink=sink, snapshot={"split_rows": 1500, "parallelism": 1})
+
+
+def withheld(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "checkpoint").glob("withheld/*")]
+
+
+def test_other_tables_are_followed_meanwhile(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+    job, writes = job_of(source, tmp_path), Writes(source)
+    seen_versions: list[int] = []
+
+    def act(record: PlanRecord) -> None:
+        writes(record)
+        if stage_of(record) == "splits releasing" and not seen_versions:
+            assert not list((tmp_path / "out").rglob(f"{source.schema}.t/**/*.jsonl"))
+            seen_versions.append(sum(path.read_text().count("version") for path in (tmp_path / "out").rglob("*.jsonl")))
+            assert withheld(tmp_path)
+
+    before_each(act)
+    load(job, source)
+    assert writes.stages.count("log staging") + writes.stages.count("log releasing") > CHUNKS
+    assert writes.stages.count("backfill") == 1
+    assert seen_versions[0] > CHUNKS / 2, "changes of k are visible before the first row of t"
+    assert_keyless_copied(tmp_path, source, "jsonl")
+    assert not withheld(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stage", "point"),
+    [
+        ("log staging", "withheld.before"),
+        ("log staging", "withheld.after"),
+        ("log releasing", "withheld.before"),
+        ("log releasing", "withheld.after"),
+        ("log releasing", "log.before_report"),
+        ("log releasing", "sink.before_commit"),
+        ("log releasing", "sink.after_commit"),
+        ("log releasing", "planner.after_plan"),
+        ("splits releasing", "sink.after_commit"),
+        ("backfill", "log.before_report"),
+        ("backfill", "sink.before_commit"),
+        ("backfill", "sink.after_commit"),
+        ("backfill", "planner.after_plan"),
+    ],
+)
+def test_deaths(source: Database, tmp_path: Path, before_each, monkeypatch, stage: str, point: str) -> None:  # type: ignore[no-untyped-def]
+    job, writes, armed = job_of(source, tmp_path), Writes(source), tmp_path / "armed"
+    armed.mkdir()
+    monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
+    seen = 0
+
+    def act(record: PlanRecord) -> None:
+        nonlocal seen
+        writes(record)
+        seen += stage_of(record) == stage
+        if seen == (1 if stage == "backfill" else 2):
+            seen += 1
+            (armed / point).write_text("raise")
+
+    before_each(act)
+    with pytest.raises(FailpointError):
+        run_epochs(job, interval_seconds=0.01)
+    load(job, source)
+    assert_keyless_copied(tmp_path, source, "jsonl")
+    assert not withheld(tmp_path)
+
+
+def test_a_truncate_meanwhile_comes_after_the_rows(
+    source: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    before_each,  # type: ignore[no-untyped-def]
+) -> None:
+    """TRUNCATE waits while chunks are staged, but not while they are released."""
+    sink = {"type": "mirror", "on_schema_change": "evolve", "url": postgres_database.url, "keyless": "append"}
+    job, writes = job_of(source, tmp_path, sink), Writes(source, only_inserts=True)
+
+    def act(record: PlanRecord) -> None:
+        if writes.stages.count("splits releasing") == 2 and stage_of(record) == "log releasing":
+            source.execute("TRUNCATE t")
+            writes.stages.append("truncated")
+        writes(record)
+
+    before_each(act)
+    load(job, source)
+    assert writes.stages.count("truncated") >= 1
+    found = "SELECT format('%I.%I', table_schema, table_name) FROM information_schema.columns WHERE column_name = 'uid'"
+    ((copy,),) = postgres_database.query(found)
+    rows = "SELECT uid, version, note FROM {}"
+    copied = Counter(postgres_database.query(rows.format(copy)))
+    assert copied == Counter(source.query(rows.format("t")))
+    assert sum(copied.values()) < ROWS
+
+
+def test_a_table_that_is_read_again_forgets_what_was_withheld(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+    job, writes = job_of(source, tmp_path), Writes(source)
+    is_asked = False
+
+    def act(record: PlanRecord) -> None:
+        nonlocal is_asked
+        writes(record)
+        if writes.stages.count("log releasing") == 2 and not is_asked:
+            is_asked = True
+            resnapshot(load_job_file(job), [TableName(source.schema, "t")])
+
+    before_each(act)
+    load(job, source)
+    assert is_asked
+    assert not withheld(tmp_path)
+
+
+def test_a_lost_file_is_told(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+    job, writes = job_of(source, tmp_path), Writes(source)
+
+    def act(record: PlanRecord) -> None:
+        writes(record)
+        if stage_of(record) == "backfill":
+            sorted((tmp_path / "checkpoint" / "withheld").iterdir())[1].unlink()
+
+    before_each(act)
+    with pytest.raises(CheckpointError, match=r"withheld changes are damaged.* there are"):
+        run_epochs(job, interval_seconds=0.01)
+    assert Checkpoint.at(load_job_file(job).checkpoint).committed_epoch() > CHUNKS
