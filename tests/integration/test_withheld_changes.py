@@ -70,7 +70,8 @@ class Writes:
             raise LoadedError
         self.number += 1
         self._source.execute(
-            "UPDATE k SET version = version + 1", f"INSERT INTO t VALUES ({self.number}, 1, 'new'), (-1, 1, 'new')"
+            "UPDATE k SET version = version + 1",
+            f"INSERT INTO t (uid, version, note) VALUES ({self.number}, 1, 'new'), (-1, 1, 'new')",
         )
         if not self._only_inserts:
             self._source.execute(
@@ -194,6 +195,28 @@ def test_a_truncate_meanwhile_comes_after_the_rows(
     copied = Counter(postgres_database.query(rows.format(copy)))
     assert copied == Counter(source.query(rows.format("t")))
     assert sum(copied.values()) < ROWS
+
+
+@pytest.mark.parametrize("stage", ["log releasing", "backfill"])
+def test_an_alter_meanwhile(
+    source: Database, postgres_database: Database, tmp_path: Path, before_each, stage: str
+) -> None:  # type: ignore[no-untyped-def]
+    """ALTER TABLE waits while chunks are staged, but not later. What was withheld has the columns of before."""
+    sink = {"type": "mirror", "on_schema_change": "evolve", "url": postgres_database.url, "keyless": "append"}
+    job, writes = job_of(source, tmp_path, sink), Writes(source, only_inserts=True)
+
+    def act(record: PlanRecord) -> None:
+        is_released = writes.stages.count("splits releasing") > 1
+        if is_released and stage_of(record) == stage and "altered" not in writes.stages:
+            writes.stages.append("altered")
+            source.execute("ALTER TABLE t ADD COLUMN extra int DEFAULT 5", "INSERT INTO t VALUES (-2, 1, 'new', 6)")
+        writes(record)
+
+    before_each(act)
+    load(job, source)
+    assert "altered" in writes.stages
+    rows = "SELECT uid, version, note, extra FROM {}"
+    assert Counter(postgres_database.query(rows.format("public_t"))) == Counter(source.query(rows.format("t")))
 
 
 def test_a_table_that_is_read_again_forgets_what_was_withheld(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
