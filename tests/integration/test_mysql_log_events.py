@@ -14,9 +14,11 @@ from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import (
+    IncompleteRowsError,
     LogPositionLostError,
     SchemaChangedError,
     SplitChangedError,
+    TableDroppedError,
     TidemarkError,
     UnknownLogEventError,
 )
@@ -330,6 +332,29 @@ def test_alter_ignore_is_refused(table: LoggedServer) -> None:
     table.read("t")
     refused(table, SchemaChangedError, "ALTER IGNORE TABLE on", "ALTER IGNORE TABLE t ADD UNIQUE (v)")
     assert len(table.query("SELECT * FROM t")) == 1
+
+
+@pytest.mark.pitfall(41)
+def test_a_database_that_is_replaced_takes_its_tables_along(table: LoggedServer) -> None:
+    if not table.is_mariadb:
+        pytest.skip("MySQL has no CREATE OR REPLACE DATABASE")
+    replace = ("CREATE OR REPLACE DATABASE other", "CREATE TABLE other.t LIKE t")
+    table.execute(*replace, "INSERT INTO other.t VALUES (1, 'a')")
+    schema = dataclasses.replace(table.schema("t"), table=TableId("other", "t"))
+    table.forget()
+    table.execute(*replace, "INSERT INTO other.t VALUES (2, 'b')")
+    with pytest.raises(TableDroppedError, match=r"CREATE OR REPLACE DATABASE on other\.t"):
+        table.read(schema)
+
+
+@pytest.mark.pitfall(34)
+@pytest.mark.parametrize("analyze", ["ANALYZE", "ANALYZE FORMAT=JSON"])
+def test_a_write_that_is_analyzed_in_statement_format_is_refused(table: LoggedServer, analyze: str) -> None:
+    if not table.is_mariadb:
+        pytest.skip("MySQL has no ANALYZE of a statement")
+    statements = ("INSERT INTO t VALUES (1, 'a')", "SET SESSION binlog_format = STATEMENT", f"{analyze} DELETE FROM t")
+    refused(table, IncompleteRowsError, "DELETE as a statement", *statements)
+    assert table.query("SELECT * FROM t") == []
 
 
 @pytest.mark.pitfall(106)

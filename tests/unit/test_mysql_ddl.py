@@ -45,6 +45,8 @@ HARMLESS = [
     "REVOKE ALL ON shop.t FROM x",
     "FLUSH TABLES",
     "ANALYZE TABLE t",
+    "ANALYZE LOCAL TABLE t PERSISTENT FOR COLUMNS (a) INDEXES ()",
+    "ANALYZE NO_WRITE_TO_BINLOG TABLES t, u",
     "OPTIMIZE TABLE t",
     "REPAIR TABLE t",
     "SET PASSWORD FOR x = 'DROP TABLE t'",
@@ -150,6 +152,8 @@ WRITES = [
     "CREATE TABLE IF NOT EXISTS t (a int) AS WITH c AS (SELECT 1) SELECT * FROM c",
     "CREATE TABLE t AS VALUES ROW(1)",
     "IMPORT TABLE FROM 'x'",
+    "ANALYZE UPDATE t SET a = 1",
+    "ANALYZE FORMAT=JSON DELETE FROM t",
 ]
 
 UNKNOWN = [
@@ -536,9 +540,18 @@ def test_dropped_index_may_have_been_the_key(statement: str) -> None:
     assert not meaning.changed
 
 
-@pytest.mark.parametrize("statement", ["DROP DATABASE shop", "DROP SCHEMA IF EXISTS `shop`"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP DATABASE shop",
+        "DROP SCHEMA IF EXISTS `shop`",
+        "CREATE OR REPLACE DATABASE shop CHARACTER SET latin1",
+        "create or replace schema `shop`",
+    ],
+)
 def test_dropped_database(statement: str) -> None:
-    assert classify(statement, "").dropped_databases == {"shop"}
+    meaning = classify(statement, "")
+    assert (meaning.dropped_databases, meaning.drops, meaning.unknown) == ({"shop"}, True, False)
 
 
 def test_default_database_and_quoted_names() -> None:

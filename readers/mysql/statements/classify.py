@@ -54,7 +54,7 @@ MAX_QUOTED = 200
 
 _HARMLESS = frozenset(
     {
-        "ANALYZE", "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CLONE", "DEALLOCATE", "FLUSH", "GRANT", "HELP",
+        "BINLOG", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "CLONE", "DEALLOCATE", "FLUSH", "GRANT", "HELP",
         "INSTALL", "KILL", "LOCK", "OPTIMIZE", "PREPARE", "PURGE", "RELEASE", "REPAIR", "RESET", "RESTART", "REVOKE",
         "SAVEPOINT", "SHOW", "SHUTDOWN", "START", "STOP", "UNINSTALL", "UNLOCK", "USE",
     }
@@ -143,6 +143,8 @@ class _Parser(Cursor):
                 return Statement("TRUNCATE TABLE", frozenset([table]), truncated=table)
             case "SET":
                 return self._set()
+            case "ANALYZE":
+                return self._analyze()
             case _ if keyword in _HARMLESS:
                 return Statement(keyword)
         return self.unknown("an unknown statement")
@@ -220,6 +222,15 @@ class _Parser(Cursor):
             self.at += 1
         return self.unknown("SET STATEMENT")
 
+    def _analyze(self) -> Statement:
+        """Takes ANALYZE TABLE; MariaDB: ANALYZE [FORMAT=JSON] and a statement, which it executes."""
+        if self.peek().is_word("LOCAL", "NO_WRITE_TO_BINLOG", "TABLE", "TABLES"):
+            return Statement("ANALYZE TABLE")
+        if self.word("FORMAT"):
+            self.symbol("=")
+            self.at += 1
+        return self.statement()
+
     def _create(self) -> Statement:
         replaces = self.words("OR", "REPLACE")
         self.word("TEMPORARY", "ONLINE", "OFFLINE")
@@ -235,6 +246,9 @@ class _Parser(Cursor):
             return Statement("CREATE TABLE")
         if self._is_index():
             return self._replace_index() if replaces else Statement("CREATE INDEX")
+        if replaces and self.word("DATABASE", "SCHEMA"):  # MariaDB drops the database with its tables
+            name = frozenset([self.name()])
+            return Statement("CREATE OR REPLACE DATABASE", dropped_databases=name, drops=True)
         return self._other("CREATE")
 
     def _replace_index(self) -> Statement:
