@@ -357,6 +357,24 @@ def test_a_write_that_is_analyzed_in_statement_format_is_refused(table: LoggedSe
     assert table.query("SELECT * FROM t") == []
 
 
+@pytest.mark.pitfall(34)
+@pytest.mark.parametrize("binlog_format", ["STATEMENT", "MIXED"])
+def test_a_function_that_fills_a_temporary_table_may_write(table: LoggedServer, binlog_format: str) -> None:
+    """MariaDB lets it, and logs only CREATE TEMPORARY TABLE. MySQL refuses the statement if it does."""
+    begin = f"SET SESSION binlog_format = {binlog_format}"
+    if not table.is_mariadb:
+        table.execute(begin, "CREATE TEMPORARY TABLE filled SELECT 1 AS a")
+        assert table.read("t") == []
+        return
+    body = "RETURNS INT DETERMINISTIC MODIFIES SQL DATA BEGIN DELETE FROM t; RETURN 1; END"
+    table.execute("INSERT INTO t VALUES (1, 'a')", f"CREATE OR REPLACE FUNCTION writes() {body}")
+    table.read("t")
+    statements = (begin, "CREATE TEMPORARY TABLE filled SELECT writes()")
+    error = refused(table, UnknownLogEventError, "CREATE TEMPORARY TABLE … SELECT as a statement", *statements)
+    assert "log.ignore_statements_on: [d.filled]" in error.remedy
+    assert table.query("SELECT * FROM t") == []
+
+
 @pytest.mark.pitfall(106)
 def test_a_lost_key_is_noticed_in_its_own_epoch(table: LoggedServer) -> None:
     table.execute("ALTER TABLE t DROP PRIMARY KEY, ADD UNIQUE INDEX k (id), ADD INDEX other (v)")

@@ -172,6 +172,21 @@ UNKNOWN = [
 ]
 
 
+@pytest.mark.pitfall(34)
+@pytest.mark.parametrize(
+    ("statement", "calls"),
+    [
+        ("CREATE TEMPORARY TABLE t SELECT f()", True),
+        ("CREATE OR REPLACE TEMPORARY TABLE IF NOT EXISTS t (a int) AS SELECT 1", True),
+        ("CREATE TEMPORARY TABLE t (a int DEFAULT 1)", False),
+        ("CREATE TEMPORARY TABLE t LIKE u", False),
+        ("CREATE TEMPORARY SEQUENCE t", False),
+    ],
+)
+def test_functions_that_fill_a_temporary_table_may_write(statement: str, calls: bool) -> None:
+    assert classify(statement, "shop").calls == calls
+
+
 @pytest.mark.parametrize("statement", HARMLESS)
 def test_statement_that_leaves_the_table_as_it_is(statement: str) -> None:
     meaning = classify(statement, "shop")

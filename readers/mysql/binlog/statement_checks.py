@@ -36,7 +36,8 @@ class StatementChecks:
         if meaning.unknown:
             self._check_unknown(found, meaning)
             return []
-        if meaning.writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
+        writes = meaning.writes or (meaning.calls and log.source.flavour == "mariadb")
+        if writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
             raise self.not_rows(meaning)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
             return self._named(meaning.truncated)

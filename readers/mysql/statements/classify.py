@@ -235,7 +235,7 @@ class _Parser(Cursor):
         replaces = self.words("OR", "REPLACE")
         self.word("TEMPORARY", "ONLINE", "OFFLINE")
         if self.peek(-1).is_word("TEMPORARY"):
-            return Statement("CREATE TEMPORARY TABLE")
+            return self._create_temporary()
         if self.word("TABLE"):
             self.words("IF", "NOT", "EXISTS")
             table = self.table()
@@ -250,6 +250,15 @@ class _Parser(Cursor):
             name = frozenset([self.name()])
             return Statement("CREATE OR REPLACE DATABASE", dropped_databases=name, drops=True)
         return self._other("CREATE")
+
+    def _create_temporary(self) -> Statement:
+        if not self.word("TABLE"):
+            return Statement("CREATE TEMPORARY SEQUENCE")
+        self.words("IF", "NOT", "EXISTS")
+        table = self.table()
+        if self._selects():
+            return Statement("CREATE TEMPORARY TABLE … SELECT", calls=True, written=table)
+        return Statement("CREATE TEMPORARY TABLE")
 
     def _replace_index(self) -> Statement:
         """MariaDB's CREATE OR REPLACE INDEX drops an index of the same name."""

@@ -53,7 +53,8 @@ class Statement:
     `lost_index`: tables that may have lost a unique key. `dropped_databases`: all their tables are changed. `writes`: the
     statement changes rows, possibly of tables that it does not name (triggers, functions). `target`: the only table whose
     rows it changes, apart from triggers and foreign keys; None if this is unknown. `written`: the only table that it names to
-    be written, also if stored functions that it calls may write others. `cascades`: tables that get a foreign key
+    be written, also if stored functions that it calls may write others. `calls`: it can only change rows by stored functions
+    that it calls while it creates a table, which MySQL refuses. `cascades`: tables that get a foreign key
     with CASCADE, SET NULL or SET DEFAULT. `unknown`: the effect is unknown. `is_named`: then it can only change tables of
     `changed` and `dropped_databases`; otherwise any. `altered`: the table that gets the columns `added`, loses `dropped`, and
     whose columns `modified` are of these types after it. `charsets`: the character sets, or collations, that the statement
@@ -66,6 +67,7 @@ class Statement:
     lost_index: frozenset[TableId] = frozenset()
     dropped_databases: frozenset[str] = frozenset()
     writes: bool = False
+    calls: bool = False
     target: TableId | None = None
     written: TableId | None = None
     unknown: bool = False
