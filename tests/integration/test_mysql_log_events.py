@@ -372,6 +372,8 @@ def test_a_function_that_fills_a_temporary_table_may_write(table: LoggedServer, 
     statements = (begin, "CREATE TEMPORARY TABLE filled SELECT writes()")
     error = refused(table, UnknownLogEventError, "CREATE TEMPORARY TABLE … SELECT as a statement", *statements)
     assert "log.ignore_statements_on: [d.filled]" in error.remedy
+    options = ReadOptions(ignored_targets=frozenset([TableId("d", "filled")]))
+    assert list(changes_of(table.reader("t", options=options), table.range())) == []
     assert table.query("SELECT * FROM t") == []
 
 
