@@ -166,11 +166,10 @@ def test_tables_that_are_not_read_by_pages(logged_postgres: LoggedDatabase) -> N
 
 
 def _splits(folder: Path) -> list[Split]:
-    """The state of the newest plan."""
+    """The splits of the newest plan that has some. Whoever writes to the server may have the log read in between."""
     checkpoint = Checkpoint.at(str(folder / "checkpoint"))
-    work = checkpoint.plan(max(checkpoint.plan_epochs())).plan.work
-    assert isinstance(work, SnapshotWork)
-    return [split for task in work.tasks for split in task]
+    works = [checkpoint.plan(epoch).plan.work for epoch in sorted(checkpoint.plan_epochs(), reverse=True)]
+    return next(([s for task in work.tasks for s in task] for work in works if isinstance(work, SnapshotWork)), [])
 
 
 @pytest.fixture
@@ -202,10 +201,12 @@ def test_a_job_that_is_begun_again_in_the_middle(keyless: Database, tmp_path: Pa
 def test_a_table_whose_snapshots_never_live_long_enough_is_one_split(keyless: Database, tmp_path: Path) -> None:
     sink = {"type": "files", "path": str(tmp_path / "out")}
     job = write_job(tmp_path, source=source_of(keyless), sink=sink, snapshot={"split_rows": 400, "parallelism": 2})
-    for _ in range(MAX_FAILED_ATTEMPTS):
+    attempts = set()
+    while all(split.pages for split in _splits(tmp_path)):
+        assert len(attempts) <= MAX_FAILED_ATTEMPTS
         run_epochs(job, at_most=1)
-        assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
-    run_epochs(job, at_most=1)
+        attempts |= {split.pages.attempt for split in _splits(tmp_path) if isinstance(split.pages, StageChunk)}
+    assert len(attempts) == MAX_FAILED_ATTEMPTS
     (split,) = _splits(tmp_path)
     assert split.pages is None
     run_epochs(job)
@@ -220,7 +221,8 @@ def test_a_table_that_joins_later_is_read_by_pages_too(postgres18_database: Data
     )
     run_epochs(job)
     postgres18_database.execute(*CREATE)
-    assert run_epochs(job, at_most=2) == ["stream", "snapshot"]
+    while not any(split.pages for split in _splits(tmp_path)):
+        run_epochs(job, at_most=1)
     assert all(isinstance(split.pages, StageChunk) for split in _splits(tmp_path))
     with KeylessWriter(postgres18_database):
         run_epochs(job)
