@@ -205,6 +205,12 @@ class PublishedLostError(CheckpointError):
     is_cured_by_reading = True
 
 
+class WithheldLostError(CheckpointError):
+    """The checkpoint has lost changes of a table that waited for its rows (docs/adr/0062). The table's rows are read again."""
+
+    is_cured_by_reading = True
+
+
 class ReadsDifferError(CheckpointError):
     """Two reads of the planned epoch's log range gave different results."""
 

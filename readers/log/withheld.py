@@ -15,7 +15,7 @@ import pyarrow as pa
 from tidemark.readers.snapshot.gathered_rows import mapped, needing_room, scratch_file
 from tidemark.state.checkpoint.layout import withheld_file, withheld_files
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError
+from tidemark.state.errors import WithheldLostError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.plan import Backfill
 from tidemark.state.remedies import RESTORE_CHECKPOINT
@@ -62,23 +62,25 @@ class WithheldChanges:
 
 
 def read_withheld(store: CheckpointStore, backfill: Backfill, epoch: int) -> Iterator[pa.RecordBatch]:
-    """Yields a table's withheld changes of the epochs before `epoch`, in the order of the log. Raises CheckpointError if a file
-    is lost or damaged."""
+    """Yields a table's withheld changes of the epochs before `epoch`, in the order of the log. Raises WithheldLostError if a
+    file is lost or damaged."""
     table, withheld = backfill.table, backfill.withheld
     names = withheld_files(store, table, after_epoch=withheld.after_epoch, before_epoch=epoch)
     if len(names) != withheld.files:
-        raise _damaged(f"changes of {table} were withheld by {withheld.files} epochs, but there are {len(names)} files")
+        raise _lost(table, f"{withheld.files} epochs have withheld some, but there are {len(names)} files")
     for name in names:
         data = store.read(name)
         if data is None or data.size < _HEADER.size:
-            raise _damaged(f"{name} is cut off")
+            raise _lost(table, f"{name} is cut off")
         magic, version, checksum = _HEADER.unpack(data.slice(0, _HEADER.size))
         body = data.slice(_HEADER.size)
         if (magic, version) != (_MAGIC, _VERSION) or zlib.crc32(body) != checksum:
-            raise _damaged(f"{name} does not have the checksum in its header")
+            raise _lost(table, f"{name} does not have the checksum in its header")
         with pa.ipc.open_stream(body) as reader:
             yield from reader
 
 
-def _damaged(reason: str) -> CheckpointError:
-    return CheckpointError(f"The checkpoint's withheld changes are damaged: {reason}.", RESTORE_CHECKPOINT)
+def _lost(table: TableId, reason: str) -> WithheldLostError:
+    return WithheldLostError(
+        f"The checkpoint has lost changes of {table} that waited for its rows: {reason}.", RESTORE_CHECKPOINT, table
+    )

@@ -16,8 +16,7 @@ from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.state import failpoints
-from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError
+from tidemark.state.errors import WithheldLostError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.phase import Phase
 from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork, Staging
@@ -90,10 +89,10 @@ def stage_of(record: PlanRecord) -> str:
     return f"{kind} {'staging' if isinstance(cursor, Staging) else cursor and cursor.kind}"
 
 
-def load(job: Path, source: Database) -> None:
+def load(job: Path, source: Database, notes: epochs.Notes | None = None) -> None:
     """Follows the log during the first load, and then to its end."""
     with pytest.raises(LoadedError):
-        run_epochs(job, interval_seconds=0.01)
+        run_epochs(job, interval_seconds=0.01, notes=notes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Writes, "__call__", lambda *_: None)
         run_epochs(job)
@@ -236,15 +235,49 @@ def test_a_table_that_is_read_again_forgets_what_was_withheld(source: Database, 
     assert not withheld(tmp_path)
 
 
-def test_a_lost_file_is_told(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
+def test_changes_that_are_lost_have_the_table_read_again(
+    source: Database, tmp_path: Path, before_each, damage: Callable[[Path], None]
+) -> None:  # type: ignore[no-untyped-def]
+    sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl", "on_schema_change": "evolve"}
+    job, writes, notes = job_of(source, tmp_path, sink), Writes(source), epochs.Notes()
+
+    def act(record: PlanRecord) -> None:
+        writes(record)
+        if writes.stages[-1] == "backfill" and writes.stages.count("backfill") == 1:
+            damage(sorted((tmp_path / "checkpoint" / "withheld").iterdir())[1])
+
+    before_each(act)
+    load(job, source, notes=notes)
+    (left,) = [facts["text"] for event, facts in notes.found if event == "left"]
+    assert "has lost changes of" in left
+    assert writes.stages.count("backfill") == 2
+    assert not withheld(tmp_path)
+    assert_keyless_copied(tmp_path, source, "jsonl")
+
+
+def test_lost_changes_stop_a_job_that_is_to_stop(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+    """The signal that the message names has the table read again."""
     job, writes = job_of(source, tmp_path), Writes(source)
 
     def act(record: PlanRecord) -> None:
         writes(record)
-        if stage_of(record) == "backfill":
+        if writes.stages[-1] == "backfill" and writes.stages.count("backfill") == 1:
             sorted((tmp_path / "checkpoint" / "withheld").iterdir())[1].unlink()
 
     before_each(act)
-    with pytest.raises(CheckpointError, match=r"withheld changes are damaged.* there are"):
+    with pytest.raises(WithheldLostError, match=r"To read the table again: tidemark signal JOB.yaml resnapshot"):
         run_epochs(job, interval_seconds=0.01)
-    assert Checkpoint.at(load_job_file(job).checkpoint).committed_epoch() > CHUNKS
+    resnapshot(load_job_file(job), [TableName(source.schema, "t")])
+    load(job, source)
+    assert_keyless_copied(tmp_path, source, "jsonl")

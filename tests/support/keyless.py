@@ -5,6 +5,7 @@ import json
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 
@@ -60,6 +61,11 @@ def assert_keyless_copied(folder: Path, database: Database, format_: str = "parq
         changes = ds.dataset(root, format="parquet", exclude_invalid_files=False).to_table().to_pylist()
     else:
         changes = [json.loads(line) for path in root.rglob("*.jsonl") for line in path.read_text().splitlines()]
-    for change in changes:
+    emptied = max((_place(change) for change in changes if change["_change_type"] == "truncate"), default=(-1, -1))
+    for change in (change for change in changes if _place(change) > emptied):
         copy[change["uid"], change["version"], change["note"]] += {"insert": 1, "delete": -1}[change["_change_type"]]
     assert {row: count for row, count in copy.items() if count} == Counter(database.query("SELECT * FROM t"))
+
+
+def _place(change: dict[str, Any]) -> tuple[int, int]:
+    return change["_commit_version"], change["_seq"]
