@@ -385,6 +385,23 @@ def test_a_key_that_was_not_unique_between_two_looks(
     assert (job.rows(source, "t"), job.rows(target, "t")) == ([(1, "a")], [])
 
 
+def test_a_new_label_that_is_renamed_between_two_looks(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    """The log has the label as it was when the row was written. The catalog does not say that it had another name."""
+    source = postgres_database
+    source.execute("CREATE TYPE mood AS ENUM ('ok')", "CREATE TABLE t (id int PRIMARY KEY, m mood)")
+    job = Mirrored(source, target, tmp_path)
+    job.run()
+    source.execute(
+        "ALTER TYPE mood ADD VALUE 'hapy'",
+        "INSERT INTO t VALUES (1, 'hapy')",
+        "ALTER TYPE mood RENAME VALUE 'hapy' TO 'happy'",
+    )
+    job.run()
+    assert (job.rows(source, "t"), job.rows(target, "t")) == ([(1, "happy")], [(1, "hapy")])
+
+
 def test_rows_that_are_removed_below_the_server_stay(
     postgres_database: Database, target: Database, tmp_path: Path
 ) -> None:

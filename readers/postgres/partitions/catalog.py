@@ -16,6 +16,7 @@ from tidemark.state.table import TableId
 
 # A column's row in pg_attribute is written again when the column changes. The log lacks generated columns. A unique index is
 # what identifies a row.
+# A label's row in pg_enum is written again when it is renamed: if it has its name again, the log has rows with the other one.
 _TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relpersistence = 'p',
        CASE WHEN c.relkind <> 'p' THEN c.relfilenode::bigint END,
@@ -37,6 +38,9 @@ WITH RECURSIVE types(root, attnum, type) AS (
     ) AS inner_type(oid) WHERE inner_type.oid <> 0
 )
 SELECT t.root::bigint, concat_ws(' ', t.attnum, 'label', e.oid), e.enumlabel
+FROM types AS t JOIN pg_enum AS e ON e.enumtypid = t.type
+UNION ALL
+SELECT t.root::bigint, concat_ws(' ', t.attnum, 'label written', e.oid), e.xmin::text
 FROM types AS t JOIN pg_enum AS e ON e.enumtypid = t.type
 UNION ALL
 SELECT t.root::bigint, concat_ws(' ', t.attnum, 'attributes', p.oid), (

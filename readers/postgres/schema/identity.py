@@ -72,8 +72,8 @@ def _require_same_columns(schema: TableSchema, numbers: Mapping[str, int | None]
 
 
 def require_same_types(schema: TableSchema, before: WatchedTable, now: WatchedTable) -> None:
-    """Raises SchemaChangedError if the text of values that were copied is another one now. A new label of an enum is no such
-    change."""
+    """Raises SchemaChangedError if the text of values that were copied is another one now, or was for a while: the log has the
+    text of the moment. A new label of an enum is no such change."""
     parts, numbers = dict(now.type_parts), [column.number for column in schema.captured]
     changed = {int(name.split()[0]) for name, text in before.type_parts if parts.get(name, text) != text}
     altered = changed.intersection(numbers)
@@ -85,8 +85,8 @@ def types_altered(schema: TableSchema, numbers: Collection[int]) -> SchemaChange
     names = [column.name for column in schema.captured if column.number in numbers]
     return SchemaChangedError(
         f"The type of {', '.join(names)} of {schema.table} was altered: a label of an enum was renamed, or an attribute of "
-        "a composite type was added, dropped or altered. Values that were copied before have another text now.",
-        f"If no row of the table was written since, undo the change and run the job again. {LEAVE_OUT}",
+        "a composite type was added, dropped or altered. Values that were copied have another text now, or had one in between.",
+        LEAVE_OUT,
         schema.table,
     )
 
