@@ -595,3 +595,38 @@ def test_a_key_is_altered_after_a_range_of_the_log_was_planned(
         if outcome == "joined":
             copied = target.query("SELECT kind, id, v FROM copy_t ORDER BY id")
             assert copied == source.query("SELECT kind::text, id, v FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("utf8mb4_general_ci", "utf8mb4_bin"),
+        ("utf8mb4_bin", "utf8mb4_general_ci"),
+        ("utf8mb3_unicode_ci", "utf8mb3_bin"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_key_gets_another_collation_while_splits_are_left(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, before: str, now: str
+) -> None:
+    """In the new order, keys of the splits that are left may be before those that were read."""
+    source, notes = request.getfixturevalue(f"{kind}_database"), Notes()
+    charset = before.partition("_")[0]
+    source.execute(
+        f"CREATE TABLE t (id VARCHAR(9) CHARACTER SET {charset} COLLATE {before} PRIMARY KEY, v INT)",
+        "INSERT INTO t VALUES ('a', 1), ('B', 2), ('c', 3), ('D', 4), ('e', 5), ('F', 6), ('_g', 7), ('-h', 8)",
+    )
+    with fresh_database(source.server) as target:
+        job = job_of(source, tmp_path, target)
+        small = ("snapshot.split_rows=2", "snapshot.parallelism=1")
+        for _ in range(2):  # splits, and the log after them: the next epoch is one of splits
+            run_epochs(job, *small, at_most=1)
+        source.execute(
+            f"ALTER TABLE t MODIFY id VARCHAR(9) CHARACTER SET {charset} COLLATE {now}",
+            "UPDATE t SET v = 9 WHERE id = 'D'",
+            "DELETE FROM t WHERE id = '_g'",
+        )
+        run_epochs(job, *small, notes=notes)
+        assert told(notes) == [("left", "t"), ("joined", "t")]
+        query = "SELECT HEX(id), v FROM %s ORDER BY v"
+        assert target.query(query % "copy_t") == source.query(query % "t")

@@ -28,10 +28,11 @@ from tidemark.readers.mysql.schema.catalog import table_statistics
 from tidemark.readers.mysql.server import WatermarkMethod
 from tidemark.readers.mysql.session import Row, SqlSession
 from tidemark.readers.mysql.snapshot.watermark import snapshot_position
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_composite
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
 from tidemark.state.position import Position
+from tidemark.state.remedies import LEAVE_OUT
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot
 from tidemark.state.table import TableId, TableSchema
 
@@ -173,7 +174,8 @@ class MySqlKeys:
     def _selected(self, key: KeyColumn) -> list[str]:
         if key.kind is not KeyKind.TEXT:
             return [key.sql]
-        return [key.sql, *self._collation_keys.collation(key).sql(column_list([key.name]))]
+        name = column_list([key.name])
+        return [key.sql, f"COLLATION({name})", *self._collation_keys.collation(key).sql(name)]
 
     def _bound(self, table: TableId, keys: Sequence[KeyColumn], row: Row) -> Bound:
         literals, parts, at = [], [], 0
@@ -183,6 +185,8 @@ class MySqlKeys:
             literals.append(key.literal(row[at]))
             at += 1
             if key.kind is KeyKind.TEXT:
+                _check_collation(table, key, str(row[at]))
+                at += 1
                 collation = self._collation_keys.collation(key)
                 parts.append(collation.encoded_key(row[at : at + len(collation.levels)]))
                 at += len(collation.levels)
@@ -200,6 +204,22 @@ class MySqlKeys:
         return keys[0].kind is KeyKind.INTEGER and (keys[0].name,) == self._schemas[table].key == tuple(
             k.name for k in keys
         )
+
+
+def _check_collation(table: TableId, key: KeyColumn, found: str) -> None:
+    """Raises SchemaChangedError if the server now compares the column in another way: the boundaries of earlier splits are in
+    the order of the old collation."""
+    if _new_name(found) != _new_name(key.collation):
+        raise SchemaChangedError(
+            f"{table}.{key.name} has the collation {key.collation} in the job, and {found} in the table.",
+            LEAVE_OUT,
+            table,
+        )
+
+
+def _new_name(collation: str) -> str:
+    """Returns the same text for both names of a collation of utf8mb3."""
+    return collation.lower().replace("utf8_", "utf8mb3_")
 
 
 def _literals(key: KeyColumn, values: pa.Array) -> list[str] | None:
