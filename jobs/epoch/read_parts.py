@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact_exception
 from tidemark.enumerator.enumerator import of_job
+from tidemark.jobs.epoch.moves_during_reads import MovesDuringReads
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.tables.key_orders import orders_now
@@ -27,10 +28,11 @@ from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.log.log_batch import truncation
 from tidemark.readers.log.placed_rereads import PlacedRereads
 from tidemark.readers.log.withheld import WithheldChanges, read_withheld
+from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
 from tidemark.readers.snapshot.published_file import PublishedFormat
-from tidemark.readers.snapshot.repairs import KeyValues, key_values, read_repair
+from tidemark.readers.snapshot.repairs import read_repair
 from tidemark.readers.snapshot.split_read import emptying_seq
 from tidemark.readers.source import KeyReading, RereadsKeys, RoutesByTransaction, SourceServer
 from tidemark.state.change_batch import (
@@ -46,7 +48,7 @@ from tidemark.state.change_batch import (
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.failpoints import failpoint
-from tidemark.state.job_state import CameBack
+from tidemark.state.job_state import CameBack, Joined
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork
@@ -82,7 +84,8 @@ class LogTask:
     `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
     `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
     tables have left the job, and it goes on behind the range. `rereads`, `backfills`: as in LogWork, of tables that are in
-    the job. `withheld`: the tables whose changes are withheld."""
+    the job. `withheld`: the tables whose changes are withheld. `parts`: the signals of which a part of a table is still to be
+    read, with the table, but none of those that `rereads` has."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
@@ -94,6 +97,7 @@ class LogTask:
     rereads: tuple[Reread, ...] = ()
     backfills: tuple[Backfill, ...] = ()
     withheld: tuple[TableId, ...] = ()
+    parts: tuple[tuple[int, TableId], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +146,27 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             known = tuple(reread for reread in rereads if versions.get(reread.table) == reread.version)
             tables = {table.table for table in state.tables}
             due = tuple(backfill for backfill in backfills if backfill.table in tables)
+            parts = _unfinished_parts(context.state.joined[: record.state.joined], rereads)
             work = LogTask(
-                log_range, columns, unfinished, first_splits, emptied, after, is_passed_over, known, due, withheld
+                log_range,
+                columns,
+                unfinished,
+                first_splits,
+                emptied,
+                after,
+                is_passed_over,
+                known,
+                due,
+                withheld,
+                parts,
             )
             return [_task(context, record, schemas, work)]
+
+
+def _unfinished_parts(joined: Sequence[Joined], written_now: Sequence[Reread]) -> tuple[tuple[int, TableId], ...]:
+    newest = {reread.signal: reread for each in joined for reread in each.rereads}
+    now = {reread.signal for reread in written_now}
+    return tuple((n, reread.table) for n, reread in newest.items() if reread.rest is not None and n not in now)
 
 
 def _task(
@@ -273,8 +294,12 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     read_count, emitted, counts = 0, 0, _Counts()
     keeps_changes = sink_needs(task.job.sink).holds == "changes"
     placed = _placed_rereads(task, work if keeps_changes else None)
+    moves = MovesDuringReads(
+        checkpoint, outputs_of(task.schemas, task.projections), work.rereads, work.parts, under_any_key=keeps_changes
+    )
     if not keeps_changes:
-        yield from _rereads(task, work, part)
+        _look_ahead(task, work, project, moves)
+        yield from _rereads(task, work, part, moves)
     failpoint("repairs.emitted")
     toastable = [schemas[table] for table in work.split_columns if schemas[table].toastable]
     with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
@@ -308,6 +333,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
                 placed.take(batch.table, rows)
+                moves.take(batch.table, rows)
                 emitted += rows.num_rows
                 yield from part.add(batch.table, rows)
         unseen = commits.unseen(np.concatenate(transactions)) if commits is not None and transactions else ()
@@ -318,6 +344,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         failpoint("log.before_rereads")
         checkpoint.create_key_rereads(task.epoch, rereads)
     waiting = withheld.keep()
+    moves.end_signals()
     failpoint("log.before_report")
     filtered = read_count - emitted
     last_high = max((WalPosition(reading.high.lsn) for reading in rereads), key=lambda high: high.lsn, default=None)
@@ -356,30 +383,28 @@ def _placed_rereads(task: PartTask, work: LogTask | None) -> PlacedRereads:
     return PlacedRereads(found)
 
 
-def _rereads(task: PartTask, work: LogTask, part: "_Part") -> Iterator[ChangeBatch]:
+def _look_ahead(task: PartTask, work: LogTask, project: Projector, moves: MovesDuringReads) -> None:
+    """Reads the range, in which keys may be removed whose rows were read again."""
+    if not moves.tables or _is_empty(work.range):
+        return
+    for batch in task.server.log_reading(task.schemas).read(work.range):
+        if batch.table in moves.tables:
+            moves.look_ahead(batch.table, project.changes(batch.table, batch.rows))
+
+
+def _rereads(task: PartTask, work: LogTask, part: "_Part", moves: MovesDuringReads) -> Iterator[ChangeBatch]:
     """The rows that were read again, for a copy that has one row for each key. The changes of the range come after them: the
-    last one of a key decides."""
+    last one of a key decides.
+
+    In tables whose log may leave values out, an update that gives a row another key may take them from the copy's row, under
+    the old key and as it was before the range. So if the range removes a key, its row is written only if no other row can have
+    been read there, and its DELETE is left to the log."""
     outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
-    removed = _removed_keys(task, work)
     store = Checkpoint.at(task.job.checkpoint).store
     for reread in work.rereads:
-        for rows in read_repair(store, reread.file, outputs[reread.table], removed.get(reread.table, frozenset())):
+        removed, reused = moves.keys_of(reread.table)
+        for rows in read_repair(store, reread.file, outputs[reread.table], but_rows=reused, but_deletes=removed):
             yield from part.add(reread.table, rows)
-
-
-def _removed_keys(task: PartTask, work: LogTask) -> dict[TableId, set[KeyValues]]:
-    """The keys that the range removes, in tables whose log may leave values out. Such a key is left to the log: an update that
-    gives a row another key may take values from the copy's row, under the old key and as it was before the range."""
-    removed: dict[TableId, set[KeyValues]] = {}
-    toastable = {schema.table: schema for schema in task.schemas if schema.toastable}
-    if not any(reread.table in toastable for reread in work.rereads) or _is_empty(work.range):
-        return removed
-    for batch in task.server.log_reading(task.schemas).read(work.range):
-        if batch.table in toastable:
-            deletes = pc.equal(batch.rows.column("_change_type"), int(ChangeType.DELETE))
-            keys = key_values(batch.rows.filter(deletes), toastable[batch.table].key)
-            removed.setdefault(batch.table, set()).update(keys)
-    return removed
 
 
 def _is_empty(log_range: LogRange) -> bool:

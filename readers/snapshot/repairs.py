@@ -46,18 +46,26 @@ def write_repair(
 
 
 def read_repair(
-    store: CheckpointStore, name: str, schema: TableSchema, but: Collection[KeyValues] = ()
+    store: CheckpointStore,
+    name: str,
+    schema: TableSchema,
+    *,
+    but_rows: Collection[KeyValues] = (),
+    but_deletes: Collection[KeyValues] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the file's changes, without those of the keys `but`, with the columns that the table has now. Raises
-    CheckpointError if the file is gone or damaged."""
+    """Yields the file's changes, with the columns that the table has now, but without the rows of the keys `but_rows` and the
+    DELETEs of `but_deletes`. Raises CheckpointError if the file is gone or damaged."""
     data = store.read(name)
     if data is None:
         raise lost_file(name)
     _, batches = check_file(data, name)
     for batch in batches:
         rows = batch
-        if but:
-            rows = batch.filter(pa.array([key not in but for key in key_values(batch, schema.key)], pa.bool_()))
+        if but_rows or but_deletes:
+            deletes = batch.column("_change_type").to_numpy() == ChangeType.DELETE
+            keys = zip(key_values(batch, schema.key), deletes.tolist(), strict=True)
+            kept = [key not in (but_deletes if is_delete else but_rows) for key, is_delete in keys]
+            rows = batch.filter(pa.array(kept, pa.bool_()))
         yield _with_columns_of(schema, rows)
 
 

@@ -24,7 +24,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     first_rows/0000000001   the rows that a signal table had when the job first looked at it (FirstRows): they are no signals.
                             Written by the driver. Never removed.
     outcomes/0000000001     the rows that a signal had read again are written, or why not (Answer).
-                            Written by the driver. Never removed.
+                            Written by the driver, or by an epoch's task that finds that the copy may be wrong. Never removed.
     repairs/n1-1700…        rows that were read again for signal 1.
                             Written by the driver, before it takes them into `joined`. Removed once they are written.
     sink                    which copy the job writes (SinkIdentity).
