@@ -215,6 +215,23 @@ def test_values_that_a_change_of_type_made_stop_the_job(publication: str, make_j
 
 
 @pytest.mark.pitfall(99)
+@pytest.mark.parametrize(
+    ("before", "now", "value"),
+    [
+        ("timestamp", "timestamptz", "2020-01-01"),
+        ("timestamptz", "timestamp", "2020-01-01"),
+        ("cidr", "inet", "10.0.0.1"),
+        ("int", "oid", "-1"),
+    ],
+)
+def test_another_type_that_writes_no_row_stops_the_job(before: str, now: str, value: str, make_job: MakeJob) -> None:
+    """What is stored means another value, or is shown in another form."""
+    job = make_job(table=f"id int PRIMARY KEY, v text, w {before} DEFAULT '{value}'")
+    job.do(f"SET TimeZone = 'UTC'; ALTER TABLE shop.t ALTER w TYPE {now}")
+    job.stops(SchemaChangedError, r"shop\.t has w as .*, which was ")
+
+
+@pytest.mark.pitfall(99)
 def test_changes_of_columns_that_leave_their_values_alone_are_followed(make_job: MakeJob) -> None:
     job = make_job()
     job.do(

@@ -630,3 +630,25 @@ def test_a_key_gets_another_collation_while_splits_are_left(
         assert told(notes) == [("left", "t"), ("joined", "t")]
         query = "SELECT HEX(id), v FROM %s ORDER BY v"
         assert target.query(query % "copy_t") == source.query(query % "t")
+
+
+def test_a_key_of_a_type_without_order_parks_its_table_alone(postgres18_database: Database, tmp_path: Path) -> None:
+    """hstore has a B-tree, so it may be a key, but its operators are not called < and >."""
+    source, notes = postgres18_database, Notes()
+    source.execute(
+        "CREATE EXTENSION hstore",
+        "CREATE TABLE h (id hstore PRIMARY KEY, v int)",
+        "INSERT INTO h VALUES ('a=>1', 1), ('b=>2', 2)",
+        "CREATE TABLE o (id int PRIMARY KEY, v int)",
+        "INSERT INTO o VALUES (1, 1)",
+    )
+    with fresh_database(source.server) as target:
+        job = job_of(source, tmp_path, target)
+        run_epochs(job, "source.on_table_error=park", notes=notes)
+        state = Checkpoint.at(load_job_file(job).checkpoint).job_state()
+        assert state is not None
+        (parked,) = state.left
+        assert parked.table.name == "h"
+        assert "has no operator <" in parked.why
+        assert target.query("SELECT * FROM copy_o") == [(1, 1)]
+        run_epochs(job, "source.exclude_tables=['public.h']", notes=notes)

@@ -40,9 +40,12 @@ def odd_database(request: pytest.FixtureRequest, find_server: FindServer) -> Ite
 
 
 def _set_global_zone(connection: Any) -> None:
-    """Fills the server's tables of time zones, which are empty, with one zone's changes of this time."""
+    """Fills the server's tables of time zones, which are empty, with one zone's changes of this time. Tests in other processes may
+    have the same server."""
     zone, second = zoneinfo.ZoneInfo(ZONE), timedelta(seconds=1)
     with connection.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK('zones', 60)")  # until the connection ends
+        assert cursor.fetchone()[0] == 1
         cursor.execute("SELECT COUNT(*) FROM mysql.time_zone_name WHERE name = %s", (ZONE,))
         if cursor.fetchone()[0] == 0:
             cursor.execute("INSERT INTO mysql.time_zone (Use_leap_seconds) VALUES ('N')")

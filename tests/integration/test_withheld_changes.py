@@ -24,6 +24,7 @@ from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork, Staging
 pytestmark = pytest.mark.integration
 
 CHUNKS = ROWS // 1500
+BeforeEach = Callable[[Callable[[PlanRecord], None]], None]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def source(postgres18_database: Database) -> Database:
 
 
 @pytest.fixture
-def before_each(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[PlanRecord], None]], None]:
+def before_each(monkeypatch: pytest.MonkeyPatch) -> BeforeEach:
     """Takes what is done once an epoch is planned, before it runs."""
 
     def install(act: Callable[[PlanRecord], None]) -> None:
@@ -109,7 +110,7 @@ def withheld(folder: Path) -> list[str]:
     return [path.name for path in (folder / "checkpoint").glob("withheld/*")]
 
 
-def test_other_tables_are_followed_meanwhile(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+def test_other_tables_are_followed_meanwhile(source: Database, tmp_path: Path, before_each: BeforeEach) -> None:
     job, writes = job_of(source, tmp_path), Writes(source)
     seen_versions: list[int] = []
 
@@ -147,7 +148,7 @@ def test_other_tables_are_followed_meanwhile(source: Database, tmp_path: Path, b
         ("backfill", "planner.after_plan"),
     ],
 )
-def test_deaths(source: Database, tmp_path: Path, before_each, monkeypatch, stage: str, point: str) -> None:  # type: ignore[no-untyped-def]
+def test_deaths(source: Database, tmp_path: Path, before_each: BeforeEach, monkeypatch, stage: str, point: str) -> None:
     job, writes, armed = job_of(source, tmp_path), Writes(source), tmp_path / "armed"
     armed.mkdir()
     monkeypatch.setattr(failpoints, "_FOLDER", str(armed))
@@ -173,7 +174,7 @@ def test_a_truncate_meanwhile_comes_after_the_rows(
     source: Database,
     postgres_database: Database,
     tmp_path: Path,
-    before_each,  # type: ignore[no-untyped-def]
+    before_each,
 ) -> None:
     """TRUNCATE waits while chunks are staged, but not while they are released."""
     sink = {"type": "mirror", "on_schema_change": "evolve", "url": postgres_database.url, "keyless": "append"}
@@ -198,8 +199,8 @@ def test_a_truncate_meanwhile_comes_after_the_rows(
 
 @pytest.mark.parametrize("stage", ["log releasing", "backfill"])
 def test_an_alter_meanwhile(
-    source: Database, postgres_database: Database, tmp_path: Path, before_each, stage: str
-) -> None:  # type: ignore[no-untyped-def]
+    source: Database, postgres_database: Database, tmp_path: Path, before_each: BeforeEach, stage: str
+) -> None:
     """ALTER TABLE waits while chunks are staged, but not later. What was withheld has the columns of before."""
     sink = {"type": "mirror", "on_schema_change": "evolve", "url": postgres_database.url, "keyless": "append"}
     job, writes = job_of(source, tmp_path, sink), Writes(source, only_inserts=True)
@@ -218,7 +219,9 @@ def test_an_alter_meanwhile(
     assert Counter(postgres_database.query(rows.format("public_t"))) == Counter(source.query(rows.format("t")))
 
 
-def test_a_table_that_is_read_again_forgets_what_was_withheld(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+def test_a_table_that_is_read_again_forgets_what_was_withheld(
+    source: Database, tmp_path: Path, before_each: BeforeEach
+) -> None:
     job, writes = job_of(source, tmp_path), Writes(source)
     is_asked = False
 
@@ -247,8 +250,8 @@ def flip(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip])
 def test_changes_that_are_lost_have_the_table_read_again(
-    source: Database, tmp_path: Path, before_each, damage: Callable[[Path], None]
-) -> None:  # type: ignore[no-untyped-def]
+    source: Database, tmp_path: Path, before_each: BeforeEach, damage: Callable[[Path], None]
+) -> None:
     sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl", "on_schema_change": "evolve"}
     job, writes, notes = job_of(source, tmp_path, sink), Writes(source), epochs.Notes()
 
@@ -266,7 +269,7 @@ def test_changes_that_are_lost_have_the_table_read_again(
     assert_keyless_copied(tmp_path, source, "jsonl")
 
 
-def test_lost_changes_stop_a_job_that_is_to_stop(source: Database, tmp_path: Path, before_each) -> None:  # type: ignore[no-untyped-def]
+def test_lost_changes_stop_a_job_that_is_to_stop(source: Database, tmp_path: Path, before_each: BeforeEach) -> None:
     """The signal that the message names has the table read again."""
     job, writes = job_of(source, tmp_path), Writes(source)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from tidemark.readers.postgres.connect import Connection, quote_identifier, quote_literal, quote_table
-from tidemark.state.errors import SchemaChangedError
+from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
@@ -31,7 +31,7 @@ WITH RECURSIVE bases AS (
     FROM bases b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
 )
 SELECT b.oid::bigint, b.relkind, b.attnum, b.attname, b.source_type, l.name, format_type(b.type, -1),
-       coalesce(o.nspname, 'pg_catalog')
+       coalesce(o.nspname, 'pg_catalog'), coalesce(o.oprname, '<')
 FROM bases b
 JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
 LEFT JOIN LATERAL (
@@ -39,10 +39,11 @@ LEFT JOIN LATERAL (
     FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace WHERE c.oid = b.attcollation
 ) l ON true
 LEFT JOIN LATERAL (
-    SELECT s.nspname
+    SELECT s.nspname, p.oprname
     FROM pg_opclass k
     JOIN pg_am m ON m.oid = k.opcmethod AND m.amname = 'btree'
     JOIN pg_amop a ON a.amopfamily = k.opcfamily AND a.amoplefttype = k.opcintype AND a.amoprighttype = k.opcintype
+                    AND a.amopstrategy = 1
     JOIN pg_operator p ON p.oid = a.amopopr
     JOIN pg_namespace s ON s.oid = p.oprnamespace
     WHERE k.opcdefault AND k.opcintype = b.type AND b.attname = ANY (%(columns)s::name[]) LIMIT 1
@@ -94,19 +95,27 @@ class TableKey:
 
 
 def read_key(connection: Connection, table: TableId, columns: Sequence[str]) -> TableKey:
-    """Reads the key from the catalog. Raises SchemaChangedError if the table or a column is gone."""
+    """Reads the key from the catalog. Raises SchemaChangedError if the table or a column is gone, SourceNotUsableError if
+    a type has no operators such as `<`."""
     with connection.cursor() as cursor:
         cursor.execute(_READ, {"table": quote_table(table), "columns": list(columns)})
         rows = cursor.fetchall()
-    known = {name: KeyColumn(name, base, quote_identifier(schema), c) for _, _, _, name, _, c, base, schema in rows}
+    known = {name: KeyColumn(name, base, quote_identifier(schema), c) for _, _, _, name, _, c, base, schema, _ in rows}
     missing = [name for name in columns if name not in known]
     if not rows or missing:
         raise SchemaChangedError(
             f"{table} no longer exists, or no longer has the columns {', '.join(missing)}.",
             START_OVER_NOW,
         )
+    for _, _, _, name, source_type, _, _, _, less in rows:
+        if name in columns and less != "<":
+            raise SourceNotUsableError(
+                f"{table} can't be read in parts by its key: {source_type}, the type of {name}, has no operator <.",
+                "Name the table in source.exclude_tables.",
+                table,
+            )
     only = "" if rows[0][1] == "p" else "ONLY "
-    shape = tuple((number, name, source_type, collation) for _, _, number, name, source_type, collation, _, _ in rows)
+    shape = tuple((number, name, source_type, collation) for _, _, number, name, source_type, collation, *_ in rows)
     return TableKey(int(rows[0][0]), f"{only}{quote_table(table)} AS t", tuple(known[name] for name in columns), shape)
 
 

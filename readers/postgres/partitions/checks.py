@@ -38,6 +38,7 @@ from tidemark.readers.postgres.pgoutput.stream import peek_query
 from tidemark.readers.postgres.schema.identity import (
     require_same_shape,
     require_same_types,
+    require_same_values,
     types_altered,
     was_rewritten,
 )
@@ -181,12 +182,15 @@ class _Checks:
             self.check(after, changes, ended_xid)
         require_same_types(schema, before, after)
         self.check_new_types(schema, before, after, ended_xid)
+        facts = None
         if before.columns != after.columns:
             facts = read_tables(self.connection, [after.table])[after.table]
             listed = has_column_list(self.connection, self.slot_source.publication, schema)
             require_same_shape(schema, facts, all_logged=not listed)
         if before.filenode != after.filenode:
             self.check_rewritten(before, after, ended_xid)
+        if facts is not None:
+            require_same_values(schema, facts)
 
     def check(self, root: WatchedTable, changes: Differences, ended_xid: int) -> None:
         storages = self._storages(root, [*(a.leaf for a in changes.attached), *changes.rewritten])

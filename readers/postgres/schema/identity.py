@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from tidemark.readers.postgres.connect import quote_table
 from tidemark.readers.postgres.schema.table_facts import TableFacts
+from tidemark.readers.postgres.schema.widening import is_wider
 from tidemark.state.errors import SchemaChangedError, TableDroppedError
 from tidemark.state.partitions import WatchedTable
 from tidemark.state.remedies import LEAVE_OUT, START_OVER, START_OVER_NOW
@@ -79,6 +80,20 @@ def require_same_types(schema: TableSchema, before: WatchedTable, now: WatchedTa
     altered = changed.intersection(numbers)
     if altered:
         raise types_altered(schema, altered)
+
+
+def require_same_values(schema: TableSchema, facts: TableFacts) -> None:
+    """Raises SchemaChangedError if a captured column has another type, unless each value is the same in both. ALTER COLUMN …
+    TYPE writes no row if the stored bytes stay: `timestamp` to `timestamptz` in UTC, `cidr` to `inet`, `integer` to `oid`. They
+    may mean another value."""
+    now = {column.name: column.source_type for column in facts.columns}
+    for column in schema.captured:
+        if not is_wider(column.source_type, now[column.name]):
+            raise SchemaChangedError(
+                f"{schema.table} has {column.name} as {now[column.name]}, which was {column.source_type}.",
+                LEAVE_OUT,
+                schema.table,
+            )
 
 
 def types_altered(schema: TableSchema, numbers: Collection[int]) -> SchemaChangedError:
