@@ -40,8 +40,8 @@ def odd_database(request: pytest.FixtureRequest, find_server: FindServer) -> Ite
 
 
 def _set_global_zone(connection: Any) -> None:
-    """Fills the server's tables of time zones, which are empty, with one zone's changes of this time. Tests in other processes may
-    have the same server."""
+    """Fills the server's tables of time zones, which are empty, with one zone's changes of this time. Tests in other processes
+    may have the same server."""
     zone, second = zoneinfo.ZoneInfo(ZONE), timedelta(seconds=1)
     with connection.cursor() as cursor:
         cursor.execute("SELECT GET_LOCK('zones', 60)")  # until the connection ends
