@@ -186,6 +186,26 @@ def test_tables_that_a_statement_of_an_unknown_kind_may_change_are_read_again(
     require_none_parked(load_job_file(job), state_of(tmp_path))
 
 
+@pytest.mark.pitfall(34)
+def test_functions_that_fill_a_temporary_table_have_all_tables_read_again(
+    mariadb_database: Database, tmp_path: Path
+) -> None:
+    """The function's DELETE is in no log."""
+    source = mariadb_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    body = "RETURNS INT DETERMINISTIC MODIFIES SQL DATA BEGIN DELETE FROM customers WHERE uid % 5 = version % 5; RETURN 1; END"
+    source.execute(f"CREATE FUNCTION writes() {body}")
+    for binlog_format in ("STATEMENT", "MIXED"):
+        source.execute(f"SET SESSION binlog_format = {binlog_format}", "CREATE TEMPORARY TABLE filled SELECT writes()")
+        source.execute(*UPDATE_ALL)
+        run_epochs(job, notes=(notes := Notes()))
+        assert sorted(told(notes)) == sorted((what, table) for what in ("joined", "left") for table in KEYS)
+        assert_equal(tmp_path, source, *KEYS)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
+
+
 @pytest.mark.parametrize("policy", ["park", "stop"])
 @pytest.mark.parametrize("change", [altered, recreated])
 def test_the_only_table_of_a_job_heals(any_source_database: Database, tmp_path: Path, change: Any, policy: str) -> None:

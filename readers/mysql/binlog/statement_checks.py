@@ -38,7 +38,7 @@ class StatementChecks:
             return []
         writes = meaning.writes or (meaning.calls and log.source.flavour == "mariadb")
         if writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
-            raise self.not_rows(meaning)
+            raise self.not_rows(meaning) if meaning.writes else self._by_functions(found, meaning)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
             return self._named(meaning.truncated)
         changed = self._wanted(meaning) or self._lacking(meaning)
@@ -170,6 +170,17 @@ class StatementChecks:
         if target not in self._isolated:
             self._isolated[target] = self.log.source.is_isolated(target)
         return self._isolated[target]
+
+    def _by_functions(self, found: Query, meaning: Statement) -> IncompleteRowsError:
+        """The error of the first wanted table for a statement that changes rows by stored functions, if at all. Without that
+        table, the next reading raises it for the next one."""
+        table = self._in_databases(found.updated_databases)[0]
+        return IncompleteRowsError(
+            f"{self.log.position}: the log has {meaning.what} as a statement, and functions in it may change {table}.",
+            f"If no function in it writes captured tables: log.ignore_statements_on: [{meaning.written}]. "
+            "To prevent it: let the session use binlog_format=ROW.",
+            table,
+        )
 
     def not_rows(self, meaning: Statement) -> UnknownLogEventError:
         """The error for a write that was logged as a statement. It concerns only one table if it certainly changes no other."""
