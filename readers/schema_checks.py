@@ -12,6 +12,9 @@ from tidemark.state.projection import TableProjection
 from tidemark.state.remedies import read_again
 from tidemark.state.table import Column, TableId, TableSchema
 
+BACK_AGAIN = "If they were dropped or renamed: a job that has copied them continues once they are there again."
+"""What helps if the tables of a job are gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedColumns:

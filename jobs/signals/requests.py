@@ -14,6 +14,7 @@ from tidemark.jobs.signals.table_parts import HOW_TO_WRITE, PartRefusedError, pa
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
 from tidemark.state.job_state import JobState
+from tidemark.state.remedies import read_again as whole_table
 from tidemark.state.signals import Signal, SignalKind
 from tidemark.state.table import TableId
 
@@ -64,6 +65,13 @@ def _about_parts(
     if where == "":
         raise JobFileError("--where is empty.", "Leave it out to have all rows read again.")
     wanted, now_us = list[Signal](), _now_us()
+    for table in (TableId(table.database, table.name) for table in tables):
+        _require_table(job, state, "resnapshot", table)
+        if table in state.left_tables and all(schema.table != table for schema in state.schemas):
+            raise JobFileError(
+                f"{table} is parked or paused: its copy lacks changes.",
+                whole_table(TableName(table.database, table.name)),
+            )
     try:
         parsed = [parse_keys(text) for text in keys]
         single = tuple(key[0] for key in parsed if len(key) == 1)
@@ -82,21 +90,26 @@ def _about_parts(
 
 def _about_tables(job: JobFile, state: JobState, kind: SignalKind, tables: Sequence[TableName]) -> list[Signal]:
     wanted = [TableId(table.database, table.name) for table in tables]
-    known = {schema.table for schema in state.schemas} | state.left_tables
     # A table whose splits are not read is still in the job: nothing needs to be read again.
     stopped = steering_at(Checkpoint.at(job.checkpoint)).stopped_tables if kind == "resume" else ()
     for table in wanted:
-        if job.mode != "full+incremental" and kind != "stop-snapshot" and table not in stopped:
-            raise JobFileError(f"Mode {job.mode} can't read rows again.", "Start another job for these tables.")
-        if table not in known:
-            raise JobFileError(
-                f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
-            )
-        if kind in {"resnapshot", "resume"} and not job.source.selects(table.database, table.name):
-            raise JobFileError(
-                f"The job file does not select {table}.", "Change source.tables or source.exclude_tables first."
-            )
+        _require_table(job, state, kind, table, reads=kind != "stop-snapshot" and table not in stopped)
     return [Signal(table, _now_us(), kind) for table in wanted]
+
+
+def _require_table(job: JobFile, state: JobState, kind: SignalKind, table: TableId, *, reads: bool = True) -> None:
+    """Raises JobFileError unless the job has, or had, the table. `reads`: the signal has rows read again."""
+    known = {schema.table for schema in state.schemas} | state.left_tables
+    if reads and job.mode != "full+incremental":
+        raise JobFileError(f"Mode {job.mode} can't read rows again.", "Start another job for these tables.")
+    if table not in known:
+        raise JobFileError(
+            f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
+        )
+    if kind in {"resnapshot", "resume"} and not job.source.selects(table.database, table.name):
+        raise JobFileError(
+            f"The job file does not select {table}.", "Change source.tables or source.exclude_tables first."
+        )
 
 
 def _now_us() -> int:

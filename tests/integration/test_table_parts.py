@@ -375,8 +375,13 @@ def test_a_part_waits_for_copies_and_ends_if_its_table_is_read_again_or_leaves(
     pause(load_job_file(job), [orders])
     run_epochs(job)
     assert "has left the job" in outcomes(job)[10].text
-    with pytest.raises(JobFileError, match="parked, paused or excluded: its copy lacks changes"):
+    with pytest.raises(JobFileError, match="parked or paused: its copy lacks changes") as refused:
         give(job, source, "orders", "5")
+    assert refused.value.remedy.endswith(f"resnapshot --table {orders}.")
+    excluding = load_job_file(job, [f"source.exclude_tables=[{orders}]"])
+    with pytest.raises(JobFileError, match="does not select") as refused:
+        resnapshot(excluding, [orders], keys=["5"])
+    assert "source.exclude_tables" in refused.value.remedy
     Checkpoint.at(load_job_file(job).checkpoint).create_signal(
         Signal(TableId(orders.database, orders.name), 1, where="id = 5")
     )

@@ -1,5 +1,6 @@
 """A table whose schema was changed comes back by itself (docs/adr/0027)."""
 
+import contextlib
 import random
 import time
 from pathlib import Path
@@ -184,6 +185,26 @@ def test_tables_that_a_statement_of_an_unknown_kind_may_change_are_read_again(
         texts = [str(facts["text"]) for what, facts in notes.found if what == "left"]
         assert all(f": {statement.split()[0]} " in text and "topsecret" not in text for text in texts), texts
     require_none_parked(load_job_file(job), state_of(tmp_path))
+
+
+def test_a_database_that_was_dropped_is_said_and_comes_back(any_source_database: Database, tmp_path: Path) -> None:
+    source, uids = any_source_database, Uids()
+    create_tables(source, rows=20, uids=uids)
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    holder = source.server.connect(source.name if source.kind == "postgres" else None)
+    what, settings = ("SCHEMA", "CASCADE") if source.kind == "postgres" else ("DATABASE", "")
+    with contextlib.closing(holder), holder.cursor() as cursor:
+        cursor.execute(f"DROP {what} {source.schema} {settings}")
+        for _ in range(2):
+            with pytest.raises(SourceNotUsableError, match="matches no table") as stopped:
+                run_epochs(job)
+            assert "continues once they are there again" in stopped.value.remedy
+        cursor.execute(f"CREATE {what} {source.schema}")
+    create_tables(source, rows=25, uids=uids)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    assert_equal(tmp_path, source, *KEYS)
 
 
 @pytest.mark.pitfall(34)

@@ -8,6 +8,7 @@ from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.schema.table_facts import FEW_TABLES, TABLE_KINDS, Index, TableFacts, read_tables
 from tidemark.readers.mysql.schema.types import canonical_type, check_logged_form, parse_source_type
 from tidemark.readers.schema_checks import (
+    BACK_AGAIN,
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
@@ -246,7 +247,7 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
     return SourceNotUsableError(
         f"source.tables: {glob.text} matches no table that the account may read.",
         f"{spelling_hint(glob, kinds)}Check the spelling (names are case-sensitive), and GRANT SELECT on the tables to the "
-        "account.",
+        f"account. {BACK_AGAIN}",
         TableId(named.database, named.name) if named is not None and kinds else None,
     )
 

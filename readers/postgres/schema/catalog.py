@@ -9,6 +9,7 @@ from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.table_facts import TableFacts, UniqueIndex
 from tidemark.readers.postgres.schema.types import canonical_type, is_toastable, list_type
 from tidemark.readers.schema_checks import (
+    BACK_AGAIN,
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
@@ -197,7 +198,7 @@ def _nothing_found(glob: TableGlob, kinds: Mapping[TableId, str]) -> SourceNotUs
         f"source.tables: {glob.text} matches no table of the database.",
         f"{spelling_hint(glob, kinds)}Tables are named schema.table, names are case-sensitive, and the database is the one "
         "in source.url. "
-        "Wildcards match no partitions: name the partitioned table.",
+        f"Wildcards match no partitions: name the partitioned table. {BACK_AGAIN}",
         TableId(named.database, named.name) if named is not None and kinds else None,
     )
 
