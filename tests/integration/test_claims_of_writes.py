@@ -193,7 +193,7 @@ def test_large_objects_are_numbers(postgres_database: Database, target: Database
 def test_a_partition_that_lives_between_two_looks_leaves_its_rows(
     postgres_database: Database, target: Database, tmp_path: Path
 ) -> None:
-    """Also one that is filled and truncated by the transaction that creates it."""
+    """Also one that is filled and truncated by the transaction that creates it, or that truncates the whole table before."""
     source = postgres_database
     source.execute(
         "CREATE TABLE days (day int, v int, PRIMARY KEY (day, v)) PARTITION BY LIST (day)",
@@ -214,6 +214,36 @@ def test_a_partition_that_lives_between_two_looks_leaves_its_rows(
     job.run()
     assert job.rows(source, "days") == [(1, 1)]
     assert job.rows(target, "days") == [(1, 1), (2, 2), (3, 3)]
+    with session(source) as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("TRUNCATE days")
+        cursor.execute("INSERT INTO days VALUES (1, 2), (3, 4)")
+        cursor.execute("TRUNCATE day_3")
+        cursor.execute("COMMIT")
+    job.run()
+    assert job.rows(source, "days") == [(1, 2)]
+    assert job.rows(target, "days") == [(1, 2), (3, 4)]
+
+
+def test_a_table_that_was_a_partition_between_two_looks(
+    postgres_database: Database, target: Database, tmp_path: Path
+) -> None:
+    source = postgres_database
+    source.execute(
+        "CREATE TABLE days (day int, v int, PRIMARY KEY (day, v)) PARTITION BY LIST (day)",
+        "CREATE TABLE day_1 (day int, v int, PRIMARY KEY (day, v))",
+        "INSERT INTO day_1 VALUES (1, 1)",
+    )
+    job = Mirrored(source, target, tmp_path)
+    job.run()
+    source.execute(
+        "ALTER TABLE days ATTACH PARTITION day_1 FOR VALUES IN (1)",
+        "INSERT INTO day_1 VALUES (1, 2)",
+        "ALTER TABLE days DETACH PARTITION day_1",
+    )
+    job.run()
+    assert [job.rows(source, table) for table in ("days", "day_1")] == [[], [(1, 1), (1, 2)]]
+    assert [job.rows(target, table) for table in ("days", "day_1")] == [[(1, 2)], [(1, 1)]]
 
 
 @pytest.mark.parametrize("kind", ["mysql_nogtid", "mariadb"])

@@ -132,6 +132,50 @@ def test_a_load_in_another_schema_stops_the_job(make_job: MakeJob) -> None:
 
 @pytest.mark.pitfall(97)
 @pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_values_that_a_change_of_type_made_after_a_truncate_stop_the_job(publication: str, make_job: MakeJob) -> None:
+    """The log has the TRUNCATE and the rows that came after it, with the values of before the change."""
+    job = make_job(publication)
+    job.transact(
+        "TRUNCATE shop.t", "INSERT INTO shop.t VALUES (6, 'b')", "ALTER TABLE shop.t ALTER v TYPE text USING v || v"
+    )
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [ALL, IN_SCHEMA])
+def test_a_load_while_unlogged_after_a_truncate_stops_the_job(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.transact(
+        "TRUNCATE shop.t",
+        "ALTER TABLE shop.t SET UNLOGGED",
+        "INSERT INTO shop.t VALUES (6, 'b')",
+        "ALTER TABLE shop.t SET LOGGED",
+    )
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
+def test_a_load_after_a_truncate_is_followed(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
+    job.transact(
+        "INSERT INTO shop.t VALUES (6, 'b')",
+        "TRUNCATE shop.t",
+        "INSERT INTO shop.t VALUES (7, 'b'), (8, 'b')",
+        "UPDATE shop.t SET v = 'c' WHERE id = 8",
+        "TRUNCATE shop.t",
+        "INSERT INTO shop.t VALUES (9, 'b'), (10, 'b')",
+        "CREATE INDEX ON shop.t (v)",
+        "ANALYZE shop.t",
+        "SELECT * FROM shop.t FOR UPDATE",
+        "UPDATE shop.t SET v = 'd' WHERE id = 10",
+    )
+    job.follows()
+    assert job.copied() == {9: "b", 10: "d"}
+
+
+@pytest.mark.pitfall(97)
+@pytest.mark.parametrize("publication", [BY_NAME, ALL])
 def test_rewrites_that_keep_the_rows_are_followed(publication: str, make_job: MakeJob) -> None:
     job = make_job(publication)
     job.do("VACUUM FULL shop.t", "INSERT INTO shop.t VALUES (6, 'b')")

@@ -140,6 +140,22 @@ def test_a_table_that_was_truncated_after_a_savepoint_is_read_again(job: Job) ->
     assert [row["id"] for row in history[emptied + 1 :]] == [3]
 
 
+@pytest.mark.parametrize(
+    "alters",
+    [
+        ("ALTER TABLE r ALTER v TYPE text USING v || 'x'",),
+        ("ALTER TABLE p0 SET UNLOGGED", "INSERT INTO p0 VALUES (4)", "ALTER TABLE p0 SET LOGGED"),
+    ],
+)
+def test_a_partition_that_was_rewritten_after_a_truncate_of_the_table_is_read_again(
+    job: Job, alters: tuple[str, ...]
+) -> None:
+    """The log has the TRUNCATE and the rows that came after it, with the values of before the rewrite."""
+    job.transact("TRUNCATE r", "INSERT INTO r VALUES (3)", *alters)
+    with pytest.raises(SchemaChangedError, match=r"All rows of public\.r were rewritten"):
+        job.run()
+
+
 def test_rows_written_beside_an_open_transaction_do_not_prove_that_a_rewrite_kept_them(job: Job) -> None:
     """The transaction may be another database's, and has nothing to do with the table."""
     with closing(job.database.server.connect()) as other, other.cursor() as cursor:

@@ -1,7 +1,7 @@
 """A job that follows one PostgreSQL table, without Spark, and its copy."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,13 @@ class Job:
 
     def do(self, *statements: str) -> None:
         self.database.execute(*statements)
+
+    def transact(self, *statements: str) -> None:
+        with closing(self.database.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            for statement in statements:
+                cursor.execute(statement)
+            cursor.execute("COMMIT")
 
     def run(self, *overrides: str, at_most: int | None = None) -> list[str]:
         return run_epochs(self.path, *overrides, at_most=at_most)

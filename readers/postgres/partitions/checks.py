@@ -10,7 +10,7 @@ The log lacks such changes, so a job that follows it must not go on. Partitions:
 A table that is not partitioned may have been rewritten with other rows (SET UNLOGGED, load, SET LOGGED), unless
 
     a row from before is still there: VACUUM FULL and CLUSTER keep the transaction ids of rows, ALTER TABLE does not
-    the log has the TRUNCATE
+    the log has the TRUNCATE, and no other command of its transaction may have rewritten the table after it
     it is published by its name, and its columns were not altered: the server refuses SET UNLOGGED of such a table
 
 All queries use one snapshot. Rows are read through the partitioned table, which the role may SELECT from, with the
@@ -61,7 +61,7 @@ SELECT i.inhrelid::bigint, i.xmin::text::bigint, i.cmin::text::bigint, i.xmax <>
 FROM pg_inherits AS i JOIN pg_attribute AS a ON a.attrelid = i.inhrelid AND a.attnum = -1
 WHERE i.inhrelid = ANY (%s::oid[])"""
 _STORAGES = """
-SELECT c.oid::bigint, c.xmin::text::bigint, c.relkind = 'r' AND c.relpersistence = 'p',
+SELECT c.oid::bigint, c.relkind = 'r' AND c.relpersistence = 'p', c.xmin::text::bigint, c.cmin::text::bigint,
        pg_get_partition_constraintdef(c.oid)
 FROM pg_class AS c WHERE c.oid = ANY (%s::oid[])"""
 _PUBLISHED_BY_NAME = """
@@ -179,7 +179,7 @@ class _Checks:
     def compare(self, schema: TableSchema, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
         changes = differences(before, after)
         if changes != Differences():
-            self.check(after, changes, ended_xid)
+            self.check(after, changes, ended_xid, altered=before.columns != after.columns)
         require_same_types(schema, before, after)
         self.check_new_types(schema, before, after, ended_xid)
         facts = None
@@ -192,7 +192,8 @@ class _Checks:
         if facts is not None:
             require_same_values(schema, facts)
 
-    def check(self, root: WatchedTable, changes: Differences, ended_xid: int) -> None:
+    def check(self, root: WatchedTable, changes: Differences, ended_xid: int, *, altered: bool) -> None:
+        """`altered`: the table's columns or unique indexes were altered."""
         storages = self._storages(root, [*(a.leaf for a in changes.attached), *changes.rewritten])
         origins = self._origins({p.oid for a in changes.attached for p in (a.leaf, *a.edges)})
         for partition in changes.removed:
@@ -205,6 +206,8 @@ class _Checks:
         for partition in emptied:
             written_xid = storages[partition.oid].written_xid
             if written_xid in logged:
+                if altered or storages[partition.oid].is_altered():
+                    raise was_rewritten(root.table)
                 continue
             later = [xid for xid in logged if not _began_before(xid, ended_xid % 2**32)]
             if not self.keeps_removed and any(_began_before(xid, written_xid) for xid in later):
@@ -221,7 +224,13 @@ class _Checks:
             has_earlier = storage.has(earlier_than(ended_xid))
         except psycopg2.errors.InsufficientPrivilege as error:  # on xmin: it may SELECT the copied columns only
             raise was_rewritten(after.table) from error
-        if not has_earlier and storage.written_xid not in self._truncations(after.oid):
+        if has_earlier:
+            return
+        if (
+            storage.written_xid not in self._truncations(after.oid)
+            or before.columns != after.columns
+            or storage.is_altered()
+        ):
             raise was_rewritten(after.table)
 
     def check_new_types(self, schema: TableSchema, before: WatchedTable, after: WatchedTable, ended_xid: int) -> None:
@@ -284,23 +293,30 @@ class _Checks:
             cursor.execute(_STORAGES, ([leaf.oid for leaf in leaves],))
             rows = {int(row[0]): row for row in cursor.fetchall()}
         for leaf in leaves:
-            if not rows[leaf.oid][2]:
+            if not rows[leaf.oid][1]:
                 raise _unlogged(root.table, leaf)
         return {
-            oid: _Storage(self.connection, root.table, oid, int(written), bounds or "true")
-            for oid, written, _, bounds in rows.values()
+            oid: _Storage(self.connection, root.table, oid, int(xid), int(command), bounds or "true")
+            for oid, _, xid, command, bounds in rows.values()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """A leaf's rows. `written_xid`: the transaction that last wrote its row in pg_class, as TRUNCATE does."""
+    """A leaf's rows. `written_xid`, `written_command`: the transaction that last wrote its row in pg_class, as TRUNCATE and
+    ALTER TABLE do, and the number of the command in it."""
 
     connection: Connection
     root: TableId
     oid: int
     written_xid: int
+    written_command: int
     bounds: str
+
+    def is_altered(self) -> bool:
+        """Returns True if the transaction that wrote the row in pg_class had written rows of the leaf before: a TRUNCATE would
+        have removed them, ALTER TABLE writes them with its own command's number or a lower one."""
+        return self.has(f"xmin = '{self.written_xid}'::xid AND cmin::text::bigint <= {self.written_command}")
 
     def has(self, condition: str) -> bool:
         with self.connection.cursor() as cursor:
