@@ -205,6 +205,44 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
     return clauses
 
 
+def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
+    """Returns clauses of ALTER TABLE that give an empty table the source's key, and columns that take the source's rows. None
+    if it has that key already, or can't have it: then the copy stays whole.
+
+    Columns of the earlier key that the source has no more are dropped, unless their values come by themselves."""
+    if not schema.key or existing.engine_problem is not None or existing.foreign_keys:
+        return []
+    if _has_key(schema, existing, dialect):
+        return []
+    same = dialect.same_column
+    changed = {same(name) for name in (*existing.key, *schema.key)}
+    columns: list[str] = []
+    for column in schema.captured:
+        found, is_key = find_column(existing, column, dialect), column.name in schema.key
+        if (
+            found is not None
+            and same(column.name) not in changed
+            and _column_problem(schema, column, found, dialect) is None
+        ):
+            continue
+        try:
+            if found is None:
+                columns.append(f"ADD COLUMN {dialect.column_definition(column, key=is_key)}")
+            else:
+                columns += dialect.retype_empty(column, found, key=is_key)
+        except ValueError:
+            if is_key:
+                return []
+    captured = {same(column.name) for column in schema.captured}
+    of_copy = {same(column.name): column for column in existing.columns}
+    columns += [
+        dialect.drop_column(name)
+        for name in existing.key
+        if same(name) not in captured and not of_copy[same(name)].may_be_left_out
+    ]
+    return [*dialect.drop_key(existing), *columns, dialect.add_key(schema.key)]
+
+
 def is_replaceable(schema: TableSchema, existing: TargetTable, dialect: Dialect, columns: Collection[str]) -> bool:
     """True if rows of the source can take the place of the copy's rows, one range of `columns` after the other, unless the copy
     orders these otherwise than the source (`orders_alike`).

@@ -24,6 +24,7 @@ from tidemark.sinks.mirror.planning import (
     added_columns,
     find_column,
     is_replaceable,
+    key_clauses,
     ownership_findings,
     policy_problems,
     route_problems,
@@ -215,8 +216,8 @@ class MirrorSink:
             )
 
     def adapt(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
-        """Creates copies that were dropped, adds columns, and replaces those of another type. Leaves other jobs' tables
-        alone."""
+        """Creates copies that were dropped, adds columns, and replaces those of another type. A copy whose key is another one
+        is emptied and gets the source's, unless it keeps deleted rows. Leaves other jobs' tables alone."""
         with contextlib.closing(self.connect()) as session:
             targets = self._targets(session, schemas)
             owners = session.owners([target for _, target in targets])
@@ -228,10 +229,14 @@ class MirrorSink:
                     continue
                 raise_problems(list(self.audit.problems(source_schema, found, session.dialect)))
                 if found is not None:
-                    clauses = adapting_clauses(schema, found, session.dialect)
-                    if clauses:
-                        session.create_table(session.dialect.alter_table(target, clauses))
-                        _keep_known(session, target, owner, found)
+                    with _about(source_schema.table):
+                        if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, session.dialect)):
+                            session.replace_key(target, found, keyed)
+                            failpoint("sink.after_key")
+                            _keep_known(session, target, owner, found)
+                        elif clauses := adapting_clauses(schema, found, session.dialect):
+                            session.create_table(session.dialect.alter_table(target, clauses))
+                            _keep_known(session, target, owner, found)
                 elif (schema.key or self.appends_keyless) and not any(
                     f.is_problem for f in type_findings(schema, session.dialect)
                 ):
@@ -335,6 +340,15 @@ class MirrorSink:
 
     def committed_before(self, job: JobIdentity, epoch: int) -> None:
         """Does nothing: the transactions of log parts and a take-over remove what the ledger no longer needs."""
+
+
+@contextlib.contextmanager
+def _about(table: TableId) -> Iterator[None]:
+    """Lets an error be one of this table alone."""
+    try:
+        yield
+    except SinkError as error:
+        raise type(error)(error.message, error.remedy, table) from error
 
 
 def _keep_known(session: Session, target: TargetName, owner: Owner, before: TargetTable) -> TargetTable:

@@ -55,7 +55,7 @@ class TargetTable:
     """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
     triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key.
     `incarnation`: another text after the table was truncated, rewritten, or dropped and created again. None if the server does
-    not say."""
+    not say. `key_name`: in PostgreSQL, the name of the constraint that is the key."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
@@ -65,6 +65,7 @@ class TargetTable:
     triggers: tuple[str, ...] = ()
     updatable: bool = True
     incarnation: str | None = None
+    key_name: str | None = None
 
     @property
     def updated_in_place(self) -> bool:
@@ -129,7 +130,17 @@ class Dialect(Protocol):
     def widen_column(self, column: Column, *, key: bool) -> str:
         """Returns the clause of ALTER TABLE that gives a column the type of `column_type`. Raises ValueError as that."""
 
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
+        """Returns the clauses of ALTER TABLE that make a column of an empty table what `column_definition` says. Raises
+        ValueError as that."""
+
     def drop_column(self, name: str) -> str:
+        """Returns the clause of ALTER TABLE."""
+
+    def drop_key(self, existing: TargetTable) -> list[str]:
+        """Returns the clauses of ALTER TABLE, none for a table without a key."""
+
+    def add_key(self, columns: Sequence[str]) -> str:
         """Returns the clause of ALTER TABLE."""
 
     def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str: ...
@@ -271,6 +282,10 @@ class Session(Protocol):
         """Records the job as the owner of each table without one. `tables`: with their source tables. Returns the owners."""
 
     def create_table(self, sql: str) -> None: ...
+    def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
+        """Removes all rows of a table and alters it. Rows stay once the table has another key than `existing`: another driver
+        may have replaced it and written rows since. May be repeated."""
+
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:
         """Returns what the job saw last of each table when it had rows, as far as it is known."""

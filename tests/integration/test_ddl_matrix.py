@@ -28,6 +28,8 @@ POINTS = (
     "sink.after_commit",
     "driver.epoch_written",
     "sink.after_adding",
+    "sink.key_replaced",
+    "sink.after_key",
     "schema.before_altered",
     "schema.after_altered",
     "tables.before_joined",

@@ -102,8 +102,7 @@ _SAME: Sequence[Kind] = (
     ),
     kind("DROP COLUMN of the key", "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "ALTER TABLE {t} DROP COLUMN k",
          "ALTER TABLE {t} ADD PRIMARY KEY (id)", "INSERT INTO {t} (id) VALUES (7)",
-         columns="id INT NOT NULL, k INT NOT NULL DEFAULT 0, v INT, name VARCHAR(20), CONSTRAINT {t}_pkey PRIMARY KEY (id, k)",
-         parked=True),
+         columns="id INT NOT NULL, k INT NOT NULL DEFAULT 0, v INT, name VARCHAR(20), CONSTRAINT {t}_pkey PRIMARY KEY (id, k)"),
     kind(
         "DROP COLUMN and ADD COLUMN of the same name",
         "ALTER TABLE {t} DROP COLUMN v",
@@ -138,7 +137,7 @@ _SAME: Sequence[Kind] = (
          columns="id INT NOT NULL, k INT NOT NULL, v INT, name VARCHAR(20), CONSTRAINT {t}_pkey PRIMARY KEY (id)",
          rows="INSERT INTO {t} VALUES (1, 101, 10, 'a'), (2, 102, 20, 'b')",
          before=("INSERT INTO {t} VALUES (3, 103, 30, 'c')",),
-         after=("INSERT INTO {t} VALUES (3, 104, 30, 'c')", "DELETE FROM {t} WHERE k = 101"), parked=True),
+         after=("INSERT INTO {t} VALUES (3, 104, 30, 'c')", "DELETE FROM {t} WHERE k = 101")),
 )  # fmt: skip
 
 _PARTITIONED_MYSQL = "id INT PRIMARY KEY, v INT, name VARCHAR(20)) PARTITION BY RANGE (id) (" \
@@ -147,13 +146,13 @@ MYSQL: Sequence[Kind] = (
     *(same for same in _SAME if same.what not in {"Another primary key", "DROP INDEX of a key that is not the job's",
       "DROP COLUMN of the key"}),
     kind("DROP COLUMN of the key", "ALTER TABLE {t} DROP PRIMARY KEY, DROP COLUMN k, ADD PRIMARY KEY (id)",
-         "INSERT INTO {t} (id) VALUES (7)", parked=True,
+         "INSERT INTO {t} (id) VALUES (7)",
          columns="id INT NOT NULL, k INT NOT NULL DEFAULT 0, v INT, name VARCHAR(20), PRIMARY KEY (id, k)"),
     kind("Another primary key", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (k)",
          columns="id INT NOT NULL, k INT NOT NULL, v INT, name VARCHAR(20), PRIMARY KEY (id)",
          rows="INSERT INTO {t} VALUES (1, 101, 10, 'a'), (2, 102, 20, 'b')",
          before=("INSERT INTO {t} VALUES (3, 103, 30, 'c')",),
-         after=("INSERT INTO {t} VALUES (3, 104, 30, 'c')", "DELETE FROM {t} WHERE k = 101"), parked=True),
+         after=("INSERT INTO {t} VALUES (3, 104, 30, 'c')", "DELETE FROM {t} WHERE k = 101")),
     kind("DROP INDEX of a key that is not the job's", "ALTER TABLE {t} DROP INDEX u",
          setup=("ALTER TABLE {t} ADD UNIQUE u (v)",)),
     kind("ADD COLUMN … FIRST", "ALTER TABLE {t} ADD COLUMN more INT FIRST", "UPDATE {t} SET more = 1 WHERE id = 5"),

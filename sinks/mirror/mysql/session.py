@@ -20,6 +20,7 @@ from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
 from tidemark.state.errors import JobFileError, SinkError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.key_order import orders_of_mysql
 from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
 
@@ -30,12 +31,14 @@ READ_TIMEOUT_SECONDS = 3600
 IDLE_SECONDS = 600
 """The server closes a connection of ours after this time without a statement, and so releases the locks of a dead writer."""
 PACKET_RESERVE_BYTES = 64
+REMOVED_AT_ONCE = 10_000
+"""Rows that one transaction removes from a copy that gets another key."""
 
 _SESSION = (
     "SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', "
     f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
     f"wait_timeout = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}, net_write_timeout = {IDLE_SECONDS}, "
-    "sql_safe_updates = 0, unique_checks = 1, "
+    "sql_safe_updates = 0, unique_checks = 1, group_concat_max_len = 65536, "
     "completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1, "
 )
 _SESSION_MYSQL = "range_optimizer_max_mem_size = 0, max_execution_time = 0"
@@ -231,6 +234,21 @@ class MySqlSession(LedgerSession):
 
     def create_table(self, sql: str) -> None:
         self.execute(sql, doing=f"creating a table by {sql.partition('(')[0].strip()}")
+
+    def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
+        """See `tidemark.sinks.mirror.target.Session`. A statement that writes rows keeps the table from being altered, so the
+        key that it finds is the one that its rows have."""
+        doing = f"giving {target} another key"
+        key = (
+            "SELECT GROUP_CONCAT(CONCAT('/', COLUMN_NAME) ORDER BY SEQ_IN_INDEX SEPARATOR '') "
+            "FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'"
+        )
+        found = "".join(f"/{name}" for name in existing.key) or None
+        remove = f"DELETE FROM {full_name(target)} WHERE ({key}) <=> %s LIMIT {REMOVED_AT_ONCE}"
+        while self.execute(remove, (target.schema, target.table, found), doing=doing):
+            pass
+        failpoint("sink.key_replaced")
+        self.execute(self.dialect.alter_table(target, clauses), doing=doing)
 
     # Writing
 

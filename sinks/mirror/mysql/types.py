@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAMP_64
-from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
+from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import (
     MAX_POSTGRES_VALUE,
     FormattedText,
@@ -144,8 +144,19 @@ class MySqlDialect:
     def widen_column(self, column: Column, *, key: bool) -> str:
         return f"MODIFY COLUMN {self.column_definition(column, key=key)}"
 
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
+        """Changes the column instead of dropping it: if a statement of a driver that was away comes late, rows keep their
+        values."""
+        return [f"MODIFY COLUMN {self.column_definition(column, key=key)}"]
+
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
+
+    def drop_key(self, existing: TargetTable) -> list[str]:
+        return ["DROP PRIMARY KEY"] if existing.key else []
+
+    def add_key(self, columns: Sequence[str]) -> str:
+        return f"ADD PRIMARY KEY ({', '.join(map(quoted, columns))})"
 
     def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str:
         return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"

@@ -37,6 +37,8 @@ _KEYS = """
     FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE i.indrelid = ANY (%s::oid[]) AND i.indisprimary ORDER BY i.indrelid, k.place"""
+_KEY_NAMES = """
+    SELECT conrelid::bigint, conname FROM pg_constraint WHERE contype = 'p' AND conrelid = ANY (%s::oid[])"""
 _UNIQUE = """
     SELECT i.indrelid::bigint, c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = ANY (%s::oid[]) AND (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary ORDER BY 1, 2"""
@@ -64,6 +66,7 @@ def read_tables(query: Query, targets: Iterable[TargetName]) -> dict[TargetName,
     columns, keys = _by_table(query(_COLUMNS, (oids,))), _by_table(query(_KEYS, (oids,)))
     unique, triggers = _by_table(query(_UNIQUE, (oids,))), _by_table(query(_TRIGGERS, (oids, oids)))
     foreign_keys = _by_table(query(_FOREIGN_KEYS, (oids, oids)))
+    key_names: dict[int, str] = dict(query(_KEY_NAMES, (oids,)))
     return {
         TargetName(schema, table): TargetTable(
             columns=tuple(_column(*row) for row in columns[oid]),
@@ -74,6 +77,7 @@ def read_tables(query: Query, targets: Iterable[TargetName]) -> dict[TargetName,
             triggers=tuple(name for (name,) in triggers[oid]),
             updatable=updatable,
             incarnation=incarnation,
+            key_name=key_names.get(oid),
         )
         for schema, table, oid, kind, persistence, incarnation, updatable in tables
     }

@@ -214,6 +214,18 @@ class PostgresSession(LedgerSession):
         self.execute(sql, doing=doing)
         self.end_transaction(doing)
 
+    def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
+        """See `tidemark.sinks.mirror.target.Session`. One transaction, which keeps all others from the table."""
+        doing = f"giving {target} another key"
+        self.execute(f"LOCK TABLE {full_name(target)} IN ACCESS EXCLUSIVE MODE", doing=doing)
+        now = self.inspect(target)
+        if now is None or (now.key, now.key_name) != (existing.key, existing.key_name):
+            self.rollback()
+            return
+        self.execute(f"TRUNCATE {full_name(target)}", doing=doing)
+        self.execute(self.dialect.alter_table(target, clauses), doing=doing)
+        self.end_transaction(doing)
+
     # Writing
 
     def start_transaction(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName
+from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import (
     Binary,
     Booleans,
@@ -95,8 +95,21 @@ class PostgresDialect:
     def widen_column(self, column: Column, *, key: bool) -> str:
         return f"ALTER COLUMN {quoted(column.name)} TYPE {self.column_type(column, key=key)}"
 
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
+        definition = self.column_definition(column, key=key)
+        is_right = existing.sql_type == self.column_type(column, key=key) and (key or existing.nullable)
+        if is_right and existing.collation is None and not existing.generated:
+            return []  # the key makes it NOT NULL
+        return [self.drop_column(existing.name), f"ADD COLUMN {definition}"]
+
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
+
+    def drop_key(self, existing: TargetTable) -> list[str]:
+        return [] if existing.key_name is None else [f"DROP CONSTRAINT {quoted(existing.key_name)}"]
+
+    def add_key(self, columns: Sequence[str]) -> str:
+        return f"ADD PRIMARY KEY ({', '.join(map(quoted, columns))})"
 
     def alter_table(self, target: TargetName, clauses: Sequence[str]) -> str:
         return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"

@@ -1,0 +1,197 @@
+"""A table gets another primary key: its copy in a mirror gets it, too, and all rows are read again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.epochs import die_at, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.sinks import make_sink
+from tidemark.jobs.tables.parking import require_none_parked
+from tidemark.sinks.mirror.target import Session
+from tidemark.state.checkpoint.layout import Checkpoint
+
+pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+
+ROWS = "INSERT INTO t VALUES (1, 'a', 1, 10), (2, 'b', 1, 20), (3, 'c', 2, 30)"
+
+
+def job_of(source: Database, target: Database, folder: Path, **sink: Any) -> Path:
+    mirror = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": "evolve", **sink}
+    tables = {"tables": [f"{source.schema}.{name}" for name in ("t", "other")]}
+    return write_job(
+        folder, source=source_of(source, on_table_error="park", **tables), checkpoint=str(folder / "c"), sink=mirror
+    )
+
+
+def create(source: Database, key: str = "id") -> None:
+    columns = "id INT NOT NULL, code VARCHAR(20) NOT NULL, part INT NOT NULL, v INT"
+    source.execute(f"CREATE TABLE t ({columns}, CONSTRAINT t_pkey PRIMARY KEY ({key}))", ROWS)
+    source.execute("CREATE TABLE other (id INT PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+
+
+def new_key(source: Database, *columns: str) -> str:
+    drop = "DROP CONSTRAINT t_pkey" if source.kind == "postgres" else "DROP PRIMARY KEY"
+    return f"ALTER TABLE t {drop}, ADD CONSTRAINT t_pkey PRIMARY KEY ({', '.join(columns)})"
+
+
+def key_of(target: Database) -> list[str]:
+    schema = f"'{target.schema}'"
+    query = (
+        "SELECT k.column_name FROM information_schema.key_column_usage k JOIN information_schema.table_constraints c "
+        "ON c.constraint_name = k.constraint_name AND c.table_schema = k.table_schema AND c.table_name = k.table_name "
+        f"WHERE c.constraint_type = 'PRIMARY KEY' AND k.table_schema = {schema} AND k.table_name = 'copy_t' "
+        "ORDER BY k.ordinal_position"
+    )
+    return [name for (name,) in target.query(query)]
+
+
+def assert_equal(source: Database, target: Database, columns: str = "id, code, part, v") -> None:
+    query = f"SELECT {columns} FROM %s ORDER BY id, code"
+    assert target.query(query % "copy_t") == source.query(query % "t")
+    assert target.query("SELECT id FROM copy_other ORDER BY id") == source.query("SELECT id FROM other ORDER BY id")
+
+
+def target_of(source: Database, request: pytest.FixtureRequest) -> Database:
+    target: Database = request.getfixturevalue(f"{source.kind}_database")
+    return target
+
+
+@pytest.mark.parametrize("columns", [("code",), ("part", "id"), ("code", "id")])
+def test_the_copy_gets_the_key_and_all_rows(
+    columns: tuple[str, ...], any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Rows whose old keys are equal are there only after the change."""
+    source, target = any_source_database, target_of(any_source_database, request)
+    create(source)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    rights = "GRANT SELECT ON copy_t TO PUBLIC" if target.kind == "postgres" else "SELECT 1"
+    target.execute("ALTER TABLE copy_t ADD COLUMN mine INT", rights)
+    source.execute("UPDATE t SET v = 11 WHERE id = 1", new_key(source, *columns))
+    source.execute(
+        "INSERT INTO t VALUES (1, 'd', 3, 40)", "DELETE FROM t WHERE code = 'b'", "INSERT INTO other VALUES (2)"
+    )
+    run_epochs(job)
+    assert_equal(source, target)
+    assert sorted(key_of(target)) == sorted(columns)
+    assert target.query("SELECT mine FROM copy_t WHERE mine IS NOT NULL") == []
+    if target.kind == "postgres":
+        assert target.query("SELECT has_table_privilege('public', 'copy_t', 'SELECT')") == [(True,)]
+    source.execute(
+        "UPDATE t SET v = v + 1", "UPDATE t SET code = 'e' WHERE code = 'd'", "DELETE FROM t WHERE code = 'c'"
+    )
+    run_epochs(job)
+    assert_equal(source, target)
+    state = Checkpoint.at(str(tmp_path / "c")).job_state()
+    assert state is not None
+    require_none_parked(load_job_file(job), state)
+
+
+def test_columns_of_the_old_key_may_be_null_or_gone(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source, target = any_source_database, target_of(any_source_database, request)
+    create(source, "id, part, code")
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    nullable = (
+        "ALTER TABLE t ALTER code DROP NOT NULL" if source.kind == "postgres" else "ALTER TABLE t MODIFY code TEXT"
+    )
+    source.execute(new_key(source, "id"), nullable, "ALTER TABLE t DROP COLUMN part", "UPDATE t SET code = NULL")
+    run_epochs(job)
+    assert_equal(source, target, "id, code, v")
+    assert key_of(target) == ["id"]
+    source.execute("INSERT INTO t (id, code) VALUES (9, NULL)", "DELETE FROM t WHERE id = 1")
+    run_epochs(job)
+    assert_equal(source, target, "id, code, v")
+
+
+def test_a_table_that_had_no_key_gets_one(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source, target = any_source_database, target_of(any_source_database, request)
+    source.execute("CREATE TABLE t (id INT NOT NULL, code VARCHAR(20) NOT NULL, part INT, v INT)", ROWS)
+    source.execute("CREATE TABLE other (id INT PRIMARY KEY)")
+    if source.kind == "postgres":
+        source.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    job = job_of(source, target, tmp_path, keyless="append")
+    run_epochs(job)
+    source.execute(
+        "ALTER TABLE t ADD PRIMARY KEY (id)", "UPDATE t SET v = 5 WHERE id = 2", "DELETE FROM t WHERE id = 1"
+    )
+    run_epochs(job)
+    if source.kind == "postgres":  # its log tells of the key only where a row was written without one
+        resnapshot(load_job_file(job), [TableName(source.schema, "t")])  # the remedy
+        run_epochs(job)
+    assert_equal(source, target)
+    assert key_of(target) == ["id"]
+
+
+@pytest.mark.parametrize("point", ["sink.key_replaced", "sink.after_key", "tables.before_joined", "sink.before_commit"])
+def test_a_death_at_any_step(
+    point: str,
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    source, target = any_source_database, target_of(any_source_database, request)
+    create(source)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    source.execute(new_key(source, "code"), "INSERT INTO t VALUES (1, 'd', 3, 40)")
+    if (point, source.kind) != ("sink.key_replaced", "postgres"):  # it is one transaction there
+        die_at(job, point)
+    run_epochs(job)
+    assert_equal(source, target)
+    assert key_of(target) == ["code"]
+
+
+def test_a_driver_that_was_away_removes_no_rows(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its statements come after another driver has replaced the key and read the rows."""
+    source, target = any_source_database, target_of(any_source_database, request)
+    create(source)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    sink = make_sink(load_job_file(job))
+    late: list[Any] = []
+    session_of = type(sink.connect())
+    replace_key = session_of.replace_key
+
+    def noted(session: Session, *arguments: Any) -> None:
+        late.append(arguments)
+        replace_key(session, *arguments)
+
+    monkeypatch.setattr(session_of, "replace_key", noted)
+    source.execute(new_key(source, "code"), "INSERT INTO t VALUES (1, 'd', 3, 40)")
+    run_epochs(job)
+    (arguments,) = late
+    replace_key(sink.connect(), *arguments)
+    assert_equal(source, target)
+    source.execute("UPDATE t SET v = v + 1")
+    run_epochs(job)
+    assert_equal(source, target)
+
+
+def test_a_copy_that_can_t_have_the_key_keeps_its_rows_and_others_go_on(
+    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Deleted rows that a copy keeps need not have values of another key."""
+    source, target = any_source_database, target_of(any_source_database, request)
+    create(source)
+    job = job_of(source, target, tmp_path, audit_columns={"deleted": "_deleted"})
+    run_epochs(job)
+    source.execute(new_key(source, "code"), "INSERT INTO t VALUES (1, 'd', 3, 40)", "INSERT INTO other VALUES (2)")
+    run_epochs(job)
+    assert target.query("SELECT id, v FROM copy_t ORDER BY id") == [(1, 10), (2, 20), (3, 30)]
+    assert target.query("SELECT id FROM copy_other ORDER BY id") == [(1,), (2,)]
+    target.execute("DROP TABLE copy_t")  # the remedy
+    run_epochs(job)
+    assert_equal(source, target)
