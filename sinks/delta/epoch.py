@@ -22,9 +22,10 @@ from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
     EPOCH_METADATA,
     WHOLE,
+    Head,
     Lake,
     Location,
-    owner_of,
+    head_of,
     require_not_set_back,
     was_set_back,
 )
@@ -86,7 +87,6 @@ class EpochWriter:
         schema = self.schemas[table, found.schema_version]
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
         location = self.lake.location_of(table)
-        self._require_ours(batch.sparkSession, location, table)
         replaces = found.truncates and self.style == "mirror"
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
@@ -101,7 +101,9 @@ class EpochWriter:
         }
         with session_settings(batch.sparkSession, settings):
             for attempt in range(1, MAX_ATTEMPTS + 1):
-                set_back = None if replaces else was_set_back(batch.sparkSession, location)
+                head = self._own_head(batch.sparkSession, location, table)
+                may_lack_epochs = head.may_lack_epochs and not replaces
+                set_back = was_set_back(batch.sparkSession, location) if may_lack_epochs else None
                 if set_back is not None:
                     require_not_set_back(table, location, set_back)
                 try:
@@ -129,11 +131,13 @@ class EpochWriter:
             # Splits have keys of their own: the target has none of their rows.
             _append(_unpacked(rows, schema, "rows"), location)
 
-    def _require_ours(self, session: SparkSession, location: Location, table: TableId) -> None:
+    def _own_head(self, session: SparkSession, location: Location, table: TableId) -> Head:
         if not self.lake.holds(session, location):
             raise SinkError(f"{location}, the copy of {table}, is gone.", PUT_BACK)
-        if owner_of(session, location) != self.job.uuid:
+        head = head_of(session, location)
+        if head.owner != self.job.uuid:
             raise SinkError(f"{location}, the copy of {table}, was replaced by another table.", PUT_BACK)
+        return head
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 SQL has a name for both, the `relation`, which is used to create, read and write them.
 """
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
@@ -30,9 +32,11 @@ _NAME_OF_SESSION_CATALOG = re.compile(r"[A-Za-z0-9_]+")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of one table's copy. `setting`: the key of the job file that chooses it."""
+    """The location of one table's copy. `setting`: the key of the job file that chooses it. `names`: its catalog, its namespace
+    there, its name."""
 
     text: str
+    names: tuple[str, str, str]
     relation: str
     setting: str
 
@@ -106,7 +110,7 @@ class FolderLake:
 
     def location_of(self, table: TableId) -> Location:
         text = f"{self.root}/{table_folder_name(table)}"
-        return Location(text, f"delta.{quoted(text)}", "sink.path")
+        return Location(text, (SESSION_CATALOG, "delta", text), f"delta.{quoted(text)}", "sink.path")
 
     def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
         if not scheme_of(self.root):
@@ -145,7 +149,7 @@ class CatalogLake:
     def location_of(self, table: TableId) -> Location:
         names = self._names(table)
         relation = ".".join(map(quoted, (self.name, *names)))
-        return Location(".".join((self.name, *names)), relation, "sink.table")
+        return Location(".".join((self.name, *names)), (self.name, *names), relation, "sink.table")
 
     def _names(self, table: TableId) -> tuple[str, str]:
         schema, name = self.template.target(TableName(table.database, table.name))
@@ -233,11 +237,67 @@ def _found(session: SparkSession, location: Location) -> Found | Occupied:
         )
 
 
-def owner_of(session: SparkSession, location: Location) -> str | None:
-    """Returns the uuid of the job that owns the table, None without an owner. Runs no Spark job."""
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A table's newest version. `owner`: the uuid of its job, None without one. `may_lack_epochs`: False if its commit wrote an
+    epoch, or is the table's first: then RESTORE has taken no epoch out since the newest one."""
+
+    owner: str | None
+    may_lack_epochs: bool
+
+
+def head_of(session: SparkSession, location: Location) -> Head:
+    """Looks at the newest version of the table that is there, without a query if Delta's table in Spark's catalog tells that
+    version."""
     with spark_errors(location):
-        rows = session.sql(f"SHOW TBLPROPERTIES {location.relation}").collect()
-    return next((row["value"] for row in rows if row["key"] == JOB_UUID), None)
+        table = _loaded(session, location)
+        newest = _newest_of(session, table)
+        owner = table.properties().get(JOB_UUID)
+    if newest is None:
+        commits = _commits(session, location, " LIMIT 1")
+        return Head(owner, may_lack_epochs=not commits or _epoch_of(commits[0]["userMetadata"]) is None)
+    version, commit = newest
+    return Head(owner, may_lack_epochs=version != 0 and _epoch_of(commit.get("userMetadata")) is None)
+
+
+def _loaded(session: SparkSession, location: Location) -> Any:
+    """Returns the `org.apache.spark.sql.connector.catalog.Table`."""
+    jvm: Any = session._jvm
+    # Spark asks the settings of the thread's active session which class spark_catalog is: Delta's or its own.
+    jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
+    catalog, namespace, name = location.names
+    namespaces = session.sparkContext._gateway.new_array(jvm.java.lang.String, 1)  # type: ignore[union-attr]
+    namespaces[0] = namespace
+    identifier = jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespaces, name)
+    return session._jsparkSession.sessionState().catalogManager().catalog(catalog).loadTable(identifier)
+
+
+def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any]] | None:
+    """Returns the newest version of a `DeltaTableV2`, and what its log has of the commit in the first line of its file:
+    github.com/delta-io/delta/blob/master/PROTOCOL.md. None if `table` is none, or the line is another one.
+
+    Lists the log anew, whatever `spark.databricks.delta.stalenessLimit` is. `properties()` are then those of that version or a
+    later one. The table's `version()` is Spark's default, null (4.4.0)."""
+    try:
+        version = int(table.update().version())
+        log = table.deltaLog()
+        settings = log.newDeltaHadoopConf()  # with the catalog's credentials for this table
+        file = log.logPath().suffix(f"/{version:020d}.json")
+    except Py4JJavaError:
+        raise
+    except Py4JError:  # there is no such method
+        return None
+    system = file.getFileSystem(settings)
+    if not system.exists(file):
+        return None
+    jvm: Any = session._jvm
+    lines = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(system.open(file), "UTF-8"))
+    try:
+        first = lines.readLine()
+    finally:
+        lines.close()
+    commit = json.loads(first).get("commitInfo") if first else None
+    return None if commit is None else (version, commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +315,10 @@ class LastEpoch:
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
     """Looks at the table's newest commits, and at all of them if these do not tell. None if there is no epoch at all. Runs no
     Spark job."""
-    return _last_epoch(_commits(session, location, f" LIMIT {HISTORY_COMMITS}")) or _last_epoch(
-        _commits(session, location, ""), is_whole=True
-    )
+    newest = _commits(session, location, f" LIMIT {HISTORY_COMMITS}")
+    are_all = bool(newest) and newest[-1]["version"] == 0
+    last = _last_epoch(newest, is_whole=are_all)
+    return last if last is not None or are_all else _last_epoch(_commits(session, location, ""), is_whole=True)
 
 
 def current_version(session: SparkSession, location: Location) -> int:
@@ -267,11 +328,7 @@ def current_version(session: SparkSession, location: Location) -> int:
 
 
 def was_set_back(session: SparkSession, location: Location) -> LastEpoch | None:
-    """Returns the newest epoch if RESTORE has taken epochs out of the table since it was written. Looks at one commit if that
-    wrote the epoch."""
-    newest = _commits(session, location, " LIMIT 1")
-    if newest and _epoch_of(newest[0]) is not None:
-        return None
+    """Returns the newest epoch if RESTORE has taken epochs out of the table."""
     last = last_epoch(session, location)
     return last if last is not None and last.set_back else None
 
@@ -301,9 +358,9 @@ def _commits(session: SparkSession, location: Location, limit: str) -> list[Row]
     return sorted(commits, key=lambda row: int(row["version"]), reverse=True)
 
 
-def _epoch_of(commit: Row) -> int | None:
-    """Returns the epoch that a commit wrote."""
-    text = str(commit["userMetadata"] or "")
+def _epoch_of(metadata: str | None) -> int | None:
+    """Returns the epoch that a commit with this metadata wrote."""
+    text = metadata or ""
     return int(text.removeprefix(EPOCH_METADATA).split()[0]) if text.startswith(EPOCH_METADATA) else None
 
 
@@ -313,7 +370,7 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
     kept_until = commits[0]["version"] if commits else 0
     """The table has the given commits up to this version."""
     for commit in commits:
-        version, epoch = commit["version"], _epoch_of(commit)
+        version, epoch = commit["version"], _epoch_of(commit["userMetadata"])
         is_kept = version <= kept_until
         if epoch is not None:
             if not is_kept:

@@ -1,5 +1,6 @@
 """The Delta sink beyond the contract of all sinks."""
 
+import json
 import shutil
 import time
 import uuid
@@ -37,6 +38,7 @@ from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.locations import CatalogLake, FolderLake
 from tidemark.sinks.delta.settings import PACKAGE, delta_settings
+from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
@@ -313,6 +315,49 @@ def test_a_table_or_a_checkpoint_that_was_set_back_is_noticed(delta: Callable[..
     sink.checkpoint.delete(plan_file(2))
     with pytest.raises(CheckpointError, match=r"has epoch 2, but the newest plan of the checkpoint is that of epoch 1"):
         sink.prepare(JOB, [ORDERS], written)
+
+
+@pytest.mark.parametrize("made", ["delta", "in_catalog"])
+def test_only_commits_of_others_cost_a_look_at_the_history(
+    made: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first version of a table, and epochs, tell by themselves that no epoch is missing."""
+    sink = request.getfixturevalue(made)()
+    sink.prepare(JOB, [ORDERS])
+    monkeypatch.setattr(locations, "_commits", lambda *_: pytest.fail("the history was asked"))
+    for epoch in (1, 2):
+        write_epochs(sink, JOB, log_part(epoch, (ORDERS, [(INSERT, order(epoch))])), SCHEMAS)
+
+
+@pytest.mark.pitfall(90)
+@pytest.mark.parametrize("asked", ["the table", "the history, for the commit", "the history, for the table"])
+def test_a_restore_by_another_process_is_noticed(
+    asked: str, delta: Callable[..., DeltaSink], delta_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delta has the log in memory, here for the newest one for an hour. The history is asked for a commit that another writer
+    writes in another order, and for a table whose class we don't know."""
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    for epoch in (1, 2):
+        write_epochs(sink, JOB, log_part(epoch, (ORDERS, [(INSERT, order(epoch))])), SCHEMAS)
+    info = {"timestamp": time.time_ns() // 10**6, "operation": "RESTORE", "operationParameters": {"version": 1}}
+    actions: list[dict[str, Any]] = [{"commitInfo": info}, {"txn": {"appId": "another", "version": 1}}]
+    if asked == "the history, for the commit":
+        actions.reverse()
+    if asked == "the history, for the table":
+        java, newest_of = delta_session._jvm.java.lang, locations._newest_of  # type: ignore[union-attr]
+        monkeypatch.setattr(locations, "_newest_of", lambda session, _: newest_of(session, java.Object()))
+    commit = folder_of(sink, ORDERS) / "_delta_log" / f"{3:020d}.json"
+    commit.write_text("\n".join(map(json.dumps, actions)))
+    settings = delta_session.sparkContext._jsc.sc().conf()  # type: ignore[union-attr]  # those of each new session
+    settings.set("spark.databricks.delta.stalenessLimit", "1h")
+    try:
+        with pytest.raises(SinkError, match="was set back by RESTORE to a version before 2, which has epoch 2"):
+            write_epochs(
+                replace(sink, sessions=SideSessions()), JOB, log_part(3, (ORDERS, [(INSERT, order(3))])), SCHEMAS
+            )
+    finally:
+        settings.remove("spark.databricks.delta.stalenessLimit")
 
 
 @pytest.mark.pitfall(90)
