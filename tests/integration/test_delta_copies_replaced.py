@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.change_parts import column, replacing_part, snapshot_part
-from tests.support.delta import Held, commits_of, rows_of_delta, transactions_of, wait_for, write_epochs
+from tests.support.delta import Held, commits_of, newest_version, rows_of_delta, transactions_of, wait_for, write_epochs
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
@@ -132,7 +132,7 @@ def test_no_version_of_a_copy_lacks_a_row_while_its_table_is_read_again(
     )
     # One split an epoch, so the deaths are before the last one. The first load, if quick, would let later epochs have more.
     monkeypatch.setattr(enumerator, "MAX_SPLITS_PER_TASK", 1)
-    run_epochs(job)
+    run_epochs(job, "snapshot.split_rows=1000")
     folder = tmp_path / "lake" / f"{source.schema}.t"
 
     def copy_at(version: int | None = None) -> list[tuple[Any, ...]]:
@@ -184,7 +184,3 @@ def test_no_version_of_a_copy_lacks_a_row_while_its_table_is_read_again(
         stale, mixed = still, mixed + bool(still and still != calm)
     assert not stale
     assert mixed, "it was not replaced range by range"
-
-
-def newest_version(folder: Path) -> int:
-    return max(int(file.stem) for file in (folder / "_delta_log").glob("*.json"))

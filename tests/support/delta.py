@@ -135,3 +135,8 @@ def transactions_of(sink: DeltaSink, schema: TableSchema) -> list[tuple[str, int
         actions = map(json.loads, commit.read_text().splitlines())
         found += [(action["txn"]["appId"], action["txn"]["version"]) for action in actions if "txn" in action]
     return found
+
+
+def newest_version(folder: Path) -> int:
+    """The newest version of the Delta table in a folder."""
+    return max(int(file.stem) for file in (folder / "_delta_log").glob("*.json"))
