@@ -16,6 +16,7 @@ from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
+from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.tables.discovery import Discovery
@@ -27,7 +28,7 @@ from tidemark.readers.snapshot.split_reader import RetryingSplitReader
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError, TablesParkedError
 from tidemark.state.job_state import JobState
-from tidemark.state.plan import LogWork
+from tidemark.state.plan import LogWork, SnapshotWork
 from tidemark.state.table import TableId
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family, pytest.mark.servers_in_turn]
@@ -671,6 +672,47 @@ def test_a_key_gets_another_collation_while_splits_are_left(
         assert told(notes) == [("left", "t"), ("joined", "t")]
         query = "SELECT HEX(id), v FROM %s ORDER BY v"
         assert target.query(query % "copy_t") == source.query(query % "t")
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb", "postgres"])
+def test_a_key_is_moved_while_splits_are_left(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a split have one key then, which the copy refuses. The key is the reason, not the copy's rows."""
+    source, next_epoch, notes, moved = request.getfixturevalue(f"{kind}_database"), Planner.next_epoch, Notes(), [False]
+    source.execute(
+        "CREATE TABLE t (id INT NOT NULL PRIMARY KEY, code INT NOT NULL, v INT)",
+        f"INSERT INTO t VALUES {', '.join(f'({n}, {100 - n}, 0)' for n in range(1, 33))}",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+    )
+    drop = "CONSTRAINT t_pkey" if kind == "postgres" else "PRIMARY KEY"
+
+    def plan(self: Planner, committed: int, **settings: Any) -> int:
+        epoch = next_epoch(self, committed, **settings)
+        if epoch > committed and committed and isinstance(self.record(epoch).plan.work, SnapshotWork) and not moved[0]:
+            moved[0] = True
+            source.execute(
+                f"ALTER TABLE t DROP {drop}, ADD PRIMARY KEY (code)",
+                f"INSERT INTO t VALUES {', '.join(f'({n}, {300 + n}, 8)' for n in range(1, 33))}",
+                "DELETE FROM t WHERE code = 95",
+            )
+        return epoch
+
+    monkeypatch.setattr(Planner, "next_epoch", plan)
+    monkeypatch.setattr(enumerator, "MAX_SPLITS_PER_TASK", 1)
+    small = ("snapshot.split_rows=2", "snapshot.parallelism=1")
+    with fresh_database(source.server) as target:
+        job = job_of(source, tmp_path, target)
+        run_epochs(job, *small, notes=notes)
+        assert moved[0]
+        assert told(notes)[0] == ("left", "t")
+        assert "(id)" in next(facts["text"] for event, facts in notes.found if event == "left")
+        for _ in state_of(tmp_path).left:  # parked, because its copy has the old key
+            target.execute("DROP TABLE copy_t")
+        run_epochs(job, *small)
+        query = "SELECT id, code, v FROM %s ORDER BY code"
+        assert target.query(query % "copy_t") == source.query(query % "t")
+        require_none_parked(load_job_file(job), state_of(tmp_path))
 
 
 def test_a_key_of_a_type_without_order_parks_its_table_alone(postgres18_database: Database, tmp_path: Path) -> None:

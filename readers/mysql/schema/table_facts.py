@@ -121,6 +121,11 @@ def read_tables(connection: Connection, tables: Iterable[TableId]) -> dict[Table
     return {table: found[table] for table in wanted}
 
 
+def read_indexes(connection: Connection, table: TableId) -> tuple[Index, ...]:
+    """The table's indexes; none if there is no such table. One query."""
+    return _indexes(_select(connection, _INDEXES, table.database, table.name))
+
+
 def _read(connection: Connection, database: str, name: str | None) -> dict[TableId, TableFacts]:
     tables = _select(connection, _TABLES, database, name)
     columns = _grouped(_select(connection, _COLUMNS, database, name))

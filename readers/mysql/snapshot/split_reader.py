@@ -35,7 +35,7 @@ from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.keys.key_columns import column_list, key_columns, null_key, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
-from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.schema.table_facts import read_indexes, read_tables
 from tidemark.readers.mysql.server import ServerInfo, WatermarkMethod, connect_to
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.readers.mysql.snapshot.anchors import newest_anchor, remember_anchor
@@ -198,6 +198,8 @@ class SplitReader(RetryingSplitReader[Connection]):
             replay = Replay(schema.key, lambda keys: self._in_range(split, schema, keys))
             high = self._replay(schema, low, high, lambda changes: replay.add(_with_keys(schema, changes)))
             rows, settled = _normalised(schema, replay, rows)
+        if schema.key:
+            require_key(connection, schema)  # after the SELECT: its rows may have been of another key
         failpoint("snapshot.normalised")
         return _split_read(split, rows, self._anchored(high, anchor), settled, low)
 
@@ -330,6 +332,17 @@ def require_columns(connection: Connection, schema: TableSchema) -> None:
     if now != known[: len(now)] or len(known) != len(now) + found.hidden_hashes:
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."
+        )
+
+
+def require_key(connection: Connection, schema: TableSchema) -> None:
+    """Raises SchemaChangedError unless the columns of the key are still unique. Otherwise rows of a split may have one key, and
+    a copy refuses them."""
+    unique = [index for index in read_indexes(connection, schema.table) if index.unique]
+    if not any(set(index.column_names) == set(schema.key) for index in unique):
+        raise columns_are_gone(
+            schema.table,
+            f"The job finds rows of {schema.table} by ({', '.join(schema.key)}), which is not a key any more.",
         )
 
 

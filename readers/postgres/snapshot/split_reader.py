@@ -162,6 +162,8 @@ class SplitReader(RetryingSplitReader[Connection]):
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
         require_shape(key, schema)
+        if schema.key:
+            require_key(connection, schema)
         source = self._source
         rows = copy_rows(
             connection,
@@ -227,4 +229,23 @@ def require_shape(key: TableKey, schema: TableSchema) -> None:
     if key.shape != tuple((c.number, c.name, c.source_type, c.collation) for c in schema.present):
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."
+        )
+
+
+_KEYS = """
+SELECT ARRAY(SELECT a.attname::text FROM generate_series(0, i.indnkeyatts - 1) AS k
+             LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] AND a.attnum > 0)
+FROM pg_index AS i WHERE i.indisunique AND i.indpred IS NULL AND i.indrelid = %s"""
+
+
+def require_key(connection: Connection, schema: TableSchema) -> None:
+    """Raises SchemaChangedError unless the columns of the key are still unique. Otherwise rows of a split may have one key, and
+    a copy refuses them. The transaction has the table locked."""
+    with connection.cursor() as cursor:
+        cursor.execute(_KEYS, (schema.oid,))
+        found = [set(names) for (names,) in cursor.fetchall()]
+    if set(schema.key) not in found:
+        raise columns_are_gone(
+            schema.table,
+            f"The job finds rows of {schema.table} by ({', '.join(schema.key)}), which is not a key any more.",
         )
