@@ -187,7 +187,7 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
     hold every value are replaced. For a table that is emptied before it is written again. A column of the key is not replaced,
     but gets a type that is wider than its own. Columns without a type in the target stay as they are."""
     clauses = []
-    if not _has_key(schema, existing, dialect):
+    if not _key_may_stay(schema, existing, dialect):
         return []  # the copy stays whole
     for column in schema.captured:
         found = find_column(existing, column, dialect)
@@ -207,12 +207,12 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
 
 def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
     """Returns clauses of ALTER TABLE that give an empty table the source's key, and columns that take the source's rows. None
-    if it has that key already, or can't have it: then the copy stays whole.
+    if it has that key already, perhaps after `adapting_clauses`, or can't have it: then the copy stays whole.
 
     Columns of the earlier key that the source has no more are dropped, unless their values come by themselves."""
     if not schema.key or existing.engine_problem is not None or existing.foreign_keys:
         return []
-    if _has_key(schema, existing, dialect):
+    if _key_may_stay(schema, existing, dialect):
         return []
     same = dialect.same_column
     changed = {same(name) for name in (*existing.key, *schema.key)}
@@ -234,11 +234,10 @@ def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) ->
             if is_key:
                 return []
     captured = {same(column.name) for column in schema.captured}
-    of_copy = {same(column.name): column for column in existing.columns}
     columns += [
-        dialect.drop_column(name)
-        for name in existing.key
-        if same(name) not in captured and not of_copy[same(name)].may_be_left_out
+        dialect.drop_column(column.name)
+        for column in existing.columns
+        if column.name in existing.key and same(column.name) not in captured and not column.may_be_left_out
     ]
     return [*dialect.drop_key(existing), *columns, dialect.add_key(schema.key)]
 
@@ -278,6 +277,18 @@ def holds_integers(schema: TableSchema, existing: TargetTable, dialect: Dialect,
     """True if these columns are numbers in the target, ordered as such."""
     found = [find_column(existing, schema.column(name), dialect) for name in columns]
     return all(column is not None and isinstance(column.value_range, (Integers, Decimals)) for column in found)
+
+
+def _key_may_stay(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:
+    """True if the table has the source's key, and its columns hold all values, or can be widened for that."""
+    if not _has_key(schema, existing, dialect):
+        return False
+    for column in (schema.column(name) for name in schema.key):
+        found = find_column(existing, column, dialect)
+        fits = found is not None and _column_problem(schema, column, found, dialect) is None
+        if not fits and not _widened_key(column, found, dialect):
+            return False
+    return True
 
 
 def _widened_key(column: Column, found: TargetColumn | None, dialect: Dialect) -> list[str]:

@@ -283,8 +283,8 @@ class Session(Protocol):
 
     def create_table(self, sql: str) -> None: ...
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
-        """Removes all rows of a table and alters it. Rows stay once the table has another key than `existing`: another driver
-        may have replaced it and written rows since. May be repeated."""
+        """Removes all rows of a table and alters it. Rows stay once the columns of the key, or their types, are others than
+        those of `existing`: another driver may have replaced them and written rows since. May be repeated."""
 
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:

@@ -112,6 +112,38 @@ def test_columns_of_the_old_key_may_be_null_or_gone(
     assert_equal(source, target, "id, code, v")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "value"),
+    [("INT", "VARCHAR(20)", "'nine'"), ("VARCHAR(20)", "INT", "9"), ("VARCHAR(20)", "VARCHAR(5)", "'nine'")],
+)
+def test_a_column_of_the_key_gets_another_type(
+    before: str,
+    after: str,
+    value: str,
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    source, target = any_source_database, target_of(any_source_database, request)
+    source.execute(
+        f"CREATE TABLE t (id {before} NOT NULL PRIMARY KEY, code INT)", "CREATE TABLE other (id INT PRIMARY KEY)"
+    )
+    source.execute("INSERT INTO t VALUES ('1', 1), ('2', 2)")
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    change = f"MODIFY id {after} NOT NULL, MODIFY code BIGINT"
+    if source.kind == "postgres":
+        change = f"ALTER id TYPE {after} USING id::{after}, ALTER code TYPE BIGINT"
+    source.execute(
+        f"ALTER TABLE t {change}", f"INSERT INTO t VALUES ({value}, 5000000000)", "DELETE FROM t WHERE code = 1"
+    )
+    run_epochs(job)
+    assert_equal(source, target, "id, code")
+    source.execute("UPDATE t SET code = code + 1")
+    run_epochs(job)
+    assert_equal(source, target, "id, code")
+
+
 def test_a_table_that_had_no_key_gets_one(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

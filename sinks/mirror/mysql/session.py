@@ -240,10 +240,16 @@ class MySqlSession(LedgerSession):
         key that it finds is the one that its rows have."""
         doing = f"giving {target} another key"
         key = (
-            "SELECT GROUP_CONCAT(CONCAT('/', COLUMN_NAME) ORDER BY SEQ_IN_INDEX SEPARATOR '') "
-            "FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'"
+            "SELECT GROUP_CONCAT(CONCAT(s.COLUMN_NAME, ' ', c.COLUMN_TYPE) ORDER BY s.SEQ_IN_INDEX SEPARATOR ', ') "
+            "FROM information_schema.STATISTICS s JOIN information_schema.COLUMNS c "
+            "ON c.TABLE_SCHEMA = s.TABLE_SCHEMA AND c.TABLE_NAME = s.TABLE_NAME AND c.COLUMN_NAME = s.COLUMN_NAME "
+            "WHERE s.TABLE_SCHEMA = %s AND s.TABLE_NAME = %s AND s.INDEX_NAME = 'PRIMARY'"
         )
-        found = "".join(f"/{name}" for name in existing.key) or None
+        types = {column.name: column.type_name for column in existing.columns}
+        names = [
+            name.partition("(")[0] if name not in types else name for name in existing.key
+        ]  # without a prefix's length
+        found = ", ".join(f"{name} {types[name]}" for name in names) or None
         remove = f"DELETE FROM {full_name(target)} WHERE ({key}) <=> %s LIMIT {REMOVED_AT_ONCE}"
         while self.execute(remove, (target.schema, target.table, found), doing=doing):
             pass

@@ -219,7 +219,7 @@ class PostgresSession(LedgerSession):
         doing = f"giving {target} another key"
         self.execute(f"LOCK TABLE {full_name(target)} IN ACCESS EXCLUSIVE MODE", doing=doing)
         now = self.inspect(target)
-        if now is None or (now.key, now.key_name) != (existing.key, existing.key_name):
+        if now is None or _key_of(now) != _key_of(existing):
             self.rollback()
             return
         self.execute(f"TRUNCATE {full_name(target)}", doing=doing)
@@ -311,3 +311,8 @@ def connect(
 def _open(endpoint: Endpoint, tls: Tls | None, name: str) -> Connection:
     connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, name))
     return connection
+
+
+def _key_of(table: TargetTable) -> tuple[str | None, list[tuple[str, str]]]:
+    """Returns the name of the key, and the names and types of its columns in the table's order."""
+    return table.key_name, [(column.name, column.sql_type) for column in table.columns if column.name in table.key]
