@@ -46,6 +46,7 @@ def contradictions(job: Sections) -> list[Contradiction]:
         *_of_statements(job),
         *_of_tls(job),
         *_of_mirror(job),
+        *_of_files(job),
         *_of_delta(job),
     ]
 
@@ -169,6 +170,10 @@ def _of_mirror(job: Sections) -> list[Contradiction]:
     return found
 
 
+def _of_files(job: Sections) -> list[Contradiction]:
+    return _of_template(job, job.sink.table) if job.sink.type == "files" else []
+
+
 def _of_delta(job: Sections) -> list[Contradiction]:
     if job.sink.type != "delta":
         return []
@@ -176,11 +181,7 @@ def _of_delta(job: Sections) -> list[Contradiction]:
         found: list[Contradiction] = []
         if job.sink.path is None:
             found.append((("sink", "path"), "is missing; write it, or sink.catalog"))
-        if "table" in job.sink.model_fields_set:
-            found.append((("sink", "table"), "is for tables of a sink.catalog only"))
-        if job.sink.rename:
-            found.append((("sink", "rename"), "is for tables of a sink.catalog only"))
-        return found
+        return [*found, *_of_template(job, job.sink.table)]
     found = _of_template(job, job.sink.table)
     if job.sink.path is not None:
         found.append((("sink", "catalog"), "is given together with sink.path: choose one of the two"))

@@ -20,7 +20,14 @@ from tidemark.conf.problems import did_you_mean
 from tidemark.conf.schema_changes import CheckedSchemaChanges, SchemaChanges
 from tidemark.conf.section import ColumnNames, Section, Text, Written, not_supported_yet, refuse
 from tidemark.conf.source import NameOfTable, Tls
-from tidemark.conf.tables import TEMPLATE_FORM, RenameRule, TableTemplate, check_rename, parse_table_template
+from tidemark.conf.tables import (
+    FOLDER_TEMPLATE,
+    TEMPLATE_FORM,
+    RenameRule,
+    TableTemplate,
+    check_rename,
+    parse_table_template,
+)
 
 SINK_TYPES = ("mirror", "files", "delta", "console")
 LATER_SINK_TYPES = {
@@ -281,18 +288,29 @@ class MirrorSink(_Sink):
 
 
 class FilesSink(_WithoutMarks):
-    """Appends rows and changes as files, in `<path>/<database>.<table>/`."""
+    """Appends rows and changes as files, in a folder for each table."""
 
     type: Literal["files"] = Field(description="`files`.")
     path: SharedFolder = Field(
         description="Folder of the files. The driver and the executors share it.", examples=["./out"]
     )
     format: Literal["parquet", "jsonl"] = Field("parquet", description="Parquet or JSON Lines.")
+    table: _Template = Field(
+        FOLDER_TEMPLATE,
+        description="Name of a table's folder: `{schema}` is the source's database, `{table}` the table's name.",
+        examples=["{table}"],
+    )
+    rename: _Renames = _RENAME
     merge_small_files: bool = Field(
         False,
         description="Merges the files of log changes, so that few remain. Without it each epoch adds one file for each changed "
         "table. While files are merged, readers see rows twice for a moment, and files disappear. May be changed at any time.",
     )
+
+    @property
+    def copies(self) -> TableTemplate:
+        """The names of the folders."""
+        return replace(self.table, renames=tuple(rename.rule for rename in self.rename))
 
 
 class DeltaSink(_WithoutMarks):
@@ -301,7 +319,7 @@ class DeltaSink(_WithoutMarks):
     type: Literal["delta"] = Field(description="`delta`.")
     path: LakePath | None = Field(
         None,
-        description="Folder of the tables, as `<path>/<database>.<table>`. The driver and the executors share it. URIs are "
+        description="Folder of the tables, which are folders in it. The driver and the executors share it. URIs are "
         "those of Hadoop: s3a://, abfss://, gs://, hdfs://. Either this or `catalog` is required.",
         examples=["./lake"],
     )
@@ -312,9 +330,9 @@ class DeltaSink(_WithoutMarks):
         examples=["main"],
     )
     table: _Template = Field(
-        parse_table_template("{schema}.{table}"),
-        description="With `catalog`: schema and name of a table's copy. `{schema}` is the source's database, `{table}` the "
-        "table's name. Missing schemas are created.",
+        FOLDER_TEMPLATE,
+        description="Name of a table's copy: `{schema}` is the source's database, `{table}` the table's name. With `path` it "
+        "is the name of a folder, with `catalog` schema and name of a table. Missing schemas are created.",
         examples=["lake.{schema}_{table}"],
     )
     rename: _Renames = _RENAME
@@ -333,7 +351,7 @@ class DeltaSink(_WithoutMarks):
 
     @property
     def copies(self) -> TableTemplate:
-        """The names of copies, with `catalog`."""
+        """The names of copies."""
         return replace(self.table, renames=tuple(rename.rule for rename in self.rename))
 
 

@@ -158,6 +158,10 @@ def parse_table_template(text: str) -> TableTemplate:
     return TableTemplate(text, parts[0] if len(parts) == 2 else None, parts[-1])
 
 
+FOLDER_TEMPLATE = parse_table_template("{schema}.{table}")
+"""The names of copies that are folders, unless the job file says otherwise."""
+
+
 def check_rename(rule: RenameRule) -> tuple[str, str] | None:
     """Returns what is wrong with a rule: ("match" or "to", the reason); None if it can be used."""
     try:

@@ -66,7 +66,7 @@ def comparable_sink(job: JobFile) -> "MirrorSink | FilesSink | DeltaSink":
             from tidemark.sinks.files.sink import FilesSink
 
             store, merges = Checkpoint.at(job.checkpoint).store, settings.merge_small_files
-            return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges)
+            return FilesSink.of(settings.path, settings.format, store, merge_small_files=merges, copies=settings.copies)
         case DeltaSettings() as settings:
             from tidemark.jobs.spark.session import open_session
             from tidemark.sinks.delta.sink import DeltaSink

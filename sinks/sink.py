@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
-from tidemark.conf.tables import TableTemplate, setting_of
+from tidemark.conf.tables import FOLDER_TEMPLATE, TableTemplate, setting_of
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
 from tidemark.state.errors import SinkError, SinkUnavailableError
 from tidemark.state.reached import Reached
@@ -311,6 +311,12 @@ def raise_problems(findings: Sequence[Finding], among: Collection[TableId] = ())
     texts = [f"{finding.table}: {finding.text}" if finding.table else finding.text for finding in problems]
     remedies = dict.fromkeys(str(finding.remedy) for finding in problems)
     raise SinkError(" ".join(texts), " ".join(remedies), table)
+
+
+def folder_names(copies: TableTemplate) -> tuple[SinkSetting, ...]:
+    """The part of a sink's identity that the names of folders are. The default is not in it: earlier jobs have no setting."""
+    named = (SinkSetting("sink.table", copies.text),) if copies.text != FOLDER_TEMPLATE.text else ()
+    return (*named, *renames(copies))
 
 
 def renames(copies: TableTemplate) -> tuple[SinkSetting, ...]:

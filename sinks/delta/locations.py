@@ -16,10 +16,10 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
-from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.conf.tables import FOLDER_TEMPLATE, TableName, TableTemplate
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
-from tidemark.sinks.files.sink import local_folder, long_name, scheme_of, table_folder_name, unwritable
+from tidemark.sinks.files.sink import folder_problems, local_folder, scheme_of, table_folder_name, unwritable
 from tidemark.sinks.sink import Finding
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import START_OVER, read_again
@@ -95,7 +95,7 @@ def lake_of(settings: DeltaSettings) -> Lake:
     if settings.catalog is not None:
         return CatalogLake(settings.catalog, settings.copies)
     assert settings.path is not None, "the job file has one of the two"
-    return FolderLake(_root(settings.path))
+    return FolderLake(_root(settings.path), settings.copies)
 
 
 def _root(path: str) -> str:
@@ -107,15 +107,16 @@ class FolderLake:
     """Folders below `root`: an absolute path, or a URI of a filesystem that Hadoop knows."""
 
     root: str
+    copies: TableTemplate = FOLDER_TEMPLATE
 
     def location_of(self, table: TableId) -> Location:
-        text = f"{self.root}/{table_folder_name(table)}"
+        text = f"{self.root}/{table_folder_name(table, self.copies)}"
         return Location(text, (SESSION_CATALOG, "delta", text), f"delta.{quoted(text)}", "sink.path")
 
     def findings(self, session: Callable[[], SparkSession], schemas: Sequence[TableSchema]) -> Iterator[Finding]:
         if not scheme_of(self.root):
             yield from unwritable(Path(self.root))
-        yield from filter(None, (long_name(schema.table) for schema in schemas))
+        yield from folder_problems(self.copies, schemas)
 
     def is_absent(self, location: Location) -> bool:
         return not scheme_of(self.root) and not Path(location.text).exists()

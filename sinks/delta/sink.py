@@ -45,7 +45,7 @@ from tidemark.sinks.fencing import published_lost, require_planned
 from tidemark.sinks.files.sink import table_folder_name
 from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
 from tidemark.state.change_batch import PartEnd
-from tidemark.state.checkpoint.layout import JOB_FILE, Checkpoint, copy_file, published_split_file
+from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, SinkError
 from tidemark.state.integer_range import IntegerRange
@@ -88,6 +88,9 @@ class DeltaSink:
             found = None if self.lake.is_absent(location) else self.lake.look(self._session(), location)
             written_id = None if job is None else self._written_id(schema.table)
             findings += location_findings(schema, location, found, job, written_id)
+            if isinstance(found, Found) and written_id is None and self._has_written(found.table_id):
+                text = f"{location} is the copy of another table of this job."
+                findings.append(Finding(schema.table, text, "Exclude this table (source.exclude_tables)."))
             if written_id is None and schema.table in written:
                 raise CheckpointError(f"The checkpoint has lost its file {_id_file(schema.table)}.", RESTORE_CHECKPOINT)
             if isinstance(found, Found):
@@ -236,6 +239,11 @@ class DeltaSink:
         session = self.session()
         require_delta(session)
         return session
+
+    def _has_written(self, table_id: str) -> bool:
+        """True if the Delta table is a copy of the job, perhaps of a table that has left it."""
+        notes = (self.checkpoint.read(name) for name in self.checkpoint.list(COPIES_FOLDER))
+        return any(note is not None and note.to_pybytes().decode() == table_id for note in notes)
 
     def _written_id(self, table: TableId) -> str | None:
         found = self.checkpoint.read(_id_file(table))

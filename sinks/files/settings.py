@@ -3,7 +3,7 @@
 from typing import Literal
 
 from tidemark.conf.sink import FilesSink as FilesSettings
-from tidemark.sinks.sink import SinkNeeds
+from tidemark.sinks.sink import SinkNeeds, folder_names
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
 
@@ -15,6 +15,10 @@ def files_needs(settings: FilesSettings) -> SinkNeeds:
 
 def files_identity(settings: FilesSettings) -> SinkIdentity:
     return SinkIdentity(
-        (SinkSetting("sink.type", "files"), SinkSetting("sink.format", settings.format)),
+        (
+            SinkSetting("sink.type", "files"),
+            SinkSetting("sink.format", settings.format),
+            *folder_names(settings.copies),
+        ),
         SinkSetting("sink.path", settings.path),
     )

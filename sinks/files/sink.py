@@ -1,4 +1,4 @@
-"""The files sink: change batches appended as Parquet or JSON Lines under `<path>/<database>.<table>/`.
+"""The files sink: change batches appended as Parquet or JSON Lines, in a folder of `sink.path` for each table.
 
 A part's rows of one table are one file, named after epoch and part: `e0000000042-s17.parquet`. It is written in the driver's
 staging folder, fsynced and renamed. So a reader sees a whole file or none, and a replay replaces a file by an equal one. When
@@ -13,12 +13,15 @@ import json
 import os
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from tidemark.conf.tables import FOLDER_TEMPLATE, TableName, TableTemplate
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.files.ledger import FilesLedger, damaged, part_file_name, write_whole
 from tidemark.sinks.files.merging import MERGED_FILES, merge_small_files, remove_merged
@@ -75,18 +78,33 @@ def unwritable(root: Path) -> Iterator[Finding]:
         )
 
 
-def long_name(table: TableId) -> Finding | None:
-    """Returns a problem if the table's folder would have a longer name than filesystems allow."""
-    name = table_folder_name(table)
-    if len(name.encode()) <= MAX_NAME_BYTES:
-        return None
-    text = f"The name of its folder would have {len(name.encode())} bytes, and may have {MAX_NAME_BYTES}."
-    return Finding(table, text, "Exclude that table (source.exclude_tables).")
+def folder_problems(copies: TableTemplate, schemas: Sequence[TableSchema]) -> Iterator[Finding]:
+    """Yields problems of the names of the tables' folders."""
+    tables_of = defaultdict[str, list[TableId]](list)
+    for table in (schema.table for schema in schemas):
+        name = table_folder_name(table, copies)
+        tables_of[name].append(table)
+        if not _parts_of_name(table, copies)[-1]:
+            text = f"sink.rename leaves nothing of the name of {table}."
+            yield Finding(table, text, "Correct sink.rename.")
+        elif len(name.encode()) > MAX_NAME_BYTES:
+            text = f"The name of its folder would have {len(name.encode())} bytes, and may have {MAX_NAME_BYTES}."
+            yield Finding(table, text, "Exclude that table (source.exclude_tables).")
+    for tables in tables_of.values():
+        if len(tables) > 1:
+            text = f"{' and '.join(sorted(map(str, tables)))} would be written into one folder."
+            yield Finding(None, text, "Give them different names by sink.table or sink.rename.")
 
 
-def table_folder_name(table: TableId) -> str:
-    """Returns `database.table`. Characters that would hide the folder or make the two names ambiguous are percent-encoded."""
-    return f"{_folder_safe(table.database)}.{_folder_safe(table.name)}"
+def table_folder_name(table: TableId, copies: TableTemplate = FOLDER_TEMPLATE) -> str:
+    """Returns `database.table`, or what the job file makes of it. Characters that would hide the folder or make the two names
+    ambiguous are percent-encoded."""
+    return ".".join(map(_folder_safe, _parts_of_name(table, copies)))
+
+
+def _parts_of_name(table: TableId, copies: TableTemplate) -> list[str]:
+    schema, name = copies.target(TableName(table.database, table.name))
+    return [name] if schema is None else [schema, name]
 
 
 def _folder_safe(name: str) -> str:
@@ -106,6 +124,7 @@ class FilesSink:
     published: CheckpointStore | None = None
     """The store of the splits' files that the writer may get, in the sink's format."""
     merge_small_files: bool = False
+    copies: TableTemplate = FOLDER_TEMPLATE
 
     @classmethod
     def of(
@@ -115,25 +134,27 @@ class FilesSink:
         published: CheckpointStore | None = None,
         *,
         merge_small_files: bool = False,
+        copies: TableTemplate = FOLDER_TEMPLATE,
     ) -> "FilesSink":
         """`path` is the job file's, absolute. Raises JobFileError for a scheme that is not supported yet."""
-        return cls(local_folder(path), file_format, published, merge_small_files)
+        return cls(local_folder(path), file_format, published, merge_small_files, copies)
+
+    def folder(self, table: TableId) -> Path:
+        return self.root / table_folder_name(table, self.copies)
 
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
-        root = self.root
-        findings = [finding for schema in schemas for finding in self._check_table(root, schema, job, written)]
-        return [*findings, *unwritable(root)]
+        findings = [finding for schema in schemas for finding in reserved_name_findings(schema)]
+        names = list(folder_problems(self.copies, schemas))
+        if not names:
+            findings += [finding for schema in schemas for finding in self._check_table(schema, job, written)]
+        return [*findings, *names, *unwritable(self.root)]
 
     def _check_table(
-        self, root: Path, schema: TableSchema, job: JobIdentity | None, written: Collection[TableId]
+        self, schema: TableSchema, job: JobIdentity | None, written: Collection[TableId]
     ) -> Iterator[Finding]:
-        yield from reserved_name_findings(schema)
-        folder = root / table_folder_name(schema.table)
-        if too_long := long_name(schema.table):
-            yield too_long
-            return
+        folder = self.folder(schema.table)
         owner = _owner(folder) if folder.exists() else None
         if owner is None and schema.table in written:
             yield no_mark(schema.table, folder, "sink.path")
@@ -153,6 +174,9 @@ class FilesSink:
                 f"{folder} belongs to job {owner.name} ({owner.uuid}); {this}.",
                 "Set another sink.path, or delete that folder.",
             )
+        elif (other := _table_of(folder)) not in {None, schema.table}:
+            text = f"{folder} is the copy of another table of this job: {other}."
+            yield Finding(schema.table, text, "Exclude this table (source.exclude_tables), or delete that folder.")
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         raise_problems(self.check(schemas, job, written))
@@ -161,14 +185,14 @@ class FilesSink:
             ledger.take_over()
             device = ledger.staging.stat().st_dev
             for schema in schemas:
-                folder = root / table_folder_name(schema.table)
+                folder = self.folder(schema.table)
                 folder.mkdir(exist_ok=True)
                 if folder.stat().st_dev != device:
                     raise SinkError(
                         f"{folder} and {root} are on two filesystems: no file can be moved into it as a whole.",
                         "Let all of sink.path be on one filesystem.",
                     )
-                _claim(folder, job)
+                _claim(folder, job, schema.table)
                 for name in os.listdir(folder):
                     if TEMPORARY.fullmatch(name):
                         (folder / name).unlink(missing_ok=True)
@@ -184,13 +208,13 @@ class FilesSink:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         from tidemark.sinks.files.comparing import comparable_files
 
-        return comparable_files(self.root / table_folder_name(schema.table), schema, self.format)
+        return comparable_files(self.folder(schema.table), schema, self.format)
 
     def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         from tidemark.sinks.files.comparing import keys_in_files
 
-        return keys_in_files(self.root / table_folder_name(schema.table), schema, self.format, within, limit)
+        return keys_in_files(self.folder(schema.table), schema, self.format, within, limit)
 
     def written(self, job: JobIdentity) -> Written:
         return FilesLedger.of(self.root, job).written()
@@ -235,7 +259,7 @@ class FilesWriter:
             staged = functools.partial(self.ledger.staged, part.epoch)
             with FilesPart(staged, file_name, self.sink.format) as files:
                 for item in part.content():
-                    folder = self.sink.root / table_folder_name(item.table)
+                    folder = self.sink.folder(item.table)
                     with self._storing(part):
                         if isinstance(item, ChangeBatch):
                             files.add(folder, schemas[item.table, item.schema_version], item.rows)
@@ -273,19 +297,35 @@ class FilesWriter:
 
 def _owner(folder: Path) -> JobIdentity | None:
     try:
-        content = json.loads((folder / OWNER_FILE).read_text())
-        return JobIdentity(content["job_uuid"], content["job"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError) as exc:
+        content = _mark(folder)
+        return None if content is None else JobIdentity(content["job_uuid"], content["job"])
+    except KeyError as exc:
         raise damaged(folder / OWNER_FILE) from exc
 
 
-def _claim(folder: Path, job: JobIdentity) -> None:
+def _table_of(folder: Path) -> TableId | None:
+    """Returns the table whose copy a job's folder is. None if an earlier version, which had only names that tell it, has
+    claimed it."""
+    content = _mark(folder)
+    return None if content is None or "table" not in content else TableId(*content["table"])
+
+
+def _mark(folder: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads((folder / OWNER_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as exc:
+        raise damaged(folder / OWNER_FILE) from exc
+    return content
+
+
+def _claim(folder: Path, job: JobIdentity, table: TableId) -> None:
     if _owner(folder) is None:
         path = folder / OWNER_FILE
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        write_whole(path, {"job": job.name, "job_uuid": job.uuid}, temporary, replace=False)
+        mark = {"job": job.name, "job_uuid": job.uuid, "table": [table.database, table.name]}
+        write_whole(path, mark, temporary, replace=False)
     owner = _owner(folder)
     if owner is None or owner.uuid != job.uuid:
         raise SinkError(f"{folder} was claimed by another job just now.", "Set another sink.path.")

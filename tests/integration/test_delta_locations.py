@@ -127,6 +127,31 @@ def test_renamed_tables_of_one_name_and_of_none_are_refused(by_name: DeltaSink) 
         assert any(text.startswith(problem) for text in problems(renamed, ORDERS, other))
 
 
+def test_folders_are_renamed_and_two_tables_of_one_are_refused(tmp_path: Path, delta_session: SparkSession) -> None:
+    rename = [{"match": "(.*?)(_v[0-9]+)?", "to": r"\1"}]
+    settings = DeltaSettings.model_validate(
+        {"type": "delta", "path": str(tmp_path), "table": "{table}", "rename": rename}
+    )
+    sink = DeltaSink.of(settings, LocalStore(str(tmp_path / "checkpoint")), lambda: delta_session)
+    assert place(sink) == f"{tmp_path}/orders"
+    other = replace(ORDERS, table=TableId("shop", "orders_v2"))
+    assert problems(sink, ORDERS, other) == ["shop.orders and shop.orders_v2 would be written into one folder."]
+    sink.prepare(JOB, [ORDERS])
+    write_epochs(sink, JOB, CHANGES, SCHEMAS)
+    assert len(rows_of_delta(sink, ORDERS)) == 1
+
+
+def test_the_copy_of_a_table_that_has_left_is_no_other_tables(by_name: DeltaSink) -> None:
+    """Its rows would stay among those of the other table."""
+    lake, other = by_name.lake, replace(ORDERS, table=TableId("shop", "orders_v2"))
+    assert isinstance(lake, CatalogLake)
+    rule = RenameRule("(orders).*", r"\1")
+    renamed = replace(by_name, lake=replace(lake, template=replace(lake.template, renames=(rule,))))
+    renamed.prepare(JOB, [ORDERS])
+    assert problems(renamed, other) == [f"{place(renamed)} is the copy of another table of this job."]
+    renamed.prepare(JOB, [ORDERS])
+
+
 @pytest.mark.pitfall(71)
 def test_a_job_does_not_go_on_in_another_folder(by_name: DeltaSink, tmp_path: Path) -> None:
     first, second = (replace(by_name, lake=FolderLake(f"file://{tmp_path}/{name} %41")) for name in "ab")

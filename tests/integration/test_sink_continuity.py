@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.epochs import Notes, run_epochs
@@ -61,6 +62,10 @@ def refused(kind: type[TidemarkError], job: Path, *overrides: str) -> str:
     return caught.value.message
 
 
+def read_files(folder: Path) -> list[int]:
+    return sorted(int(number) for path in folder.glob("e*.parquet") for number in pq.read_table(path)["id"].to_pylist())
+
+
 def count(database: Database, table: str) -> int:
     ((rows,),) = database.query(f"SELECT count(*) FROM {table}")
     return int(rows)
@@ -99,6 +104,39 @@ def test_renamed_copies_follow_their_tables_and_two_of_one_name_are_refused(
     assert run_epochs(job, *remedy) == ["stream"]
     assert target.query("SELECT id FROM kept_orders_v2 ORDER BY id") == [(7,), (8,)]
     assert count(target, "kept_orders") == 0
+
+
+def test_renamed_folders_follow_their_tables_and_none_gets_another_tables_files(
+    source: Database, tmp_path: Path
+) -> None:
+    sink = {
+        "type": "files",
+        "path": "./out",
+        "table": "{table}",
+        "rename": [{"match": "(.*?)(_v[0-9]+)?", "to": r"\1"}],
+    }
+    job = write_job(tmp_path, source=source_of(source, tables=[f"{source.name}.*"], on_table_error="park"), sink=sink)
+    run_epochs(job)
+    source.execute("INSERT INTO orders VALUES (3, 'c')")
+    assert run_epochs(job) == ["stream"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_tidemark", "items", "orders"]
+    assert read_files(tmp_path / "out" / "orders") == [1, 2, 3]
+
+    source.execute("CREATE TABLE orders_v2 (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders_v2 VALUES (9, 'z')")
+    notes, left = Notes(), f"source.exclude_tables=[{source.name}.orders]"
+    both = f"{source.name}.orders and {source.name}.orders_v2"
+    run_epochs(job, notes=notes)
+    assert f"{both} would be written into one folder." in str(notes.found)
+    run_epochs(job, left, notes=notes)
+    assert f"is the copy of another table of this job: {source.name}.orders." in str(notes.found)
+    assert read_files(tmp_path / "out" / "orders") == [1, 2, 3]
+    for setting, value, before in (
+        ("sink.table", "'{schema}.{table}'", "{table}"),
+        ("sink.rename", "[]", r"(.*?)(_v[0-9]+)? to \1"),
+    ):
+        assert refused(CheckpointError, job, f"{setting}={value}").startswith(
+            f"The job was started with {setting}: {before}, but now it is none."
+        )
 
 
 def test_another_format_is_refused(files: Path, source: Database) -> None:

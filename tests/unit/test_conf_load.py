@@ -436,7 +436,14 @@ REFUSED = [
         "sink={type: delta, path: /x, catalog: main}",
         "sink.catalog: is given together with sink.path: choose one of the two",
     ),
-    ('sink={type: delta, path: /x, table: "{schema}.{table}"}', "sink.table: is for tables of a sink.catalog only"),
+    (
+        'sink={type: delta, path: /x, table: "{schema}"}',
+        "sink.table: does not contain {table}: all tables would be written to one table",
+    ),
+    (
+        "sink={type: files, path: /x, table: all}",
+        "sink.table: does not contain {table}: all tables would be written to one table",
+    ),
     (
         "sink={type: delta, catalog: main.lake}",
         "sink.catalog: must be a catalog's name, like main; write the schema in sink.table; found: main.lake",
@@ -470,14 +477,14 @@ REFUSED = [
     ("sink={path: /x}", "sink.type: is missing. Allowed: mirror, files, delta, console"),
     (
         "sink={typ: files}",
-        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, merge_small_files, on_bad_value, "
-        "on_bad_value_in, on_schema_change",
+        "sink.typ: unknown key. Did you mean 'type'? Allowed here: type, path, format, table, rename, merge_small_files, "
+        "on_bad_value, on_bad_value_in, on_schema_change",
     ),
     ("sink.format=parket", "sink.format: must be parquet | jsonl; found: parket. Did you mean 'parquet'?"),
     (
         "sink.url=x",
-        "sink.url: unknown key. Allowed here: type, path, format, merge_small_files, on_bad_value, on_bad_value_in, "
-        "on_schema_change",
+        "sink.url: unknown key. Allowed here: type, path, format, table, rename, merge_small_files, on_bad_value, "
+        "on_bad_value_in, on_schema_change",
     ),
     (
         "sink.on_schema_change=ignore",
