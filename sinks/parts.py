@@ -14,7 +14,7 @@ _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged che
 
 class Part:
     """One part. `content` or `batches` may be called once. When it ends without an error, the part is complete. Then `after` is
-    what the target must have before it, and `has_left` tells that its table has left the job (PartEnd).
+    what the target must have before it, and `has_left` tells that a table of it has left the job (PartEnd).
 
     `replaced`: the range of a copy that the part's rows replace, None for none. It is known once the first batch was read, or
     the part is complete. `replaces`: the sink can do that."""

@@ -96,6 +96,7 @@ class LogTask:
     is_passed_over: bool = False
     rereads: tuple[Reread, ...] = ()
     backfills: tuple[Backfill, ...] = ()
+    has_left: bool = False
     withheld: tuple[TableId, ...] = ()
     parts: tuple[tuple[int, TableId], ...] = ()
 
@@ -157,6 +158,7 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
                 is_passed_over,
                 known,
                 due,
+                len(due) < len(backfills),
                 withheld,
                 parts,
             )
@@ -358,8 +360,10 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         unseen=unseen,
         withheld=waiting,
     )
-    checkpoint.create_log_report(task.epoch, report)
-    yield part.end(work.after)
+    was_read = work.has_left and checkpoint.has_log_report(task.epoch)  # with the table, and the sink may have it so
+    if not was_read:
+        checkpoint.create_log_report(task.epoch, report)
+    yield replace(part.end(work.after), has_left=work.has_left)
 
 
 def _on_truncate(task: PartTask, checkpoint: Checkpoint) -> OnTruncate:

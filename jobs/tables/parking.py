@@ -28,6 +28,7 @@ from tidemark.state.errors import (
     TablesParkedError,
     TidemarkError,
     TruncatedError,
+    WithheldLostError,
 )
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Left
@@ -160,9 +161,12 @@ def _may_leave(
     error: TidemarkError, job: JobFile, checkpoint: Checkpoint, state: JobState, *, is_ignored: bool, heals: int
 ) -> bool:
     """False if the job file wants the error to stop the job, or an epoch that was read must be written first."""
-    if job.source.on_table_error == "stop" and not is_ignored and not (heals and error.is_cured_by_reading):
+    is_lost = isinstance(error, WithheldLostError)
+    is_wanted = is_lost and error.table in {schema.table for schema in leaving_tables(job, state, with_signals=True)}
+    if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or (heals and error.is_cured_by_reading)):
         return False
-    if unfinished_epoch(checkpoint) is None:
+    # The epoch that emits what was withheld is finished without the table's changes. What it has of others is as it was.
+    if is_lost or unfinished_epoch(checkpoint) is None:
         return True
     if not isinstance(error, SinkError):
         return False  # the epoch can be written, or was
@@ -214,12 +218,16 @@ def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableS
 
 
 def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
-    """True if the copy had all rows since the table joined."""
-    now = recover_state(checkpoint, job, state)
+    """True if the copy had all rows since the table joined, and the changes that waited for them."""
+    now, newest = recover_state(checkpoint, job, state), max(checkpoint.plan_epochs(), default=0)
+    work = checkpoint.plan(newest).plan.work if newest > checkpoint.committed_epoch() else None
+    waiting = {backfill.table for backfill in work.backfills} if isinstance(work, LogWork) else set()
     return any(
         table.table == schema.table
         and isinstance(table.cursor, Exhausted)
         and table.done_splits == table.planned_splits
+        and table.withheld is None
+        and table.table not in waiting
         for table in now.tables
     )
 

@@ -655,6 +655,7 @@ class Checkpoint:
         if data is None or not is_torn(data):
             return None
         traces = [log_report_file(newest), rereads_file(newest), committed_file(newest)]
+        traces += [name for name in self.store.list(WITHHELD_FOLDER) if _epoch_of_withheld_file(name) == newest]
         if published_files(self.store, newest) or any(self.store.read(name) is not None for name in traces):
             return None
         self.store.delete(plan_file(newest))

@@ -15,11 +15,14 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.tables import parking
 from tidemark.state import failpoints
+from tidemark.state.checkpoint.layout import Checkpoint, withheld_files
 from tidemark.state.errors import WithheldLostError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.phase import Phase
 from tidemark.state.plan import LogWork, PlanRecord, SnapshotWork, Staging
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -99,6 +102,11 @@ def load(job: Path, source: Database, notes: epochs.Notes | None = None) -> None
         run_epochs(job)
         source.execute("UPDATE k SET version = -1")  # files that are not needed go with the next plan
         run_epochs(job)
+
+
+def version_of_t(record: PlanRecord) -> int | None:
+    """Returns 1 when the table has joined, more once it came back, None while it is not in the job."""
+    return next((table.schema_version for table in record.state.tables if table.table.name == "t"), None)
 
 
 def job_of(source: Database, folder: Path, sink: dict[str, object] | None = None) -> Path:
@@ -269,6 +277,27 @@ def test_changes_that_are_lost_have_the_table_read_again(
     assert_keyless_copied(tmp_path, source, "jsonl")
 
 
+def test_a_table_whose_changes_are_lost_each_time_does_not_come_back_for_ever(
+    source: Database, tmp_path: Path, before_each: BeforeEach, monkeypatch
+) -> None:
+    monkeypatch.setattr(parking, "MAX_HEALS", 1)
+    sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl", "on_schema_change": "evolve"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink, snapshot={"split_rows": 1500, "parallelism": 16})
+    writes = Writes(source, only_inserts=True)
+
+    def act(record: PlanRecord) -> None:
+        if record.plan.phase is Phase.STREAM:
+            return  # it is not back yet
+        writes(record)
+        if writes.stages[-1] == "backfill":
+            assert version_of_t(record) in {1, 2}
+            cut(max((tmp_path / "checkpoint" / "withheld").iterdir()))
+
+    before_each(act)
+    with pytest.raises(WithheldLostError, match=r"To read the table again: tidemark signal JOB.yaml resnapshot"):
+        run_epochs(job, interval_seconds=0.01)
+
+
 def test_lost_changes_stop_a_job_that_is_to_stop(source: Database, tmp_path: Path, before_each: BeforeEach) -> None:
     """The signal that the message names has the table read again."""
     job, writes = job_of(source, tmp_path), Writes(source)
@@ -284,3 +313,58 @@ def test_lost_changes_stop_a_job_that_is_to_stop(source: Database, tmp_path: Pat
     resnapshot(load_job_file(job), [TableName(source.schema, "t")])
     load(job, source)
     assert_keyless_copied(tmp_path, source, "jsonl")
+
+
+class TwoTables:
+    """Adds table `u`, which is as `t`: the same epoch emits the changes of both. Dies there at a failpoint, and loses a file
+    of `t`."""
+
+    def __init__(self, source: Database, folder: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+        source.execute(*(statement.replace(" t ", " u ").replace("ANALYZE t", "ANALYZE u") for statement in CREATE))
+        self._source, self._writes = source, Writes(source, only_inserts=True)
+        self._store = Checkpoint.at(str(folder / "checkpoint")).store
+        self._point, self._armed = point, folder / "armed"
+        self._armed.mkdir()
+        monkeypatch.setattr(failpoints, "_FOLDER", str(self._armed))
+
+    def __call__(self, record: PlanRecord) -> None:
+        if record.plan.phase is Phase.STREAM and version_of_t(record) != 2:
+            return  # it is not back yet
+        before = self._writes.number
+        self._writes(record)
+        if self._writes.number == before:
+            return
+        self._source.execute(f"INSERT INTO u VALUES ({self._writes.number}, 1, 'new'), (-1, 1, 'new')")
+        if self._writes.stages.count("backfill") == 1:
+            assert isinstance(record.plan.work, LogWork)
+            assert [backfill.table.name for backfill in record.plan.work.backfills] == ["t", "u"]
+            (self._armed / self._point).write_text("raise")
+
+    def die(self, job: Path) -> None:
+        with pytest.raises(FailpointError):
+            run_epochs(job, interval_seconds=0.01)
+        table = TableId(self._source.schema, "t")
+        self._store.delete(withheld_files(self._store, table, after_epoch=0, before_epoch=999)[0])
+
+
+@pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit"])
+@pytest.mark.parametrize("policy", ["evolve", "stop"])
+def test_changes_that_are_lost_once_their_epoch_was_read(
+    source: Database, tmp_path: Path, before_each: BeforeEach, monkeypatch, point: str, policy: str
+) -> None:
+    """Only their table is read again. The epoch is finished with the changes of the other one, which are written once."""
+    tables = TwoTables(source, tmp_path, monkeypatch, point)
+    sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl", "on_schema_change": policy}
+    job = write_job(tmp_path, source=source_of(source), sink=sink, snapshot={"split_rows": 1500, "parallelism": 16})
+    before_each(tables)
+    tables.die(job)
+    notes = epochs.Notes()
+    if policy == "stop":
+        with pytest.raises(WithheldLostError, match=r"To read the table again: tidemark signal JOB.yaml resnapshot"):
+            run_epochs(job)
+        resnapshot(load_job_file(job), [TableName(source.schema, "t")])
+    load(job, source, notes=notes)
+    assert {facts["table"] for event, facts in notes.found if event == "joined"} == {f"{source.schema}.t"}
+    assert_keyless_copied(tmp_path, source, "jsonl")
+    assert_keyless_copied(tmp_path, source, "jsonl", "u")
+    assert not withheld(tmp_path)

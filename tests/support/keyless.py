@@ -53,10 +53,10 @@ class KeylessWriter(threading.Thread):
                     cursor.execute("DELETE FROM t WHERE uid = %s", (number * 11 % 4000,))
 
 
-def assert_keyless_copied(folder: Path, database: Database, format_: str = "parquet") -> None:
+def assert_keyless_copied(folder: Path, database: Database, format_: str = "parquet", table: str = "t") -> None:
     """Equal rows are told apart only by their number."""
     copy = Counter[tuple[object, ...]]()
-    root = folder / "out" / f"{database.schema}.t"
+    root = folder / "out" / f"{database.schema}.{table}"
     if format_ == "parquet":
         changes = ds.dataset(root, format="parquet", exclude_invalid_files=False).to_table().to_pylist()
     else:
@@ -64,7 +64,7 @@ def assert_keyless_copied(folder: Path, database: Database, format_: str = "parq
     emptied = max((_place(change) for change in changes if change["_change_type"] == "truncate"), default=(-1, -1))
     for change in (change for change in changes if _place(change) > emptied):
         copy[change["uid"], change["version"], change["note"]] += {"insert": 1, "delete": -1}[change["_change_type"]]
-    assert {row: count for row, count in copy.items() if count} == Counter(database.query("SELECT * FROM t"))
+    assert {row: count for row, count in copy.items() if count} == Counter(database.query(f"SELECT * FROM {table}"))
 
 
 def _place(change: dict[str, Any]) -> tuple[int, int]:

@@ -169,7 +169,7 @@ def test_a_torn_plan_stays_an_error_where_its_epoch_has_run(tmp_path: Path) -> N
     checkpoint.create_plan(SNAPSHOT_PLAN)
     checkpoint.create_plan(LOG_PLAN)
     traces = [layout.published_split_file(4, 1), layout.log_report_file(4), layout.rereads_file(4)]
-    traces.append(layout.committed_file(4))
+    traces += [layout.committed_file(4), layout.withheld_file(4, TableId("shop", "items"))]
     (tmp_path / layout.plan_file(4)).write_bytes(b"")
     for name in traces:
         checkpoint.store.create(name, b"x")
