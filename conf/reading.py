@@ -182,9 +182,9 @@ class Snapshot(Section):
     )
     driver_rows: Annotated[StrictInt, annotated_types.Ge(0), Written("a number of rows; 0 for none")] | None = Field(
         None,
-        description="If all tables together have at most about this many rows, the driver reads them itself, and Spark is not "
-        "started for them. Default on a cluster: 50000. Default in local mode: threads of the driver read splits, and Spark is "
-        "started beside them if more is left than they read in 20 s. 0: Spark reads all splits.",
+        description="If all tables together have at most about this many rows, and at most 16 splits, the driver reads them "
+        "itself, and Spark is not started for them. Default on a cluster: 50000. Default in local mode: threads of the driver "
+        "read splits, and Spark is started beside them if more is left than they read in 20 s. 0: Spark reads all splits.",
         examples=[50_000, 0],
     )
     interleave: Flag = Field(
