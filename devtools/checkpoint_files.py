@@ -94,6 +94,7 @@ STATE = EnumeratorState(
     joined=1,
     totals=LogTotals(CHANGES, 4, 5, 6, 7),
     reached=Reached(2, 5),
+    key_rereads=(2,),
 )
 PARTITIONS = Partitions(
     2**40,
@@ -116,6 +117,7 @@ LOG_PLAN = PlanRecord(
         last_high=None,
         awaited=AwaitedLog(RANGE, 10),
         reached=Reached(4, 0),
+        key_rereads=(),
     ),
 )
 SCHEMA = TableSchema(

@@ -352,6 +352,7 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
         tables=tuple(_with_file(t, awaited.size_bytes) if t.table in withheld else t for t in state.tables),
         position=end,
         last_high=_greatest([state.last_high, outcome.report.last_high]),
+        key_rereads=(*state.key_rereads, *(() if outcome.report.last_high is None else (state.epoch,))),
         prepared=outcome.report.prepared,
         unseen=tuple(sorted({*state.unseen, *outcome.report.unseen})),
         batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
@@ -396,6 +397,8 @@ def _settled(state: EnumeratorState) -> EnumeratorState:
         state = replace(state, phase=move(state.phase, Phase.CATCH_UP))
     if state.phase is Phase.CATCH_UP and (state.last_high is None or state.position.order >= state.last_high.order):
         state = replace(state, phase=move(state.phase, Phase.DONE if state.mode == "full" else Phase.STREAM))
+    if state.phase is Phase.STREAM and state.key_rereads:
+        state = replace(state, key_rereads=())  # their files are removed once the next epoch is planned
     return state
 
 

@@ -203,6 +203,8 @@ class EnumeratorState:
     `empties`: tables that came back to the job. The next epoch empties their copies, then their splits are read. Tables whose
     copies are replaced range by range are not among them.
     `rereads`: rows that were read again. The next epoch of the log begins with them.
+    `key_rereads`: the epochs that have a file of key re-reads in the checkpoint, ascending, since the log last passed all
+    highs. Plans of earlier versions do not have them.
     `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
     version started.
     """
@@ -224,6 +226,7 @@ class EnumeratorState:
     unseen: tuple[int, ...] = ()
     empties: tuple[TableId, ...] = ()
     rereads: tuple[Reread, ...] = ()
+    key_rereads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class LogTask:
     `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
     tables have left the job, and it goes on behind the range. `rereads`, `backfills`: as in LogWork, of tables that are in
     the job. `withheld`: the tables whose changes are withheld. `parts`: the signals of which a part of a table is still to be
-    read, with the table, but none of those that `rereads` has."""
+    read, with the table, but none of those that `rereads` has. `key_rereads`: as in EnumeratorState."""
 
     range: LogRange
     split_columns: dict[TableId, tuple[str, ...]]
@@ -99,6 +99,7 @@ class LogTask:
     has_left: bool = False
     withheld: tuple[TableId, ...] = ()
     parts: tuple[tuple[int, TableId], ...] = ()
+    key_rereads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
                 len(due) < len(backfills),
                 withheld,
                 parts,
+                record.state.key_rereads,
             )
             return [_task(context, record, schemas, work)]
 
@@ -307,7 +309,7 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     with task.server.key_routing(task.schemas) as routing, _key_reading(task.server, toastable) as reading:
         key_rereads = None
         if reading is not None:
-            known = checkpoint.key_rereads_before(task.epoch)
+            known = checkpoint.key_rereads_before(task.epoch, work.key_rereads)
             key_rereads = KeyRereads(checkpoint.store, task.epoch, reading, project, known)
         gap_filter = GapFilter.empty()
         if work.split_columns:

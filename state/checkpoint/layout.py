@@ -721,9 +721,13 @@ class Checkpoint:
         ):
             raise _two_reads_differ(epoch)
 
-    def key_rereads_before(self, epoch: int) -> tuple[KeyReread, ...]:
-        """Returns the key re-reads of earlier epochs, in the order of epochs."""
+    def key_rereads_before(self, epoch: int, expected: Collection[int] = ()) -> tuple[KeyReread, ...]:
+        """Returns the key re-reads of earlier epochs, in the order of epochs. Raises CheckpointError if those of one of the
+        epochs `expected` are lost."""
         names = [name for name in self.store.list(REREADS_FOLDER) if name < rereads_file(epoch)]
+        for name in map(rereads_file, expected):
+            if name not in names:
+                raise self._lost(name)
         return tuple(reread for name in names for reread in self._key_rereads(name))
 
     def create_key_rereads(self, epoch: int, rereads: tuple[KeyReread, ...]) -> None:

@@ -21,8 +21,9 @@ from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.sinks.files.sink import FilesSink
 from tidemark.state import failpoints
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import SourceNotUsableError
+from tidemark.state.errors import CheckpointError, SourceNotUsableError
 from tidemark.state.failpoints import FailpointError
+from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.table import TableSchema
 
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(61), pytest.mark.servers_in_turn("postgres_source_server")]
@@ -284,3 +285,25 @@ def test_equal_keys_that_look_different_are_one_key(
         assert done == ["moved", "changed"]
         rows = "SELECT id::text, md5(body) FROM {} ORDER BY id"
         assert target.query(rows.format("copy_t")) == source.query(rows.format("t"))
+
+
+def test_a_lost_file_of_them_stops_the_job(postgres_database: Database, tmp_path: Path) -> None:
+    """Without it the log would bring changes that the rows contain, and rows would lack their long values."""
+    make_table(postgres_database)
+    job, copy = into_files(tmp_path, postgres_database)
+    run_epochs(job, at_most=1)
+    postgres_database.execute(*MOVES)
+    run_epochs(job, at_most=1)
+    store = checkpoint_of(job).store
+    (name,) = store.list("rereads")
+    data = bytes(store.read(name) or b"")
+    store.delete(name)
+    postgres_database.execute(*LATER)
+    with pytest.raises(CheckpointError, match=f"has lost its file `{name}`") as caught:
+        run_epochs(job)
+    assert caught.value.remedy == RESTORE_CHECKPOINT
+    store.create(name, data)
+    run_epochs(job)
+    run_epochs(job)
+    schema = schema_of(job)
+    assert copy.rows(schema) == sorted_rows(schema, postgres_database.query("SELECT * FROM t"))
