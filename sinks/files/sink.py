@@ -329,3 +329,9 @@ def _claim(folder: Path, job: JobIdentity, table: TableId) -> None:
     owner = _owner(folder)
     if owner is None or owner.uuid != job.uuid:
         raise SinkError(f"{folder} was claimed by another job just now.", "Set another sink.path.")
+    if (other := _table_of(folder)) not in {None, table}:
+        raise SinkError(
+            f"{folder} is the folder of {other}, too: the filesystem takes the names of both for one.",
+            "Exclude one of the tables (source.exclude_tables), or give them other names by sink.table or sink.rename.",
+            table,
+        )

@@ -21,6 +21,8 @@ from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJE
 LOCK_WAIT_SECONDS = 900
 """Longer than the time after which a server ends an idle writer, so that a second attempt at a part waits until the locks of a
 dead first one are released."""
+KEY_LOCK_SECONDS = 10
+"""How long a copy that gets another key is waited for. Readers that come meanwhile wait, too."""
 PATIENCE_SECONDS = 2
 """How long a take-over lets transactions of earlier drivers run. Then it ends their sessions."""
 _ROWS_A_STATEMENT = 500

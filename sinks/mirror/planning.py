@@ -3,7 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemark.conf.tables import TableName, TableTemplate, setting_of
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
@@ -207,38 +207,34 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
 
 def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
     """Returns clauses of ALTER TABLE that give an empty table the source's key, and columns that take the source's rows. None
-    if it has that key already, perhaps after `adapting_clauses`, or can't have it: then the copy stays whole.
+    if it has that key already, perhaps after `adapting_clauses`, or could not be written then: the copy stays whole.
 
-    Columns of the earlier key that the source has no more are dropped, unless their values come by themselves."""
+    Columns of the earlier key that the source has no more are dropped. A key of numbers that the copy gives its rows stays."""
     if not schema.key or existing.engine_problem is not None or existing.foreign_keys:
         return []
-    if _key_may_stay(schema, existing, dialect):
+    if _key_may_stay(schema, existing, dialect) or len(schema.key) > dialect.max_key_columns:
         return []
     same = dialect.same_column
-    changed = {same(name) for name in (*existing.key, *schema.key)}
+    old_key, captured = set(map(same, existing.key)), {same(column.name) for column in schema.captured}
     columns: list[str] = []
+    for extra in existing.columns:
+        if same(extra.name) in captured:
+            continue
+        if same(extra.name) in old_key and not extra.may_be_left_out:
+            columns.append(dialect.drop_column(extra.name))
+        elif same(extra.name) in old_key or not extra.may_be_left_out:
+            return []
     for column in schema.captured:
         found, is_key = find_column(existing, column, dialect), column.name in schema.key
-        if (
-            found is not None
-            and same(column.name) not in changed
-            and _column_problem(schema, column, found, dialect) is None
-        ):
-            continue
         try:
             if found is None:
                 columns.append(f"ADD COLUMN {dialect.column_definition(column, key=is_key)}")
-            else:
-                columns += dialect.retype_empty(column, found, key=is_key)
+                continue
+            fits = _column_problem(schema, column, replace(found, nullable=True), dialect) is None
+            if not fits or is_key or same(column.name) in old_key or not found.nullable:
+                columns += dialect.retype_empty(column, found, key=is_key, fits=fits)
         except ValueError:
-            if is_key:
-                return []
-    captured = {same(column.name) for column in schema.captured}
-    columns += [
-        dialect.drop_column(column.name)
-        for column in existing.columns
-        if column.name in existing.key and same(column.name) not in captured and not column.may_be_left_out
-    ]
+            return []
     return [*dialect.drop_key(existing), *columns, dialect.add_key(schema.key)]
 
 

@@ -38,7 +38,15 @@ from tidemark.sinks.mirror.planning import (
 from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.mirror.target import Owner, Session, SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
-from tidemark.sinks.sink import Finding, JobIdentity, Written, raise_problems, reserved_name_findings
+from tidemark.sinks.sink import (
+    Finding,
+    JobIdentity,
+    ReadOnlyError,
+    SinkBusyError,
+    Written,
+    raise_problems,
+    reserved_name_findings,
+)
 from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
@@ -233,7 +241,8 @@ class MirrorSink:
                         if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, session.dialect)):
                             session.replace_key(target, found, keyed)
                             failpoint("sink.after_key")
-                            _keep_known(session, target, owner, found)
+                            if session.inspect(target) is not None:
+                                _keep_known(session, target, owner, found)
                         elif clauses := adapting_clauses(schema, found, session.dialect):
                             session.create_table(session.dialect.alter_table(target, clauses))
                             _keep_known(session, target, owner, found)
@@ -344,11 +353,15 @@ class MirrorSink:
 
 @contextlib.contextmanager
 def _about(table: TableId) -> Iterator[None]:
-    """Lets an error be one of this table alone."""
+    """Lets an error be one of this table alone, also that others keep its copy locked."""
     try:
         yield
     except SinkError as error:
         raise type(error)(error.message, error.remedy, table) from error
+    except ReadOnlyError:
+        raise
+    except SinkBusyError as error:
+        raise SinkError(error.message, error.remedy, table) from error
 
 
 def _keep_known(session: Session, target: TargetName, owner: Owner, before: TargetTable) -> TargetTable:

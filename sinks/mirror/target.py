@@ -130,9 +130,9 @@ class Dialect(Protocol):
     def widen_column(self, column: Column, *, key: bool) -> str:
         """Returns the clause of ALTER TABLE that gives a column the type of `column_type`. Raises ValueError as that."""
 
-    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
-        """Returns the clauses of ALTER TABLE that make a column of an empty table what `column_definition` says. Raises
-        ValueError as that."""
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool, fits: bool) -> list[str]:
+        """Returns the clauses of ALTER TABLE that let a column of an empty table without a key take the source's values, also
+        as a column of the new key. `fits`: its type does already. Raises ValueError as `column_definition`."""
 
     def drop_column(self, name: str) -> str:
         """Returns the clause of ALTER TABLE."""
@@ -283,8 +283,8 @@ class Session(Protocol):
 
     def create_table(self, sql: str) -> None: ...
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
-        """Removes all rows of a table and alters it. Rows stay once the columns of the key, or their types, are others than
-        those of `existing`: another driver may have replaced them and written rows since. May be repeated."""
+        """Removes all rows of a table and alters it, if it is still `existing`: another driver may have replaced the key and
+        written rows since. May be repeated. Raises SinkBusyError if others keep the table locked for some seconds."""
 
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:

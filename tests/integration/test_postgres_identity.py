@@ -155,6 +155,20 @@ def test_a_load_while_unlogged_after_a_truncate_stops_the_job(publication: str, 
 
 
 @pytest.mark.pitfall(97)
+def test_a_transaction_that_was_rolled_back_hides_no_such_load(make_job: MakeJob) -> None:
+    """It leaves the number of its own command at the table's row in pg_class."""
+    job = make_job(ALL)
+    job.transact(
+        "TRUNCATE shop.t",
+        "ALTER TABLE shop.t SET UNLOGGED",
+        "INSERT INTO shop.t VALUES (6, 'b')",
+        "ALTER TABLE shop.t SET LOGGED",
+    )
+    job.transact("GRANT SELECT ON shop.t TO PUBLIC", "ROLLBACK")
+    job.stops(SchemaChangedError, r"All rows of shop\.t were rewritten")
+
+
+@pytest.mark.pitfall(97)
 @pytest.mark.parametrize("publication", [BY_NAME, ALL])
 def test_a_load_after_a_truncate_is_followed(publication: str, make_job: MakeJob) -> None:
     job = make_job(publication)

@@ -285,9 +285,12 @@ def test_catching_up_goes_on_until_rows_that_were_read_again_are_passed() -> Non
     plan, state = planned(state)
     read = log_read(plan, high(4000))
     again = replace(read, report=replace(read.report, last_high=high(5000)))
+    epoch = state.epoch
     plan, state = planned(state, again)
     assert (plan.phase, state.last_high) == (Phase.CATCH_UP, high(5000))
-    assert absorb(state, log_read(plan), SETTINGS).phase is Phase.STREAM
+    assert state.key_rereads == (epoch,)
+    passed = absorb(state, log_read(plan), SETTINGS)
+    assert (passed.phase, passed.key_rereads) == (Phase.STREAM, ())
 
 
 def test_mode_full_ends_at_the_greatest_high() -> None:

@@ -175,10 +175,14 @@ class StatementChecks:
         """The error of the first wanted table for a statement that changes rows by stored functions, if at all. Without that
         table, the next reading raises it for the next one."""
         table = self._in_databases(found.updated_databases)[0]
+        remedy = "To prevent it: let the session use binlog_format=ROW."
+        if meaning.written is not None and not self._named(meaning.written):
+            remedy = (
+                f"If no function in it writes captured tables: log.ignore_statements_on: [{meaning.written}]. {remedy}"
+            )
         return IncompleteRowsError(
             f"{self.log.position}: the log has {meaning.what} as a statement, and functions in it may change {table}.",
-            f"If no function in it writes captured tables: log.ignore_statements_on: [{meaning.written}]. "
-            "To prevent it: let the session use binlog_format=ROW.",
+            remedy,
             table,
         )
 

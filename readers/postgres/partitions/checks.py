@@ -62,7 +62,7 @@ FROM pg_inherits AS i JOIN pg_attribute AS a ON a.attrelid = i.inhrelid AND a.at
 WHERE i.inhrelid = ANY (%s::oid[])"""
 _STORAGES = """
 SELECT c.oid::bigint, c.relkind = 'r' AND c.relpersistence = 'p', c.xmin::text::bigint, c.cmin::text::bigint,
-       pg_get_partition_constraintdef(c.oid)
+       c.xmax <> '0'::xid, pg_get_partition_constraintdef(c.oid)
 FROM pg_class AS c WHERE c.oid = ANY (%s::oid[])"""
 _PUBLISHED_BY_NAME = """
 SELECT EXISTS (SELECT FROM pg_publication_rel AS r JOIN pg_publication AS p ON p.oid = r.prpubid
@@ -296,26 +296,31 @@ class _Checks:
             if not rows[leaf.oid][1]:
                 raise _unlogged(root.table, leaf)
         return {
-            oid: _Storage(self.connection, root.table, oid, int(xid), int(command), bounds or "true")
-            for oid, _, xid, command, bounds in rows.values()
+            oid: _Storage(self.connection, root.table, oid, int(xid), int(command), disturbed, bounds or "true")
+            for oid, _, xid, command, disturbed, bounds in rows.values()
         }
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
     """A leaf's rows. `written_xid`, `written_command`: the transaction that last wrote its row in pg_class, as TRUNCATE and
-    ALTER TABLE do, and the number of the command in it."""
+    ALTER TABLE do, and the number of the command in it. `disturbed`: another transaction wrote it later, and has not ended or
+    was rolled back. The number of the command may be that one's then."""
 
     connection: Connection
     root: TableId
     oid: int
     written_xid: int
     written_command: int
+    disturbed: bool
     bounds: str
 
     def is_altered(self) -> bool:
         """Returns True if the transaction that wrote the row in pg_class had written rows of the leaf before: a TRUNCATE would
-        have removed them, ALTER TABLE writes them with its own command's number or a lower one."""
+        have removed them, ALTER TABLE writes them with its own command's number or a lower one. Also True if that can't be told
+        for a row of that transaction."""
+        if self.disturbed:
+            return self.has(f"xmin = '{self.written_xid}'::xid")
         return self.has(f"xmin = '{self.written_xid}'::xid AND cmin::text::bigint <= {self.written_command}")
 
     def has(self, condition: str) -> bool:

@@ -12,7 +12,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
 from tidemark.sinks.mirror.connecting import Waiting, open_session
-from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS, LedgerSession
+from tidemark.sinks.mirror.ledger import KEY_LOCK_SECONDS, LOCK_WAIT_SECONDS, LedgerSession
 from tidemark.sinks.mirror.mysql import errors as mysql_errors
 from tidemark.sinks.mirror.mysql.catalog import Catalog
 from tidemark.sinks.mirror.mysql.comparing import MySqlComparing
@@ -236,8 +236,8 @@ class MySqlSession(LedgerSession):
         self.execute(sql, doing=f"creating a table by {sql.partition('(')[0].strip()}")
 
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
-        """See `tidemark.sinks.mirror.target.Session`. A statement that writes rows keeps the table from being altered, so the
-        key that it finds is the one that its rows have."""
+        """See `tidemark.sinks.mirror.target.Session`. A statement that writes rows keeps the table from being altered: it
+        removes rows of the table as it was found, and of no other."""
         doing = f"giving {target} another key"
         key = (
             "SELECT GROUP_CONCAT(CONCAT(s.COLUMN_NAME, ' ', c.COLUMN_TYPE) ORDER BY s.SEQ_IN_INDEX SEPARATOR ', ') "
@@ -245,16 +245,29 @@ class MySqlSession(LedgerSession):
             "ON c.TABLE_SCHEMA = s.TABLE_SCHEMA AND c.TABLE_NAME = s.TABLE_NAME AND c.COLUMN_NAME = s.COLUMN_NAME "
             "WHERE s.TABLE_SCHEMA = %s AND s.TABLE_NAME = %s AND s.INDEX_NAME = 'PRIMARY'"
         )
+        created = "SELECT CREATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         types = {column.name: column.type_name for column in existing.columns}
         names = [
-            name.partition("(")[0] if name not in types else name for name in existing.key
+            name if name in types else name.rpartition("(")[0] for name in existing.key
         ]  # without a prefix's length
         found = ", ".join(f"{name} {types[name]}" for name in names) or None
-        remove = f"DELETE FROM {full_name(target)} WHERE ({key}) <=> %s LIMIT {REMOVED_AT_ONCE}"
-        while self.execute(remove, (target.schema, target.table, found), doing=doing):
-            pass
+        name = (target.schema, target.table)
+        remove = (
+            f"DELETE FROM {full_name(target).replace('%', '%%')} WHERE ({key}) <=> %s AND ({created}) <=> %s "
+            f"LIMIT {REMOVED_AT_ONCE}"
+        )
+        while self.execute(remove, (*name, found, *name, existing.incarnation), doing=doing):
+            self.end_transaction(doing)
+        now = self.inspect(target)  # the transaction of the last DELETE keeps it from being altered
+        if now is None or (now.incarnation, now.key) != (existing.incarnation, existing.key):
+            self.end_transaction(doing)
+            return
+        if not self.is_empty(target):
+            raise SinkError(f"The rows of {target} could not be removed.", "Drop that table.")
         failpoint("sink.key_replaced")
+        self.execute(f"SET SESSION lock_wait_timeout = {KEY_LOCK_SECONDS}", doing=doing)
         self.execute(self.dialect.alter_table(target, clauses), doing=doing)
+        self.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS}", doing=doing)
 
     # Writing
 

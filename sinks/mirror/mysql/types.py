@@ -144,7 +144,7 @@ class MySqlDialect:
     def widen_column(self, column: Column, *, key: bool) -> str:
         return f"MODIFY COLUMN {self.column_definition(column, key=key)}"
 
-    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool, fits: bool) -> list[str]:
         """Changes the column instead of dropping it: if a statement of a driver that was away comes late, rows keep their
         values."""
         return [f"MODIFY COLUMN {self.column_definition(column, key=key)}"]

@@ -12,7 +12,7 @@ from tidemark.conf.libpq import connection_settings
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.sinks.mirror.connecting import Waiting, open_session
-from tidemark.sinks.mirror.ledger import LOCK_WAIT_SECONDS, LedgerSession
+from tidemark.sinks.mirror.ledger import KEY_LOCK_SECONDS, LOCK_WAIT_SECONDS, LedgerSession
 from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.catalog import read_tables
 from tidemark.sinks.mirror.postgres.comparing import PostgresComparing
@@ -215,11 +215,13 @@ class PostgresSession(LedgerSession):
         self.end_transaction(doing)
 
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
-        """See `tidemark.sinks.mirror.target.Session`. One transaction, which keeps all others from the table."""
+        """See `tidemark.sinks.mirror.target.Session`. One transaction, which keeps all others from the table. Its
+        TRUNCATE makes the table another one."""
         doing = f"giving {target} another key"
+        self.execute(f"SET LOCAL lock_timeout = '{KEY_LOCK_SECONDS}s'", doing=doing)
         self.execute(f"LOCK TABLE {full_name(target)} IN ACCESS EXCLUSIVE MODE", doing=doing)
         now = self.inspect(target)
-        if now is None or _key_of(now) != _key_of(existing):
+        if now is None or (now.incarnation, now.key) != (existing.incarnation, existing.key):
             self.rollback()
             return
         self.execute(f"TRUNCATE {full_name(target)}", doing=doing)
@@ -311,8 +313,3 @@ def connect(
 def _open(endpoint: Endpoint, tls: Tls | None, name: str) -> Connection:
     connection: Connection = psycopg2.connect(**connection_settings(endpoint, tls, name))
     return connection
-
-
-def _key_of(table: TargetTable) -> tuple[str | None, list[tuple[str, str]]]:
-    """Returns the name of the key, and the names and types of its columns in the table's order."""
-    return table.key_name, [(column.name, column.sql_type) for column in table.columns if column.name in table.key]

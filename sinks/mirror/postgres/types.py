@@ -95,12 +95,13 @@ class PostgresDialect:
     def widen_column(self, column: Column, *, key: bool) -> str:
         return f"ALTER COLUMN {quoted(column.name)} TYPE {self.column_type(column, key=key)}"
 
-    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool) -> list[str]:
+    def retype_empty(self, column: Column, existing: TargetColumn, *, key: bool, fits: bool) -> list[str]:
         definition = self.column_definition(column, key=key)
-        is_right = existing.sql_type == self.column_type(column, key=key) and (key or existing.nullable)
-        if is_right and existing.collation is None and not existing.generated:
+        if not fits:
+            return [self.drop_column(existing.name), f"ADD COLUMN {definition}"]
+        if key or existing.nullable:
             return []  # the key makes it NOT NULL
-        return [self.drop_column(existing.name), f"ADD COLUMN {definition}"]
+        return [f"ALTER COLUMN {quoted(existing.name)} DROP NOT NULL"]
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
