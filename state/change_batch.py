@@ -146,8 +146,8 @@ class ReplacedRange:
 @dataclass(frozen=True, slots=True)
 class PartEnd:
     """The part is complete: `row_count` rows in `seq` items before it. `after`: of a log part, what the target must have
-    before the part, None if the plan does not say. `has_left`: the split's table has left the job. The part is empty, even if
-    it was written with rows before."""
+    before the part, None if the plan does not say. `has_left`: a table has left the job. The part has none of its rows, even
+    if it was written with them before."""
 
     epoch: int
     part: str

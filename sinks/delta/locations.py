@@ -267,7 +267,8 @@ def _loaded(session: SparkSession, location: Location) -> Any:
     # Spark asks the settings of the thread's active session which class spark_catalog is: Delta's or its own.
     jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)
     catalog, namespace, name = location.names
-    namespaces = session.sparkContext._gateway.new_array(jvm.java.lang.String, 1)  # type: ignore[union-attr]
+    gateway: Any = session.sparkContext._gateway
+    namespaces = gateway.new_array(jvm.java.lang.String, 1)
     namespaces[0] = namespace
     identifier = jvm.org.apache.spark.sql.connector.catalog.Identifier.of(namespaces, name)
     return session._jsparkSession.sessionState().catalogManager().catalog(catalog).loadTable(identifier)
@@ -277,8 +278,8 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
     """Returns the newest version of a `DeltaTableV2`, and what its log has of the commit in the first line of its file:
     github.com/delta-io/delta/blob/master/PROTOCOL.md. None if `table` is none, or the line is another one.
 
-    Lists the log anew, whatever `spark.databricks.delta.stalenessLimit` is. `properties()` are then those of that version or a
-    later one. The table's `version()` is Spark's default, null (4.4.0)."""
+    Delta lists the log each time, even if `spark.databricks.delta.stalenessLimit` allows an older list. After this call, the
+    table's `properties()` belong to that version or a later one. Its `version()` is always null (Delta 4.4.0)."""
     try:
         version = int(table.update().version())
         log = table.deltaLog()

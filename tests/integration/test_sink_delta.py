@@ -345,11 +345,13 @@ def test_a_restore_by_another_process_is_noticed(
     if asked == "the history, for the commit":
         actions.reverse()
     if asked == "the history, for the table":
-        java, newest_of = delta_session._jvm.java.lang, locations._newest_of  # type: ignore[union-attr]
-        monkeypatch.setattr(locations, "_newest_of", lambda session, _: newest_of(session, java.Object()))
+        jvm: Any = delta_session._jvm
+        newest_of = locations._newest_of
+        monkeypatch.setattr(locations, "_newest_of", lambda session, _: newest_of(session, jvm.java.lang.Object()))
     commit = folder_of(sink, ORDERS) / "_delta_log" / f"{3:020d}.json"
     commit.write_text("\n".join(map(json.dumps, actions)))
-    settings = delta_session.sparkContext._jsc.sc().conf()  # type: ignore[union-attr]  # those of each new session
+    context: Any = delta_session.sparkContext._jsc
+    settings = context.sc().conf()  # those of each new session
     settings.set("spark.databricks.delta.stalenessLimit", "1h")
     try:
         with pytest.raises(SinkError, match="was set back by RESTORE to a version before 2, which has epoch 2"):

@@ -247,9 +247,8 @@ class MySqlSession(LedgerSession):
         )
         created = "SELECT CREATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         types = {column.name: column.type_name for column in existing.columns}
-        names = [
-            name if name in types else name.rpartition("(")[0] for name in existing.key
-        ]  # without a prefix's length
+        # A column of which only a prefix is in the key is named with the prefix's length.
+        names = [name if name in types else name.rpartition("(")[0] for name in existing.key]
         found = ", ".join(f"{name} {types[name]}" for name in names) or None
         name = (target.schema, target.table)
         remove = (
