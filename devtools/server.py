@@ -73,9 +73,10 @@ class Server:
         """The table of a MySQL or MariaDB server's sessions.
 
         MySQL's older table, in information_schema, fails with error 3854 while any session runs a statement that
-        contains a character of four bytes.
+        contains a character of four bytes. MySQL 5.7 has only that one.
         """
-        return f"{'performance_schema' if self.kind == 'mysql' else 'information_schema'}.processlist"
+        is_newer = self.kind == "mysql" and not self.version.startswith("5.")
+        return f"{'performance_schema' if is_newer else 'information_schema'}.processlist"
 
     def connect(self, database: str | None = None, **settings: Any) -> Any:
         """Opens a PyMySQL or psycopg2 connection with autocommit. `settings` go to the driver.

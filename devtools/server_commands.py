@@ -139,23 +139,30 @@ def launch(unpacked: Unpacked, folder: Path, port: int, options: Mapping[str, Op
 
 def _daemon(unpacked: Unpacked) -> list[str]:
     """Returns the part of the daemon's command that depends on the location of its files and on the user who runs it."""
-    root = unpacked.root
+    root, kind = unpacked.root, unpacked.package.kind
     if isinstance(unpacked.package, DebianPackage):
-        libraries = root / "usr/lib/x86_64-linux-gnu"
-        loader = [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
-        if not Path(loader[0]).exists():
-            loader[0] = str(next(root.glob("**/ld-linux-x86-64.so.2")))
-        daemon = "mysqld" if unpacked.package.kind == "mysql" else "mariadbd"
-        base, program = root / "usr", [*loader, str(root / "usr/sbin" / daemon)]
+        daemon = "mysqld" if kind == "mysql" else "mariadbd"
+        base, program = root / "usr", [*_loader(root), str(root / "usr/sbin" / daemon)]
         share, plugins = base / "share/mysql", base / "lib/mysql/plugin"
     else:
-        base, program = root, [str(root / "bin/mariadbd")]
+        daemons = [root / "bin" / name for name in ("mariadbd", "mysqld")]
+        base, program = root, [*_loader(root / "debian"), str(next(path for path in daemons if path.exists()))]
         share, plugins = base / "share", base / "lib/plugin"
     words = [*program, "--no-defaults", f"--basedir={base}", f"--lc-messages-dir={share}"]
     words += [f"--character-sets-dir={share}/charsets", f"--plugin-dir={plugins}"]
     if os.geteuid() == 0:
         words.append("--user=root")
     return words
+
+
+def _loader(root: Path) -> list[str]:
+    """Returns the command of the dynamic loader of an unpacked Debian, with its libraries; nothing if there is none."""
+    if not root.exists():
+        return []
+    root = root.resolve()
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    path = [libraries, *(folder for folder in (root / "lib/x86_64-linux-gnu",) if folder.exists())]
+    return [str(next(root.glob("**/ld-linux-x86-64.so.2"))), "--library-path", ":".join(map(str, path))]
 
 
 def _initialise_mysql(unpacked: Unpacked, data: Path, options: list[str]) -> None:
@@ -172,7 +179,7 @@ def _initialise_mariadb(unpacked: Unpacked, data: Path, options: list[str]) -> N
     script = (
         b"create database if not exists mysql;\nuse mysql;\nset @auth_root_socket=NULL;\nset @skip_auth_anonymous=1;\n"
     )
-    script += b"\n".join(next(share.glob(name)).read_bytes() for name in names)
+    script += b"\n".join(path.read_bytes() for name in names for path in share.glob(name))  # older ones lack sys
     extra = ["--bootstrap", "--enforce-storage-engine=", "--max-allowed-packet=8M", "--net-buffer-length=16K"]
     _run_initialiser([*_daemon(unpacked), f"--datadir={data}", *extra, *options], stdin=script)
 

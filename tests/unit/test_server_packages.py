@@ -21,8 +21,8 @@ from devtools.servers import start_server
 
 
 def test_an_unknown_version_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ServerUnavailableError, match=r"mysql 8\.0: known are 9\..*Docker"):
-        find_package("mysql", "8.0")
+    with pytest.raises(ServerUnavailableError, match=r"mysql 8\.4: known are 9, 5\.7, 8\.0\..*Docker"):
+        find_package("mysql", "8.4")
 
 
 def test_an_unknown_kind_or_way_to_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 import functools
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pymysql
+from pymysql.constants import ER
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
@@ -34,20 +35,31 @@ PACKET_RESERVE_BYTES = 64
 REMOVED_AT_ONCE = 10_000
 """Rows that one transaction removes from a copy that gets another key."""
 
-_SESSION = (
-    "SET SESSION sql_mode = 'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO', time_zone = '+00:00', "
-    f"innodb_lock_wait_timeout = {LOCK_WAIT_SECONDS}, lock_wait_timeout = {LOCK_WAIT_SECONDS}, "
-    f"wait_timeout = {IDLE_SECONDS}, net_read_timeout = {IDLE_SECONDS}, net_write_timeout = {IDLE_SECONDS}, "
-    "sql_safe_updates = 0, unique_checks = 1, group_concat_max_len = 65536, "
-    "completion_type = 'NO_CHAIN', sql_select_limit = 18446744073709551615, sql_big_selects = 1, "
-)
-_SESSION_MYSQL = "range_optimizer_max_mem_size = 0, max_execution_time = 0"
+_SESSION = {
+    "sql_mode": "'TRADITIONAL,NO_AUTO_VALUE_ON_ZERO'",
+    "time_zone": "'+00:00'",
+    "innodb_lock_wait_timeout": LOCK_WAIT_SECONDS,
+    "lock_wait_timeout": LOCK_WAIT_SECONDS,
+    "wait_timeout": IDLE_SECONDS,
+    "net_read_timeout": IDLE_SECONDS,
+    "net_write_timeout": IDLE_SECONDS,
+    "sql_safe_updates": 0,
+    "unique_checks": 1,
+    "group_concat_max_len": 65536,
+    "completion_type": "'NO_CHAIN'",
+    "sql_select_limit": 18446744073709551615,
+    "sql_big_selects": 1,
+}
+_SESSION_MYSQL = {"range_optimizer_max_mem_size": 0, "max_execution_time": 0}
+_SESSION_MARIADB = {
+    "optimizer_max_sel_arg_weight": 0,
+    "in_predicate_conversion_threshold": 0,
+    "max_statement_time": 0,
+    "sql_if_exists": 0,  # with it, CREATE TABLE IF NOT EXISTS fails if the table exists
+    "idle_transaction_timeout": 0,  # a part may be read slowly; wait_timeout is enough
+    "idle_write_transaction_timeout": 0,
+}
 _collations: dict[tuple[str, str], dict[str, str]] = {}
-_SESSION_MARIADB = (
-    "optimizer_max_sel_arg_weight = 0, in_predicate_conversion_threshold = 0, max_statement_time = 0, "
-    "sql_if_exists = 0, "  # with it, CREATE TABLE IF NOT EXISTS fails if the table exists
-    "idle_transaction_timeout = 0, idle_write_transaction_timeout = 0"  # a part may be read slowly; wait_timeout is enough
-)
 
 
 class MySqlSession(LedgerSession):
@@ -66,7 +78,7 @@ class MySqlSession(LedgerSession):
         self.max_statement_bytes = 0
         self._flavour: Flavour = "mariadb" if "mariadb" in self._server_text.lower() else "mysql"
         self._source_kind: SourceKind = source_kind
-        self.execute(_SESSION + (_SESSION_MARIADB if self._flavour == "mariadb" else _SESSION_MYSQL))
+        self._prepare(_SESSION | (_SESSION_MARIADB if self._flavour == "mariadb" else _SESSION_MYSQL))
         # With gap locks, deletes of absent keys would wait for each other.
         self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         ((packet_bytes, lower_case),) = self.query("SELECT @@max_allowed_packet, @@lower_case_table_names")
@@ -115,6 +127,21 @@ class MySqlSession(LedgerSession):
                 return cursor.execute(sql, arguments or None)
         except pymysql.MySQLError as exc:
             raise mysql_errors.sink_error(exc, doing) from exc
+
+    def _prepare(self, settings: Mapping[str, object]) -> None:
+        """Applies the settings, of an older server those that it has."""
+        try:
+            with self._connection.cursor() as cursor:
+                try:
+                    cursor.execute(_assignments(settings))
+                except pymysql.MySQLError as error:
+                    if error.args[0] != ER.UNKNOWN_SYSTEM_VARIABLE:
+                        raise
+                    cursor.execute("SHOW VARIABLES WHERE Variable_name IN %s", (tuple(settings),))
+                    offered = {str(name).lower() for name, _ in cursor.fetchall()}
+                    cursor.execute(_assignments({name: value for name, value in settings.items() if name in offered}))
+        except pymysql.MySQLError as exc:
+            raise mysql_errors.sink_error(exc, "being asked") from exc
 
     def _may_be_too_long(self, arguments: tuple[Any, ...]) -> bool:
         """The server ends the connection of a longer statement, and does not say why. A character has four bytes at most,
@@ -324,6 +351,10 @@ class MySqlSession(LedgerSession):
                 self._connection.close()
             except pymysql.MySQLError:  # the server has closed it
                 return
+
+
+def _assignments(settings: Mapping[str, object]) -> str:
+    return f"SET {', '.join(f'SESSION {name} = {value}' for name, value in settings.items())}"
 
 
 def connect(
