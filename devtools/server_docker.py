@@ -47,7 +47,7 @@ def engine_answers() -> bool:
 
 
 def image_of(kind: str, version: str | None) -> str:
-    return f"{IMAGES[kind]}:{version or DEFAULT_VERSIONS[kind]}"
+    return f"{IMAGES[kind]}:{(version or DEFAULT_VERSIONS[kind]).removesuffix('-plugins')}"  # images have all plugins
 
 
 def pull(kind: str, version: str | None) -> None:

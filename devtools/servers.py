@@ -180,8 +180,7 @@ def _started(server: Server) -> Server:
 
 
 def fetch(kinds: list[str]) -> None:
-    """Downloads every version of the kinds, except older ones, and initialises their data templates, so that no test waits for
-    it."""
+    """Downloads the versions of the kinds that are not on demand, and initialises their data templates, so no test waits."""
     if _use_docker():
         from devtools.server_docker import image_of, pull
 
@@ -190,7 +189,7 @@ def fetch(kinds: list[str]) -> None:
             pull(kind, None)
         return
     for package in PACKAGES:
-        if package.kind in kinds and not package.is_older:
+        if package.kind in kinds and not package.on_demand:
             print(f"{package.kind} {package.version}: ", end="", flush=True)
             try:
                 unpacked = unpack(package)
