@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pymysql
@@ -22,6 +23,7 @@ from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.readers.mysql.connect import Connection, connect, error_code, error_text, quote_table, sql_errors
 from tidemark.readers.mysql.keys.key_columns import can_split_by
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.keys.uuid_order import orders_as_known
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.readers.mysql.schema.catalog import (
     find_tables,
@@ -69,7 +71,7 @@ from tidemark.state.log_range import LogRange
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import BinlogPosition, Position, binlog_position
 from tidemark.state.remedies import START_OVER_NOW
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 REPLICA_SECONDS = 60
 """How long a start waits for a replica that answers now, and lacks transactions that the job has read."""
@@ -333,7 +335,7 @@ def find_mysql(
             job=job,
             schemas=tuple(result.schemas.values()),
             split_columns={
-                table: split_key(facts[table], s, lambda column: can_split_by(column, server.flavour))
+                table: split_key(facts[table], s, partial(_can_split_by, connection, server, table))
                 for table, s in result.schemas.items()
             },
             findings=findings_with(job, [*views, *result.findings], result.schemas.values()),
@@ -341,6 +343,12 @@ def find_mysql(
             info=server,
             demands=demands,
         )
+
+
+def _can_split_by(connection: Connection, server: ServerInfo, table: TableId, column: Column) -> bool:
+    if not can_split_by(column, server.flavour):
+        return False
+    return column.source_type != "uuid" or orders_as_known(connection, table, column.name)
 
 
 def mysql_tables(job: JobFile) -> list[TableId]:

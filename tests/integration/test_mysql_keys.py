@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pymysql
 import pytest
 
 from tests.support.key_values import KEY_VALUES, MARIADB_KEY_VALUES, KeyValues
@@ -19,6 +21,7 @@ from tidemark.readers.mysql.connect import Flavour, connect
 from tidemark.readers.mysql.keys.key_columns import can_split_by, key_column, key_columns, range_condition
 from tidemark.readers.mysql.keys.key_encoding import within
 from tidemark.readers.mysql.keys.split_keys import MySqlKeys
+from tidemark.readers.mysql.keys.uuid_order import orders_as_known
 from tidemark.readers.mysql.schema.catalog import load_schema, split_key
 from tidemark.readers.mysql.schema.table_facts import read_tables
 from tidemark.readers.mysql.session import SqlSession
@@ -245,6 +248,8 @@ READ_BY_RANGE = {
     "varchar(20) character set latin1": lambda i: f"k{i:06}",
     "char(20) character set gbk": lambda i: f"k{i:06}",
     "varchar(20) character set utf16": lambda i: f"k{i:06}",
+    "float": lambda i: i / 10,
+    "double": lambda i: i / 10,
 }
 
 
@@ -267,6 +272,38 @@ def test_ranges_of_every_type_are_read_by_the_index(server: str, request: pytest
             assert t.counts(bounds[::4]) == [50, 200, 200, 150], sql_type
             plan = explained(database, f"SELECT k, v FROM t WHERE {t.condition(KeyRange(*bounds[3:5]))}")
             assert (plan["type"], plan["key"]) == ("range", "PRIMARY"), (sql_type, plan)
+
+
+@pytest.mark.parametrize("sql_type", ["ENUM('c','b','a','2','1','0')", "SET('c','1','0')"])
+@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+def test_ranges_of_numbered_values_are_read_by_the_index(
+    server: str, sql_type: str, request: pytest.FixtureRequest
+) -> None:
+    """The number 0 of an ENUM is the invalid value."""
+    database: Database = request.getfixturevalue(f"{server}_database")
+    with keyed(database, f"k {sql_type} NOT NULL, id INT NOT NULL, v VARCHAR(100), PRIMARY KEY (k, id)") as t:
+        assert t.columns == ("k", "id")
+        insert(database, "INSERT INTO t VALUES (%s, %s, %s)", [(i % 7, i, "x" * 50) for i in range(700)])
+        database.query("ANALYZE TABLE t")
+        bounds = t.bounds(rows=30)
+        assert t.counts(bounds) == [30] * 23 + [10]
+        for key_range in (KeyRange(None, bounds[0]), KeyRange(*bounds[8:10]), KeyRange(bounds[-1], None)):
+            plan = explained(database, f"SELECT k, id, v FROM t WHERE {t.condition(key_range)}")
+            assert (plan["type"], plan["key"]) == ("range", "PRIMARY"), plan
+            assert int(plan["rows"]) < 100, plan
+        rows = database.query("SELECT k, id FROM t ORDER BY k, id")
+        batch = pa.RecordBatch.from_pydict(
+            {"k": pa.array([row[0] for row in rows]), "id": pa.array([row[1] for row in rows], pa.int32())}
+        )
+        from_log = t.ranks_of(batch)
+        assert from_log == sorted(set(from_log))
+        assert t.keys.bounds_of(t.schema.table, t.columns, batch.slice(30, 1)) == bounds[:1]
+
+
+def test_types_that_copies_order_differently_only_begin_a_split_key(source_database: Database) -> None:
+    """A copy is replaced range by range only if it has the order of the split key."""
+    with keyed(source_database, "a INT NOT NULL, k ENUM('x') NOT NULL, b INT NOT NULL, PRIMARY KEY (a, k, b)") as t:
+        assert t.columns == ("a",)
 
 
 COMPOSITE = "a INT NOT NULL, b VARCHAR(20) NOT NULL, c DATETIME(3) NOT NULL, v VARCHAR(50), PRIMARY KEY (a, b, c)"
@@ -395,8 +432,13 @@ def test_part_of_a_key_is_not_a_unique_integer(source_database: Database) -> Non
 @pytest.mark.parametrize(
     "ddl",
     [
-        "k ENUM('b','a') NOT NULL PRIMARY KEY",
-        "k SET('b','a') NOT NULL PRIMARY KEY",
+        "k ENUM('','a') NOT NULL PRIMARY KEY",
+        "k ENUM('a','😀') NOT NULL PRIMARY KEY",
+        f"k ENUM({', '.join(repr(f'v{i}') for i in range(256))}) NOT NULL PRIMARY KEY",
+        f"k SET({', '.join(repr(f'v{i}') for i in range(9))}) NOT NULL PRIMARY KEY",
+        "k SET('','a') NOT NULL PRIMARY KEY",
+        "k FLOAT(7, 4) NOT NULL PRIMARY KEY",
+        "k DOUBLE(9, 2) NOT NULL PRIMARY KEY",
         "k VARCHAR(20) CHARACTER SET big5 NOT NULL PRIMARY KEY",
         "k VARCHAR(20) CHARACTER SET cp1250 COLLATE cp1250_czech_cs NOT NULL PRIMARY KEY",
         "k VARCHAR(20) CHARACTER SET sjis NOT NULL PRIMARY KEY",
@@ -438,13 +480,47 @@ def test_no_row_is_lost_of_a_char_key_that_mariadb_does_not_pad(collation: str, 
         assert t.columns == ("k", "n")
 
 
-def test_mariadbs_uuid_does_not_cut(mariadb_database: Database) -> None:
-    """Its comparison is no total order once values of versions 4 and 7 meet, and another one than its index's."""
-    with keyed(mariadb_database, "k UUID NOT NULL PRIMARY KEY") as t:
-        assert t.columns == ()
+def test_bounds_of_uuids_tile_a_table_in_the_order_of_its_index(mariadb_database: Database) -> None:
+    """SQL's comparison is no total order once values of versions 4 and 7 meet, and another one than the index's."""
+    chance = random.Random(7)
+    some = [0, 1, 0x10, 0x4F, 0x5F, 0x60, 0x7F, 0x80, 0x81, 0xBF, 0xFF]
+    texts = {str(uuid.UUID(bytes=bytes(chance.choices(some, k=16)))) for _ in range(300)}
+    texts |= {
+        str(uuid.UUID(int=chance.getrandbits(128), version=version)) for version in (1, 3, 4, 5) for _ in range(50)
+    }
+    with keyed(mariadb_database, "k UUID NOT NULL PRIMARY KEY, v VARCHAR(100) DEFAULT 'some text'") as t:
+        assert t.columns == ("k",)
+        with contextlib.closing(mariadb_database.connect()) as connection:
+            assert orders_as_known(connection, t.schema.table, "k")
+            assert not orders_as_known(connection, t.schema.table, "v")
+        insert(mariadb_database, "INSERT IGNORE INTO t (k) VALUES (%s)", [(text,) for text in sorted(texts)])
+        mariadb_database.query("ANALYZE TABLE t")
+        known = [row[0] for row in mariadb_database.query("SELECT k FROM t FORCE INDEX (PRIMARY) ORDER BY k")]
+        assert len(known) > 300
+        from_log = t.encoded_keys(k=pa.array(known))
+        assert from_log == sorted(set(from_log))
+        bounds = t.bounds(rows=1)
+        assert [bytes.fromhex(bound.encoded_key) for bound in bounds] == from_log[1:]
+        assert t.keys.describe(t.schema.table, t.columns).greatest == bounds[-1]
+        assert t.counts(bounds[::5]) == [1, *[5] * (len(bounds[::5]) - 1), len(known) - 1 - 5 * (len(bounds[::5]) - 1)]
+        for key_range in (KeyRange(bounds[100], bounds[120]), KeyRange(None, bounds[9]), KeyRange(bounds[-9], None)):
+            plan = explained(mariadb_database, f"SELECT k, v FROM t WHERE {t.condition(key_range)}")
+            assert (plan["type"], plan["key"]) == ("range", "PRIMARY"), plan
+            assert int(plan["rows"]) < 60
 
 
-@pytest.mark.parametrize("kind", ["enum('x')", "float", "json", "text", "geometry"])
+def test_a_uuid_that_mariadb_refuses_as_a_text_is_another_one_as_bytes(mariadb_database: Database) -> None:
+    """Its record looks like that of a swapped one, so the server shows what it would be if its fields were swapped."""
+    given = uuid.UUID("22000000-0000-9000-8000-000000000001")
+    mariadb_database.execute("CREATE TABLE t (k UUID PRIMARY KEY)", f"INSERT INTO t VALUES (x'{given.hex}')")
+    ((shown,),) = mariadb_database.query("SELECT k FROM t")
+    assert shown == "00000001-0000-8000-9000-220000000000"
+    assert mariadb_database.query(f"SELECT k FROM t WHERE k = '{shown}'") == []
+    with pytest.raises(pymysql.MySQLError, match="Incorrect uuid"):
+        mariadb_database.execute(f"INSERT INTO t VALUES ('{given}')")
+
+
+@pytest.mark.parametrize("kind", ["enum('')", "float(7,4)", "json", "text", "geometry"])
 def test_key_column_is_none_for_what_can_not_cut(kind: str, source_database: Database) -> None:
     with keyed(source_database, f"id INT PRIMARY KEY, k {kind}") as t:
         assert key_column(t.schema.column("k")) is None

@@ -20,6 +20,8 @@ TYPES = {
     "ti": ("TIME(2)", "'-101:02:03.50'"),
     "s": ("VARCHAR(20) CHARACTER SET utf8mb4", "_utf8mb4 x'6162'"),
     "bin": ("VARBINARY(20)", "x'00FF'"),
+    "e": ("ENUM('a', 'b', 'c')", "3"),
+    "f": ("FLOAT", "-3.5e0"),
 }
 INJECTED = (
     "0 OR 1=1",
@@ -39,6 +41,8 @@ INJECTED = (
     "3\n",
     "'\\'",
     "٣",
+    "4 OR 1=1",
+    "1e0 OR 1=1",
 )
 
 

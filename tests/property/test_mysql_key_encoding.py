@@ -1,5 +1,6 @@
 """Key encoding: bytes that order as the keys do, for every kind of key, from the log and from SELECTs."""
 
+import re
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidemark.readers.mysql.decoding.charsets import decode_text
 from tidemark.readers.mysql.keys.collation_keys import padded
-from tidemark.readers.mysql.keys.key_columns import KeyColumn, KeyKind
+from tidemark.readers.mysql.keys.key_columns import KeyColumn, KeyKind, after_condition, range_condition
 from tidemark.readers.mysql.keys.key_encoding import encode_text, encoded_keys, within
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
@@ -76,6 +77,7 @@ def narrow(low: int, high: int) -> st.SearchStrategy[Decimal]:
 
 
 BIG = 10**20 - 1
+ORDINALS = ("", "z", "a", "2", "1", "0")
 INT64 = st.integers(-(2**63), 2**63 - 1)
 KINDS: dict[str, tuple[KeyColumn, st.SearchStrategy[Any], Any, Any]] = {
     # column, values, what the server shows, the Arrow array
@@ -117,6 +119,24 @@ KINDS: dict[str, tuple[KeyColumn, st.SearchStrategy[Any], Any, Any]] = {
         st.lists(st.sampled_from([0, 1, 255]), max_size=4).map(bytes),
         lambda v: v.hex().upper(),
         lambda v: pa.array(v, pa.binary()),
+    ),
+    "float": (
+        KeyColumn("k", KeyKind.FLOAT),
+        st.floats(width=32, allow_nan=False, allow_infinity=False),
+        float,
+        lambda v: pa.array(v, pa.float32()),
+    ),
+    "double": (
+        KeyColumn("k", KeyKind.FLOAT),
+        st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 5e-324, -5e-324]),
+        float,
+        lambda v: pa.array(v, pa.float64()),
+    ),
+    "enum": (
+        KeyColumn("k", KeyKind.ORDINAL, texts=ORDINALS),
+        st.integers(0, len(ORDINALS) - 1),
+        int,
+        lambda v: pa.array([ORDINALS[number] for number in v]),
     ),
 }  # fmt: skip
 
@@ -175,13 +195,15 @@ def test_slices_rank_as_what_they_show() -> None:
             KeyKind.TEMPORAL: [datetime(2000, 1, n) for n in (1, 2, 3)],
             KeyKind.TIME: [timedelta(n) for n in (1, 2, 3)],
             KeyKind.BYTES: [b"a", b"b", b"c"],
+            KeyKind.FLOAT: [-0.5, 0.0, 1.5],
+            KeyKind.ORDINAL: [0, 1, 2],
         }[column.kind]
         whole, part = (encoded_keys([column], [a], unasked) for a in (array(sample), array(sample).slice(1)))
         if isinstance(whole, np.ndarray):
             assert whole[1:].tolist() == part.tolist()
         else:
             assert whole.to_pylist()[1:] == part.to_pylist()
-        assert len(shown(sample[0]) if not isinstance(sample[0], int) else "x") > 0
+        assert len(shown(sample[0]) if not isinstance(sample[0], int | float) else "x") > 0
 
 
 def test_a_null_has_no_rank() -> None:
@@ -233,3 +255,27 @@ def test_latin1_encodes_what_cp1252_leaves_open() -> None:
 def test_charsets_with_two_byte_strings_for_one_text_have_no_encoder(charset: str) -> None:
     """In sjis, for one, both 5C and 815F are a backslash on the server."""
     assert encoder(charset) is None
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_the_literal_of_a_float_is_a_double_of_the_same_value(value: float) -> None:
+    column = KeyColumn("k", KeyKind.FLOAT)
+    literal = column.literal(value)
+    assert column.is_literal(literal)
+    assert float(literal) == value
+    assert column.literal(-0.0) == column.literal(0.0) == "0.0e0"
+
+
+@given(st.integers(0, len(ORDINALS) - 1), st.sampled_from([">", ">=", "<"]))
+def test_a_condition_names_all_numbers_on_its_side(number: int, operator: str) -> None:
+    column = KeyColumn("k", KeyKind.ORDINAL, texts=ORDINALS)
+    start = KeyRange(Bound((str(number),), "00"), None) if operator == ">=" else None
+    condition = (
+        after_condition([column], Bound((str(number),), "00"))
+        if operator == ">"
+        else range_condition([column], start or KeyRange(None, Bound((str(number),), "00")))
+    )
+    named = {int(digits) for digits in re.findall("[0-9]+", condition)}
+    sides = {">": lambda n: n > number, ">=": lambda n: n >= number, "<": lambda n: n < number}
+    assert named == set(filter(sides[operator], range(len(ORDINALS))))
+    assert (condition == "FALSE") == (not named)

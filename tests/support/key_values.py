@@ -34,7 +34,13 @@ def decimals(sql_type: str, arrow_type: pa.DataType, *texts: str) -> KeyValues:
     return KeyValues(sql_type, arrow_type, {text: Decimal(text) for text in texts})
 
 
+def floats(sql_type: str, arrow_type: pa.DataType, *values: float) -> KeyValues:
+    return KeyValues(sql_type, arrow_type, {f"{value!r} + 0e0": value for value in values})
+
+
 NINES = "9" * 35
+GREATEST_FLOAT = 3.4028234663852886e38
+A_TENTH = 0.10000000149011612  # the FLOAT that is next to 0.1
 KEY_VALUES = [
     integers("tinyint", pa.int8(), -128, -1, 0, 1, 127),
     integers("smallint", pa.int16(), -(2**15), -1, 0, 1, 2**15 - 1),
@@ -124,8 +130,44 @@ KEY_VALUES = [
         pa.string(),
         {"''": "", "'A'": "A", "'a\\t'": "a\t", "'a  '": "a", "'b'": "b", "'😀'": "😀"},
     ),
+    floats(
+        "float", pa.float32(), -GREATEST_FLOAT, -1.5, -1.401298464324817e-45, 0.0, A_TENTH, 16777216, GREATEST_FLOAT
+    ),
+    floats("float unsigned", pa.float32(), 0.0, 1.401298464324817e-45, A_TENTH, 0.10000000894069672),
+    floats(
+        "double",
+        pa.float64(),
+        -1.7976931348623157e308,
+        -0.1,
+        -5e-324,
+        0.0,
+        0.1,
+        A_TENTH,
+        2.0**53,
+        1.7976931348623157e308,
+    ),
+    KeyValues("enum('b','a','2','1','0')", pa.string(), {f"'{label}'": label for label in ("b", "a", "2", "1", "0")}),
+    KeyValues("enum('ö','ß','x''y\\\\z')", pa.string(), {"'ö'": "ö", "'ß'": "ß", "'x''y\\\\z'": "x'y\\z"}),
+    KeyValues(
+        "set('2','1','0')",
+        pa.string(),
+        {f"'{text}'": text for text in ("", "2", "1", "2,1", "0", "2,0", "1,0", "2,1,0")},
+    ),
 ]
 MARIADB_KEY_VALUES = [
+    KeyValues(
+        "uuid",
+        pa.string(),
+        {
+            f"'{text}'": text
+            for text in (
+                *("00000000-0000-0000-0000-000000000000", "00000000-0000-7000-8000-000000000001"),
+                *("00000000-0001-0000-0000-000000000000", "ffffffff-ffff-1fff-8000-000000000001"),
+                *("00000000-0000-4000-8000-000000000002", "ffffffff-ffff-7000-8000-000000000001"),
+                *("00000000-0000-5000-ffff-ffffffffffff", "ffffffff-ffff-ffff-ffff-ffffffffffff"),
+            )
+        },
+    ),
     KeyValues("inet4", pa.string(), {f"'{a}'": a for a in ("0.0.0.0", "9.0.0.1", "10.0.0.1", "255.255.255.255")}),
     KeyValues(
         "inet6", pa.string(), {f"'{a}'": a for a in ("::", "::1", "::ffff:1.2.3.4", "2001:db8::ff00:42:8329", "ffff::")}

@@ -1,9 +1,9 @@
 """Split-key columns: which columns a table can be split by, and how their values are selected and written as SQL.
 
 A column can be a split key if the server's order and equality of its values are known exactly. Excluded are:
-- ENUM, SET: both servers compare them in SQL by their text or number, never by a range of the index (seen: type ALL);
-- FLOAT, DOUBLE: a literal of their printed text is a different number;
-- MariaDB's UUID: comparison and index use different orders (the index: by version, with fields swapped);
+- ENUM, SET: those with more than MAX_ORDINALS values, or with two values of one text (`_ordinal_texts`);
+- FLOAT, DOUBLE with a number of decimals: the server rounds what it compares them with;
+- MariaDB's UUID, if the server orders the column's values in another way than uuid_order.py;
 - TEXT, BLOB: their indexes hold prefixes only;
 - the collations of INEXACT_COLLATIONS, and character sets in which two byte strings are the same text;
 - CHAR of MariaDB by a collation that does not ignore trailing spaces (`can_split_by`).
@@ -16,8 +16,9 @@ from enum import Enum, auto
 
 from tidemark.readers.mysql.connect import Flavour, quote_identifier
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES
+from tidemark.readers.mysql.keys import uuid_order
 from tidemark.readers.mysql.keys.key_text import encoder
-from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, parse_source_type
+from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, SourceType, parse_source_type
 from tidemark.state.errors import CheckpointError, SchemaChangedError, SourceNotUsableError
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange
@@ -39,6 +40,9 @@ class KeyKind(Enum):
     BYTES = auto()
     INET4 = auto()
     INET6 = auto()
+    ORDINAL = auto()  # ENUM: a label's number; SET: the sum of the labels' bits
+    FLOAT = auto()  # and DOUBLE
+    UUID = auto()
 
 
 _KINDS = {
@@ -55,7 +59,16 @@ _KINDS = {
     "varbinary": KeyKind.BYTES,
     "inet4": KeyKind.INET4,
     "inet6": KeyKind.INET6,
+    "enum": KeyKind.ORDINAL,
+    "set": KeyKind.ORDINAL,
+    "float": KeyKind.FLOAT,
+    "double": KeyKind.FLOAT,
+    "uuid": KeyKind.UUID,
 }
+
+MAX_ORDINALS = 256
+"""The most values of an ENUM or SET that is a split key. No server reads `k > 3` by a range of the index, but each reads
+`k IN (4, 5)` so (docs/adr/0066)."""
 
 
 _HEXADECIMAL = re.compile(r"x'(?:[0-9A-F]{2})*'")
@@ -69,12 +82,16 @@ _LITERALS = {
     KeyKind.BYTES: _HEXADECIMAL,
     KeyKind.INET4: re.compile(r"'[0-9.]+'"),
     KeyKind.INET6: re.compile(r"'[0-9a-f:.]+'"),
+    KeyKind.ORDINAL: re.compile(r"0|[1-9][0-9]{0,2}"),
+    KeyKind.UUID: re.compile(r"'[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}'"),
+    KeyKind.FLOAT: re.compile(r"-?[0-9]+(?:\.[0-9]+)?e[-+]?[0-9]+"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """`precision`, `scale`: for DECIMAL, else 0. `charset`, `collation`: for TEXT, else ""."""
+    """`precision`, `scale`: for DECIMAL, else 0. `charset`, `collation`: for TEXT, else "". `texts`: for ORDINAL, what the
+    numbers 0, 1, … are shown as, else ()."""
 
     name: str
     kind: KeyKind
@@ -83,6 +100,7 @@ class KeyColumn:
     scale: int = 0
     charset: str = ""
     collation: str = ""
+    texts: tuple[str, ...] = ()
 
     @property
     def wide(self) -> bool:
@@ -91,13 +109,15 @@ class KeyColumn:
 
     @property
     def sql(self) -> str:
-        """The expression to select for `literal`: an int or ASCII text under any session settings."""
+        """The expression to select for `literal`: a number or ASCII text under any session settings."""
         name = quote_identifier(self.name)
         match self.kind:
             case KeyKind.INTEGER:
                 return f"CAST({name} AS {'UNSIGNED' if self.unsigned else 'SIGNED'})"
-            case KeyKind.YEAR:
+            case KeyKind.YEAR | KeyKind.ORDINAL:
                 return f"CAST({name} AS UNSIGNED)"
+            case KeyKind.FLOAT:  # a FLOAT itself is printed with six digits; the sum is a DOUBLE, printed with all
+                return f"{name} + 0e0"
             case KeyKind.TEXT | KeyKind.BYTES:
                 return f"HEX({name})"
             case _:
@@ -108,13 +128,18 @@ class KeyColumn:
         if self.kind is KeyKind.TEXT:
             prefix = f"_{self.charset} "
             return sql.startswith(prefix) and _HEXADECIMAL.fullmatch(sql.removeprefix(prefix)) is not None
-        return _LITERALS[self.kind].fullmatch(sql) is not None
+        if _LITERALS[self.kind].fullmatch(sql) is None:
+            return False
+        return self.kind is not KeyKind.ORDINAL or int(sql) < len(self.texts)
 
-    def literal(self, selected: int | str) -> str:
+    def literal(self, selected: int | float | str) -> str:
         """The value as an SQL literal that the server compares with the column exactly and by the index."""
         match self.kind:
-            case KeyKind.INTEGER | KeyKind.DECIMAL:
+            case KeyKind.INTEGER | KeyKind.DECIMAL | KeyKind.ORDINAL:
                 return str(selected)
+            case KeyKind.FLOAT:
+                text = repr(float(selected) + 0.0)  # -0.0 equals 0.0
+                return text if "e" in text else f"{text}e0"  # without an exponent it would be a DECIMAL
             case KeyKind.YEAR:
                 return f"'{selected:04d}'"  # a number below 100 would be read as a year of two digits
             case KeyKind.TEXT:
@@ -136,6 +161,11 @@ def key_column(column: Column) -> KeyColumn | None:
     kind = _KINDS.get(parsed.base)
     if kind is None:
         return None
+    if kind is KeyKind.ORDINAL:
+        texts = _ordinal_texts(parsed)
+        return None if texts is None else KeyColumn(column.name, kind, texts=texts)
+    if kind is KeyKind.FLOAT and parsed.numbers:
+        return None
     if kind is not KeyKind.TEXT:
         unsigned = parsed.unsigned or parsed.base == "bit"
         precision, scale = (*parsed.numbers, 0)[:2] if kind is KeyKind.DECIMAL else (0, 0)
@@ -148,10 +178,26 @@ def key_column(column: Column) -> KeyColumn | None:
     return KeyColumn(column.name, kind, charset=charset, collation=collation)
 
 
+def _ordinal_texts(parsed: SourceType) -> tuple[str, ...] | None:
+    """What the server shows for the numbers of an ENUM or SET; None if there are too many, or if a text does not tell the
+    number. A label `?` stands for any character beyond the BMP; an empty label reads as the invalid value 0 does; a server
+    without strict mode allows a label twice."""
+    labels = parsed.labels
+    if "" in labels or len(set(labels)) < len(labels) or any("?" in label for label in labels):
+        return None
+    if parsed.base == "enum":
+        return ("", *labels) if len(labels) < MAX_ORDINALS else None
+    if 1 << len(labels) > MAX_ORDINALS:
+        return None
+    return tuple(
+        ",".join(label for i, label in enumerate(labels) if number >> i & 1) for number in range(1 << len(labels))
+    )
+
+
 def can_split_by(column: Column, flavour: Flavour) -> bool:
-    """True if a table can be split by the column. In MariaDB no CHAR by a collation that does not ignore trailing spaces: its
-    index compares values with the spaces that they are stored with, and SQL without them, so that a range lacks rows
-    (docs/adr/0063)."""
+    """True if a table can be split by the column; by a UUID, if `uuid_order.orders_as_known`, too. In MariaDB no CHAR by a
+    collation that does not ignore trailing spaces: its index compares values with the spaces that they are stored with, and SQL
+    without them, so that a range lacks rows (docs/adr/0063)."""
     if (
         flavour == "mariadb"
         and parse_source_type(column.source_type).base == "char"
@@ -212,11 +258,26 @@ def _values(keys: Sequence[KeyColumn], bound: Bound) -> Sequence[str]:
 
 
 def _compared(keys: Sequence[KeyColumn], literals: Sequence[str], outer: str, last: str) -> str:
-    name, literal = quote_identifier(keys[0].name), literals[0]
+    key, literal = keys[0], literals[0]
     if len(keys) == 1:
-        return f"{name} {last} {literal}"
+        return _comparison(key, last, literal)
     inner = _compared(keys[1:], literals[1:], outer, last)
-    return f"({name} {outer} {literal} OR ({name} = {literal} AND {inner}))"
+    return f"({_comparison(key, outer, literal)} OR ({quote_identifier(key.name)} = {literal} AND {inner}))"
+
+
+def _comparison(key: KeyColumn, operator: str, literal: str) -> str:
+    name = quote_identifier(key.name)
+    if key.kind is KeyKind.UUID:
+        return uuid_order.condition(key.name, operator, literal)
+    if key.kind is not KeyKind.ORDINAL:
+        return f"{name} {operator} {literal}"
+    number = int(literal)
+    numbers = {
+        ">": range(number + 1, len(key.texts)),
+        ">=": range(number, len(key.texts)),
+        "<": range(number),
+    }[operator]
+    return f"{name} IN ({', '.join(map(str, numbers))})" if numbers else "FALSE"
 
 
 def valid_dates(keys: Sequence[KeyColumn]) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidemark.readers.mysql.keys import uuid_order
 from tidemark.readers.mysql.keys.key_columns import KeyColumn, KeyKind
 from tidemark.state.key_encoding import encode_bytes, encode_integer
 from tidemark.state.split import KeyRange
@@ -60,7 +61,7 @@ def within(found: EncodedKeys, key_range: KeyRange) -> npt.NDArray[np.bool_]:
     return inside
 
 
-def encode_text(column: KeyColumn, selected: int | str) -> bytes:
+def encode_text(column: KeyColumn, selected: int | float | str) -> bytes:
     """The encoded key of a value that the server returned for `column.sql`; not for TEXT. Raises ValueError for a zero
     date."""
     match column.kind:
@@ -76,11 +77,16 @@ def encode_text(column: KeyColumn, selected: int | str) -> bytes:
             return encoded_key
         case KeyKind.YEAR:
             return encode_integer(int(selected), unsigned=False)
+        case KeyKind.ORDINAL:
+            return encode_integer(int(selected), unsigned=True)
+        case KeyKind.FLOAT:
+            encoded_float: bytes = _floats(pa.array([float(selected)]))[0].as_py()
+            return encoded_float
         case KeyKind.DATE:
             return encode_integer((date.fromisoformat(str(selected)) - _EPOCH.date()).days, unsigned=False)
         case KeyKind.TEMPORAL:
             return encode_integer(_microseconds(str(selected)), unsigned=False)
-        case KeyKind.TIME | KeyKind.INET4 | KeyKind.INET6:
+        case KeyKind.TIME | KeyKind.INET4 | KeyKind.INET6 | KeyKind.UUID:
             return _PARSED[column.kind](str(selected))
         case KeyKind.TEXT:
             raise ValueError("only the server can encode strings")
@@ -112,13 +118,17 @@ def _encoded_keys_of(column: KeyColumn, values: pa.Array, on_server: ServerEncod
             return _fixed((values.cast(pa.int64()).to_numpy().view(np.uint64) ^ _SIGN).astype(">u8"))
         case KeyKind.DECIMAL if not column.wide:
             return _decimals(values)
+        case KeyKind.FLOAT:
+            return _floats(values)
+        case KeyKind.ORDINAL:
+            return _ordinals(column, values)
         case KeyKind.TEXT:
             return _distinct(values, lambda texts: on_server(column, texts))
         case KeyKind.BYTES:
             return _distinct(values, lambda found: [encode_bytes(value) for value in found])
         case KeyKind.DECIMAL:
             return _distinct(values, lambda found: [_wide_decimal(value, column.scale) for value in found])
-        case KeyKind.TIME | KeyKind.INET4 | KeyKind.INET6:
+        case KeyKind.TIME | KeyKind.INET4 | KeyKind.INET6 | KeyKind.UUID:
             return _distinct(values, lambda found: list(map(_PARSED[column.kind], found)))
 
 
@@ -134,6 +144,21 @@ def _fixed(rows: npt.NDArray[np.generic]) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(
         pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())]
     )
+
+
+def _floats(values: pa.Array) -> pa.BinaryArray:
+    """Encodes a FLOAT as the DOUBLE of the same value, with all bits of negative numbers flipped: IEEE 754 orders numbers of
+    one sign as integers. -0.0 equals 0.0."""
+    bits = (values.cast(pa.float64()).to_numpy() + 0.0).view(np.uint64)
+    return _fixed(np.where(bits & _SIGN, ~bits, bits | _SIGN).astype(">u8"))
+
+
+def _ordinals(column: KeyColumn, values: pa.Array) -> pa.BinaryArray:
+    """Raises ValueError for a text that is none of the column's."""
+    numbers = pc.index_in(values, pa.array(column.texts, pa.string()))
+    if numbers.null_count:
+        raise ValueError(f"{column.name} has a value that is none of its type's")
+    return _fixed(numbers.to_numpy().astype(">u8"))
 
 
 def _halves(values: pa.Array) -> Words:
@@ -182,4 +207,5 @@ _PARSED: dict[KeyKind, Callable[[str], bytes]] = {
     KeyKind.TIME: _time,
     KeyKind.INET4: _address,
     KeyKind.INET6: _address,
+    KeyKind.UUID: uuid_order.encoded,
 }

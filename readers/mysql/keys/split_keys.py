@@ -224,12 +224,24 @@ def _new_name(collation: str) -> str:
 
 def _literals(key: KeyColumn, values: pa.Array) -> list[str] | None:
     """Returns the values as SQL literals, None if some can't be written so."""
+    if values.null_count:
+        return None
     found: list[str]
     match key.kind:
         case KeyKind.INTEGER | KeyKind.DECIMAL:
             found = [key.literal(text) for text in values.cast(pa.string()).to_pylist()]
+        case KeyKind.FLOAT:
+            found = [key.literal(number) for number in values.to_pylist()]
+        case KeyKind.ORDINAL:
+            numbers = {text: number for number, text in enumerate(key.texts)}
+            texts = values.to_pylist()
+            if not numbers.keys() >= set(texts):
+                return None
+            found = [key.literal(numbers[text]) for text in texts]
         case KeyKind.DATE | KeyKind.TEMPORAL:
             found = [key.literal(text.removesuffix("Z")) for text in values.cast(pa.string()).to_pylist()]
+        case KeyKind.UUID:
+            found = [key.literal(text) for text in values.to_pylist()]
         case KeyKind.TEXT:
             encode = encoder(key.charset)
             if encode is None:

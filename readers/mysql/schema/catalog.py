@@ -160,6 +160,11 @@ MOST_SPLIT_COLUMNS = 31
 """MariaDB 10.11 and 11.4 end with signal 11 when they look for a range of 32 columns, the most that a key may have."""
 
 
+_ONLY_WHERE_NEEDED = frozenset({"enum", "set", "float", "double", "uuid"})
+"""Types that a split key only has if its first column is of one of them: copies order them differently, and a copy is replaced
+range by range only if it has the split key's order (docs/adr/0066)."""
+
+
 def split_key(
     facts: TableFacts, schema: TableSchema, usable: Callable[[Column], bool] | None = None
 ) -> tuple[str, ...]:
@@ -177,7 +182,8 @@ def split_key(
         if part.name is None or part.prefix_length is not None or not fits(schema.column(part.name)):
             break
         columns.append(part.name)
-    return tuple(columns)
+    rare = [parse_source_type(schema.column(name).source_type).base in _ONLY_WHERE_NEEDED for name in columns]
+    return tuple(columns if not any(rare) or rare[0] else columns[: rare.index(True)])
 
 
 def is_orderable(column: Column) -> bool:
