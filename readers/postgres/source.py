@@ -54,7 +54,11 @@ from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
-from tidemark.readers.postgres.slot.open_transactions import OpenTransaction, wait_for_open_transactions
+from tidemark.readers.postgres.slot.open_transactions import (
+    OpenTransaction,
+    wait_for_open_transactions,
+    wait_for_writers,
+)
 from tidemark.readers.postgres.slot.publication import (
     add_tables,
     create_publication,
@@ -62,6 +66,7 @@ from tidemark.readers.postgres.slot.publication import (
     memberships,
     published_later,
     require_memberships,
+    without_identity,
 )
 from tidemark.readers.postgres.slot.server_log import ServerLog
 from tidemark.readers.postgres.slot.slot import (
@@ -369,13 +374,14 @@ class FoundPostgres(FoundTables):
             add_tables(self.connection, job.publication, tables)
         self._note_memberships()
         wait_for_open_transactions(self.connection)  # the log may lack what they wrote
+        unidentified = self._wait_for_unidentified(tables)
         end, is_new = log_end(self.connection), not slot_exists(self.connection, job.slot)
         kept_from = create_slot(self.connection, job.slot)
         now = WalPosition(max(end.lsn, kept_from.lsn))
         start = self._wanted_start(kept_from, now)
         if start.lsn < end.lsn and not is_new:
             later = published_later(self.connection, job.publication, job.slot, tables)
-            if later:
+            if later := sorted({*later, *unidentified}):
                 raise _not_published_then(job, start, later)
         return start
 
@@ -404,9 +410,20 @@ class FoundPostgres(FoundTables):
         add_tables(self.connection, self.job.publication, tables, seconds=JOINING_WAIT_SECONDS)
         self._note_memberships()
         wait_for_open_transactions(self.connection, seconds=JOINING_WAIT_SECONDS)
+        self._wait_for_unidentified(tables, seconds=JOINING_WAIT_SECONDS)
         start = log_end(self.connection)
         wait_for_open_transactions(self.connection, seconds=JOINING_WAIT_SECONDS)
         return start
+
+    def _wait_for_unidentified(self, tables: Sequence[TableId], *, seconds: float | None = None) -> list[TableId]:
+        """Waits until no statement on those of the tables without a replica identity runs that began before they were
+        published: the server did not refuse it, and the log lacks the rows that it deletes. Returns these tables."""
+        without = without_identity(self.connection, tables)
+        if without:
+            oids = oids_of(schema for schema in self.schemas if schema.table in without)
+            wait_for_writers(self.connection, oids.values(), seconds=seconds)
+            wait_for_open_transactions(self.connection, seconds=seconds)  # of those, some may have been prepared
+        return without
 
     def schemas_now(self, tables: Sequence[TableId]) -> Mapping[TableId, TableSchema]:
         return preflight(self.connection, self.info, read_tables(self.connection, tables), self.demands).accepted

@@ -278,7 +278,14 @@ class Reading:
                 unfit = self._tables.unfit(relation)
                 return damaged(f"{table} has rows at {where} and was not described") if unfit is None else unfit
             case Reason.IDENTITY:
-                altered = self._tables.slots[relation].schema.table
+                altered, key = self._tables.slots[relation].schema.table, self._tables.slots[relation].schema.key
+                if not key:
+                    return SchemaChangedError(
+                        f"{table} has an update or delete at {where} without the whole old row, and the job knows no key.",
+                        "If its rows are still updated or deleted, let it have a primary key, or "
+                        f"ALTER TABLE {quote_table(altered)} REPLICA IDENTITY FULL. Then {START_OVER}.",
+                        altered,
+                    )
                 return SchemaChangedError(
                     f"{table} has an update or delete at {where} without the old row's key: its REPLICA IDENTITY does not "
                     "include the key.",

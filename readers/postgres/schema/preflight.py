@@ -9,9 +9,10 @@ from tidemark.readers.postgres.schema.server_checks import (
     check_money,
     check_role,
     check_settings,
-    publication_exists,
+    doubt_of_refusals,
 )
 from tidemark.readers.postgres.schema.table_checks import (
+    Publishing,
     check_arrays,
     check_columns,
     check_identity,
@@ -22,7 +23,7 @@ from tidemark.readers.postgres.schema.table_checks import (
 )
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
-from tidemark.readers.postgres.slot.publication import check_publication
+from tidemark.readers.postgres.slot.publication import check_publication, memberships, publishes_all
 from tidemark.readers.schema_checks import Preflight, TableSettings, check_settings_of_tables
 from tidemark.state.table import TableId, TableSchema
 
@@ -63,6 +64,13 @@ def preflight(
         *check_settings_of_tables(tables, demands.tables),
     ]
     schemas: dict[TableId, TableSchema] = {}
+    publishing = Publishing(
+        demands.publication,
+        publishes_all=publishes_all(connection, demands.publication),
+        members=memberships(connection, demands.publication, tables).keys(),
+        doubt=doubt_of_refusals(server),
+    )
+    unidentified = set[TableId]()
     for table, facts in tables.items():
         primary = () if facts.primary_key is None else facts.primary_key.columns
         numbers = {column.name: column.number for column in facts.columns}
@@ -80,14 +88,18 @@ def preflight(
         if schema is not None:
             schemas[table] = schema
             findings += check_select(facts, schema)
-            findings += check_identity(facts, schema)
+            found = check_identity(facts, schema, None if demands.checks_key(schema) else publishing)
+            findings += found
+            unidentified |= {table for finding in found if finding.severity == "refuse"}
             findings += check_transform(facts, schema, demands.tables.transforms.get(table, frozenset()))
             findings += check_key(facts, schema) if demands.checks_key(schema) else []
     findings += check_money(connection, schemas.values())
-    if publication_exists(connection, demands.publication):
-        owned = [table for table, facts in tables.items() if facts.owned and not server.in_recovery]
-        partitioned = [table for table, facts in tables.items() if facts.kind == "partitioned"]
-        findings += check_publication(connection, demands.publication, tables, partitioned=partitioned, addable=owned)
-    else:
-        findings += check_creation(connection, server, demands.publication, tables)
+    # It is for its owner to publish a table without a replica identity: no remedy asks for it in passing.
+    others = {table: facts for table, facts in tables.items() if table not in unidentified}
+    if publishing.publishes_all is not None:
+        owned = [table for table, facts in others.items() if facts.owned and not server.in_recovery]
+        partitioned = [table for table, facts in others.items() if facts.kind == "partitioned"]
+        findings += check_publication(connection, demands.publication, others, partitioned=partitioned, addable=owned)
+    elif others:
+        findings += check_creation(connection, server, demands.publication, others)
     return Preflight(schemas, tuple(findings))

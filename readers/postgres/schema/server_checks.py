@@ -1,6 +1,7 @@
 """Preflight of the server: its settings, the role's attributes, open prepared transactions."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from tidemark.conf.tables import setting_of
 from tidemark.readers.findings import Finding, refusal, warning
@@ -124,6 +125,36 @@ def _without_failover(connection: Connection, server: ServerInfo, slot: str) -> 
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why the server may not refuse an UPDATE or DELETE on a published table without a replica identity. `why`: a clause."""
+
+    why: str
+    remedy: str
+
+
+_MERGE_IS_CHECKED = {15: 15, 16: 11, 17: 7, 18: 1}
+"""The first minor release of each version that refuses MERGE on such tables. PostgreSQL 14 has no MERGE. Older releases accept
+INSERT … ON CONFLICT DO UPDATE, too, which is in the log as an update without its old row."""
+
+
+def doubt_of_refusals(server: ServerInfo) -> Doubt | None:
+    """Returns None if the server refuses every UPDATE and DELETE on a published table without a replica identity."""
+    if server.in_recovery:
+        return Doubt(
+            "a statement that began before it was published may still run on the primary, and a standby does not show it",
+            "Name the primary in source.url.",
+        )
+    major, minor = server.version
+    checked_since = _MERGE_IS_CHECKED.get(major, 0)
+    if minor >= checked_since:
+        return None
+    return Doubt(
+        f"{server.name} accepts MERGE, and the log lacks the rows that it deletes",
+        f"Update the server to PostgreSQL {major}.{checked_since} or newer.",
+    )
+
+
 def check_role(connection: Connection) -> list[Finding]:
     with connection.cursor() as cursor:
         cursor.execute(_ROLE)
@@ -161,12 +192,6 @@ def check_money(connection: Connection, schemas: Iterable[TableSchema]) -> list[
         )
         for table, column in columns
     ]
-
-
-def publication_exists(connection: Connection, name: str) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,))
-        return cursor.fetchone() is not None
 
 
 def check_creation(

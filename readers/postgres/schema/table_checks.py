@@ -1,15 +1,18 @@
 """Preflight of tables: rows that the log or the role lacks, unsupported types, missing keys and replica identities."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from tidemark.conf.tables import TableName, setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import quote_identifier, quote_table
 from tidemark.readers.postgres.schema.catalog import schema_of, type_problems
+from tidemark.readers.postgres.schema.server_checks import Doubt
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.schema.types import list_type
+from tidemark.readers.postgres.slot.publication import only_itself, publish_all
 from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 
 def check_columns(
@@ -154,10 +157,24 @@ def _check_system_columns(facts: TableFacts, schema: TableSchema) -> list[Findin
     ]
 
 
-def check_identity(facts: TableFacts, schema: TableSchema) -> list[Finding]:
-    """Checks that the log identifies updated and deleted rows."""
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """The job's publication. `publishes_all`: as `publishes_all` returns it. `members`: the tables that it has. `doubt`: as
+    `doubt_of_refusals` returns it."""
+
+    name: str
+    publishes_all: bool | None
+    members: Collection[TableId]
+    doubt: Doubt | None
+
+
+def check_identity(facts: TableFacts, schema: TableSchema, publishing: Publishing | None) -> list[Finding]:
+    """Checks that the log identifies updated and deleted rows, or that the server refuses every UPDATE and DELETE.
+    `publishing`: None if the sink needs a key."""
     if facts.kind == "partitioned":
         return _partitioned_identity(facts)
+    if facts.identity_columns is None and not schema.key and publishing is not None:
+        return [_only_inserted(facts, schema, publishing)]
     table, covered = facts.table, facts.identity_columns
     if covered is None:
         why = (
@@ -185,6 +202,45 @@ def check_identity(facts: TableFacts, schema: TableSchema) -> list[Finding]:
             table=table,
         )
     ]
+
+
+def _only_inserted(facts: TableFacts, schema: TableSchema, publishing: Publishing) -> Finding:
+    """Accepts a table without a key and without a replica identity if it is published, which is for its owner to decide. The
+    server refuses UPDATE and DELETE also to its owner, to superusers, and with any session_replication_role."""
+    table, to_change_rows = facts.table, _identity_remedy(facts, schema)
+    if facts.table not in publishing.members:
+        name, only = quote_identifier(publishing.name), only_itself(table)
+        publish = (
+            f"CREATE PUBLICATION {name} FOR TABLE {only} WITH (publish_via_partition_root = true)"
+            if publishing.publishes_all is None
+            else f"ALTER PUBLICATION {name} ADD TABLE {only}"
+        )
+        return refusal(
+            f"{table} has no key and no replica identity, and the publication {publishing.name} does not have it. Once it is "
+            "published, the server refuses every UPDATE and DELETE on it, so the job does not publish it.",
+            f"{to_change_rows} Or, if no application updates or deletes its rows: {publish}.",
+            table=table,
+        )
+    if not publishing.publishes_all:
+        return refusal(
+            f"{table} has no key and no replica identity, and the publication {publishing.name} does not publish all of "
+            "insert, update, delete and truncate: the server accepts what the log then lacks.",
+            publish_all(publishing.name),
+            table=table,
+        )
+    if publishing.doubt is not None:
+        return refusal(
+            f"{table} has no key and no replica identity, and it is not certain that the server refuses every UPDATE and "
+            f"DELETE on it: {publishing.doubt.why}.",
+            f"{publishing.doubt.remedy} Or: {to_change_rows}",
+            table=table,
+        )
+    return warning(
+        f"{table} has no key and no replica identity. While the publication {publishing.name} has it, the server refuses every "
+        "UPDATE and DELETE on it.",
+        f"If its rows are only inserted, none is needed. Otherwise: {to_change_rows}",
+        table=table,
+    )
 
 
 def check_transform(facts: TableFacts, schema: TableSchema, reads: frozenset[str]) -> list[Finding]:

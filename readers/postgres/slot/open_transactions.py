@@ -1,7 +1,7 @@
 """The server's open transactions: waiting for them, and naming them together with the statement that ends each."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,6 +80,39 @@ def wait_for_open_transactions(connection: Connection, *, seconds: float | None 
         time.sleep(_POLL_SECONDS)
 
 
+_WRITERS = """
+SELECT l.virtualtransaction, l.pid, a.usename::text, a.application_name, NULL, NULL, date_trunc('second', a.xact_start)::text
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.relation = ANY (%s::oid[]) AND l.mode = 'RowExclusiveLock'
+AND l.granted AND l.pid IS NOT NULL AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+ORDER BY a.xact_start"""
+
+
+def wait_for_writers(connection: Connection, oids: Collection[int], *, seconds: float | None = None) -> None:
+    """Waits until every transaction that holds a lock to write to the tables has ended. Raises SourceNotUsableError after
+    `seconds` (SETTLE_SECONDS).
+
+    An UPDATE or a DELETE takes the lock, and then the server asks once whether the table needs a replica identity. Its
+    transaction may get an id only with its first row, so it need not be among the open ones. Prepared transactions have ids.
+    """
+    older, wait = _writers(connection, oids), LongWait()
+    deadline = time.monotonic() + (SETTLE_SECONDS if seconds is None else seconds)
+    while older:
+        now = _writers(connection, oids)
+        older = {transaction: now[transaction] for transaction in older if transaction in now}
+        if older and time.monotonic() > deadline:
+            raise _still_open(list(older.values()))
+        if older:
+            wait.goes_on(partial(_named_waited_for, list(older.values())))
+            time.sleep(_POLL_SECONDS)
+
+
+def _writers(connection: Connection, oids: Collection[int]) -> dict[str, OpenTransaction]:
+    with connection.cursor() as cursor:
+        cursor.execute(_WRITERS, (list(oids),))
+        return {str(transaction): described(*facts) for transaction, *facts in cursor.fetchall()}
+
+
 # age() counts from the next id that the server knows of.
 _NEXT_ID = """
 SELECT CASE WHEN pg_is_in_recovery() THEN now.xmax + age((now.xmax % 4294967296)::text::xid) END
@@ -117,14 +150,20 @@ def _wait_on_standby(connection: Connection, next_id: int, seconds: float) -> No
 
 
 def _waited_for(connection: Connection, xids: Collection[str]) -> str:
-    found = describe(connection, xids)
+    return _named_waited_for(describe(connection, xids))
+
+
+def _named_waited_for(found: Sequence[OpenTransaction]) -> str:
     named = " ".join(f"{transaction.text}. {transaction.ending}." for transaction in found[:_NAMED])
     return f"The job waits until older transactions have ended: {named or 'the last of them has just ended.'}"
 
 
 def open_for_long(connection: Connection, xids: Collection[str]) -> SourceNotUsableError:
     """Returns the error for a start that has waited for these transactions."""
-    found = describe(connection, xids)
+    return _still_open(describe(connection, xids))
+
+
+def _still_open(found: Sequence[OpenTransaction]) -> SourceNotUsableError:
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     named = "; ".join(transaction.text for transaction in found[:_NAMED])
     return SourceNotUsableError(

@@ -14,6 +14,7 @@ from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.postgres.schema.identity import is_gone
+from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.open_transactions import (
     SETTLE_SECONDS,
     OpenTransaction,
@@ -67,6 +68,7 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
     """Creates the publication for exactly these tables. Returns False if it exists. Raises SourceNotUsableError."""
     if _head(connection, name) is not None:
         return False
+    _require_identities(connection, name, tables)
     _write(
         connection,
         f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(map(only_itself, tables))} "
@@ -87,10 +89,45 @@ def add_tables(
     """
     missing = sorted(set(tables) - set(memberships(connection, name, tables)))
     if missing:
+        _require_identities(connection, name, missing)
         named = ", ".join(map(only_itself, missing))
         _write(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {named}", missing, seconds=seconds)
         wait_for_open_transactions(connection, seconds=seconds)
     return missing
+
+
+def without_identity(connection: Connection, tables: Sequence[TableId]) -> list[TableId]:
+    """Returns those of the tables that have no replica identity. Raises TableGoneError. Partitions are not looked at."""
+    found = read_tables(connection, tables)
+    return [t for t, facts in found.items() if facts.kind == "table" and facts.identity_columns is None]
+
+
+def _require_identities(connection: Connection, name: str, tables: Sequence[TableId]) -> None:
+    """Raises SourceNotUsableError for a table that applications could no longer update or delete from once it is published.
+    Only its owner may decide that."""
+    without = without_identity(connection, tables)
+    if without:
+        raise SourceNotUsableError(
+            f"{without[0]} has no replica identity, and the publication {name} does not have it: once it is published, the "
+            "server refuses every UPDATE and DELETE on it.",
+            "Run the job again. It says what the table needs.",
+            without[0],
+        )
+
+
+def publishes_all(connection: Connection, name: str) -> bool | None:
+    """Returns whether inserts, updates, deletes and truncates are published; None if there is no such publication."""
+    head = _head(connection, name)
+    return None if head is None else head[2]
+
+
+def publish_all(name: str) -> str:
+    """The remedy for a publication that does not publish all of them."""
+    return (
+        f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate'). From then on the "
+        "server refuses every UPDATE and DELETE on published tables without a replica identity: give them one first, if they "
+        "need it."
+    )
 
 
 def check_publication(
@@ -107,13 +144,13 @@ def check_publication(
     if head is None:
         return [refusal(f"The publication {name} does not exist.", "Start a new job. It creates the publication.")]
     quoted = quote_identifier(name)
-    _, _, publishes_all, via_root, _ = head
+    _, _, whole, via_root, _ = head
     found = []
-    if not publishes_all:
+    if not whole:
         found.append(
             refusal(
                 f"The publication {name} does not publish all of insert, update, delete and truncate.",
-                f"ALTER PUBLICATION {quoted} SET (publish = 'insert, update, delete, truncate').",
+                publish_all(name),
             )
         )
     if partitioned and not via_root:
