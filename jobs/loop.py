@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
+from tidemark.jobs.epoch.label_watch import LabelWatch
 from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.epoch.write_parts import Writing, Written
@@ -67,6 +68,7 @@ class EpochLoop:
         self._notes = notes
         self._interval_seconds = interval_seconds
         self._steering = steering
+        self._labels = LabelWatch(writing)
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
         self._forget_at = 0.0
@@ -115,6 +117,7 @@ class EpochLoop:
                 epoch = planner.next_epoch(self.committed, splits_wait=wait, stopped=tables)
                 if epoch > self.committed:
                     record = planner.record(epoch)
+                    self._labels.look(planner)
                     self._run(planner, record)
                     self._mark()
                     if self._interval_seconds is None or self._has_parts or not _reads_all(record):

@@ -219,6 +219,15 @@ class WatchesPartitions(Protocol):
 
 
 @runtime_checkable
+class KnowsLabels(Protocol):
+    """A PlannerAccess of a source whose enums may get labels while a job runs."""
+
+    def labels(self, types: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """Returns the labels of those of the types, by schema and name, that are enums, in their order: all that the log has
+        up to the end that was asked for last."""
+
+
+@runtime_checkable
 class RetainsLog(Protocol):
     """A PlannerAccess whose server keeps the log until the job releases it."""
 

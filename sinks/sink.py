@@ -267,6 +267,15 @@ class Widens(Protocol):
 
 
 @runtime_checkable
+class TakesLabels(Protocol):
+    """A sink whose copies may have enums of their own. The labels that rows have and an enum lacks come last in it."""
+
+    def add_labels(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        """Lets the copies' enums have the labels of the tables' enums (`Column.named_type`), in their order. May be repeated,
+        also after a death in between. Raises SinkError."""
+
+
+@runtime_checkable
 class ProvesAbsence(Protocol):
     """A sink that can tell that it has nothing of an epoch of the log, and never will."""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -33,6 +33,17 @@ def is_own_table(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedType:
+    """A type of PostgreSQL that another server may lack: an enum or citext. `labels`: those of the enum when the schema
+    was read, in its order; None for citext. `in_array`: the column has arrays of it. Domains over the type are left out."""
+
+    schema: str
+    name: str
+    labels: tuple[str, ...] | None
+    in_array: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table.
 
@@ -49,6 +60,7 @@ class Column:
     more.
     `narrower`: the types that the column had before, as `source_type`, while the job followed the table. Rows that were logged
     then have them. `source_type` holds each of their values.
+    `named_type`: the enum or citext that the values are of. A column with it is the same one: an enum may get labels.
     """
 
     name: str
@@ -66,6 +78,7 @@ class Column:
     constant: str | None = None
     dropped: bool = False
     narrower: tuple[str, ...] = ()
+    named_type: NamedType | None = field(default=None, compare=False)
 
     def constants(self, count: int) -> pa.Array:
         """Returns `constant` as often as `count`."""

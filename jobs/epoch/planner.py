@@ -30,7 +30,7 @@ from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.jobs.tables.partition_watch import PartitionWatch
 from tidemark.readers.log.finished_splits import write_segment
-from tidemark.readers.source import FindsLocks, MeasuresReplicaLag, PlannerAccess, RetainsLog
+from tidemark.readers.source import FindsLocks, KnowsLabels, MeasuresReplicaLag, PlannerAccess, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
@@ -85,6 +85,10 @@ class Planner:
     def note_written(self, epoch: int) -> None:
         """Tells that the sink has all of the epoch now: the end of the time that the epoch took."""
         self._written_at = (epoch, time.monotonic())
+
+    def labels(self, types: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """Returns the labels of the source's enums, by schema and name: all that the log up to the newest plan's end has."""
+        return self._access.labels(types) if isinstance(self._access, KnowsLabels) else {}
 
     def save_history(self) -> None:
         self._recorder.save(at_once=True)

@@ -48,7 +48,7 @@ from tidemark.readers.postgres.schema.identity import oids_of, require_same_tabl
 from tidemark.readers.postgres.schema.preflight import Demands, preflight
 from tidemark.readers.postgres.schema.server_checks import STANDBY_MAJOR, after_failover, check_settings
 from tidemark.readers.postgres.schema.statistics import table_statistics
-from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.schema.table_facts import labels_of, read_tables
 from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
@@ -165,8 +165,8 @@ class PostgresServer:
 
 
 class PostgresAccess:
-    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions`, `RetainsLog` and `FindsLocks`. Connects at the
-    first query. `join_lsns`: where tables joined."""
+    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions`, `KnowsLabels`, `RetainsLog` and
+    `FindsLocks`. Connects at the first query. `join_lsns`: where tables joined."""
 
     def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
         self._slot_source = server.slot_source
@@ -180,6 +180,7 @@ class PostgresAccess:
         self._warned: str | None = None
         self._limits_waits = False
         self._looked: tuple[tuple[WatchedTable, ...], str] | None = None
+        self._labels: tuple[str | None, Mapping[tuple[str, str], tuple[str, ...]]] | None = None
         self._schemas = {schema.table: schema for schema in schemas}
         self.keys: KeySource = PostgresKeys(self._session, self._schemas)
 
@@ -222,6 +223,13 @@ class PostgresAccess:
         )
         self._looked = seen.now.tables, text
         return seen
+
+    def labels(self, types: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], tuple[str, ...]]:
+        """Implements `tidemark.readers.source.KnowsLabels`. Asks only if a look found other catalogs."""
+        catalogs = None if self._looked is None else self._looked[1]
+        if self._labels is None or catalogs is None or self._labels[0] != catalogs:
+            self._labels = catalogs, self._session.ask(lambda connection: labels_of(connection, types))
+        return self._labels[1]
 
     def _look_at_rows(self, look: Callable[[Connection], PartitionLook]) -> PartitionLook:
         """Raises TableLockedError if a table stays locked."""

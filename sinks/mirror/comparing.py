@@ -53,7 +53,7 @@ class MirrorComparison:
         held = f"CASE WHEN c.{first} IS NOT NULL THEN {self.sql.digest('c', self._names)} END"
         found = self.session.query(
             f"SELECT {self._key_texts('s')}, {self.sql.digest('s', self._names)}, {held} "
-            f"FROM {self._staged} s LEFT JOIN {self._copy} c ON {self._same_key('c', 's')} AND {self._is_there} "
+            f"FROM {self._staged} s LEFT JOIN {self._copy} c ON {self._same_key} AND {self._is_there} "
             f"WHERE c.{first} IS NULL OR {self.sql.differs(self._names)}"
         )
         return [Pair(_key(row[:-2]), _text(row[-2]), _text(row[-1])) for row in found]
@@ -121,7 +121,7 @@ class MirrorComparison:
         first = self.sql.quoted(self.schema.key[0])
         found = self.session.query(
             f"SELECT {self._key_texts('c')}, {self.sql.digest('c', self._names)} "
-            f"FROM {self._copy} c LEFT JOIN {expected} s ON {self._same_key('s', 'c')} "
+            f"FROM {self._copy} c LEFT JOIN {expected} s ON {self._same_key} "
             f"WHERE s.{first} IS NULL AND {self._is_there} AND {condition} LIMIT {limit}"
         )
         return [Pair(_key(row[:-1]), None, _text(row[-1])) for row in found]
@@ -129,9 +129,9 @@ class MirrorComparison:
     def _key_texts(self, alias: str) -> str:
         return ", ".join(self.sql.text(alias, name) for name in self.schema.key)
 
-    def _same_key(self, one: str, other: str) -> str:
-        names = map(self.sql.quoted, self.schema.key)
-        return " AND ".join(f"{one}.{name} = {other}.{name}" for name in names)
+    @property
+    def _same_key(self) -> str:
+        return " AND ".join(self.sql.same_value("s", "c", name) for name in self.schema.key)
 
 
 def _key(values: Sequence[Any]) -> Key:

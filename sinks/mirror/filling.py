@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from tidemark.sinks.mirror.ahead import ahead
 from tidemark.sinks.mirror.audit import AuditColumns, Marks
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
 from tidemark.sinks.mirror.buckets import Buckets, Portion, bucket_part, has_buckets
+from tidemark.sinks.mirror.enum_labels import enums_of, new_labels
 from tidemark.sinks.mirror.ordering import orders_alike
 from tidemark.sinks.mirror.planning import (
     emptied,
@@ -24,6 +25,7 @@ from tidemark.sinks.mirror.planning import (
 from tidemark.sinks.mirror.rejects import Rejects
 from tidemark.sinks.mirror.table_writing import DeletedRows, Step, TableWriting
 from tidemark.sinks.mirror.target import Session, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import EnumOfPostgres
 from tidemark.sinks.parts import Part, check_repeated_table
 from tidemark.sinks.sink import BadValues, Finding, Schemas, raise_problems
 from tidemark.state.change_batch import LOG_PART, ReplacedRange, table_part
@@ -50,12 +52,14 @@ PreparedChunk: TypeAlias = dict[tuple[TableId, int], PreparedChanges]
 @dataclass(frozen=True, slots=True)
 class Copies:
     """Where copies are, and how rows are written to them. `claims`: a table of a log part, or some buckets of it, may be
-    written by another transaction than the rest, so each table or bucket that is written gets a ledger entry of its own."""
+    written by another transaction than the rest, so each table or bucket that is written gets a ledger entry of its own.
+    `connect`: opens a further session."""
 
     template: TableTemplate
     policies: Policies
     audit: AuditColumns
     claims: bool
+    connect: Callable[[], Session]
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Filling:
     _replaced: ReplacedRange | None = None
     _divided: dict[TableId, Buckets] = field(default_factory=dict)
     _portions: dict[TableId, Portion] = field(default_factory=dict)
+    _enums: dict[TableId, dict[str, EnumOfPostgres]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, session: Session, copies: Copies, job_uuid: str, part: Part, schemas: Schemas) -> "Filling":
@@ -133,15 +138,48 @@ class Filling:
                 self._portions[table].count(self.schemas[table, version], changes.batches)
         chunk = {key: changes for key, changes in chunk.items() if key[0] not in self._done}
         existing = self._inspected([self.schemas[key] for key in chunk if key[0] not in self._writings])
-        for (table, version), changes in chunk.items():
+        for table, version in chunk:
             if table not in self._writings:
                 self._writings[table] = self._writing(self.schemas[table, version], existing)
+        self._require_labels(chunk)
+        for (table, version), changes in chunk.items():
             steps = self._steps(table, version, changes.batches) if changes.steps is None else changes.steps
             try:
                 for step in steps:
                     step()
             except RefusedRowsError as error:
                 raise self._of_table(error, table) from error
+
+    def _require_labels(self, chunk: PreparedChunk) -> None:
+        """Lets the copies' enums have the labels of these changes: the source may have got them since the driver looked. A
+        further session adds them: a transaction can't use its own. Raises SinkError for an enum of another role."""
+        missing: dict[str, tuple[TableId, list[str]]] = {}
+        for (table, _), changes in chunk.items():
+            for enum, labels in new_labels(self._enums[table], changes.batches).items():
+                _, earlier = missing.get(enum, (table, []))
+                missing[enum] = table, list(dict.fromkeys([*earlier, *labels]))
+                self._require_growing(table, enum, labels)
+        if not missing:
+            return
+        with contextlib.closing(self.copies.connect()) as session:
+            for enum, (table, labels) in missing.items():
+                try:
+                    session.add_labels(enum, labels)
+                except SinkError as error:
+                    raise SinkError(error.message, error.remedy, table) from error
+        for enums in self._enums.values():
+            for name, held in enums.items():
+                _, labels = missing.get(held.full_name, (None, []))
+                enums[name] = replace(held, labels=(*held.labels, *labels))
+
+    def _require_growing(self, table: TableId, enum: str, labels: Sequence[str]) -> None:
+        if not all(held.can_grow for held in self._enums[table].values() if held.full_name == enum):
+            raise SinkError(
+                f"{table} has labels that the target's enum {enum} lacks, and another role owns it: {', '.join(labels)}.",
+                f"Add them there (ALTER TYPE … ADD VALUE), or let the role of sink.url own the type. "
+                f"{read_again(TableName(table.database, table.name))}",
+                table,
+            )
 
     def replace(self, replaced: ReplacedRange) -> None:
         """Removes what the copy has in the part's range. Its rows are written after that, in the same transaction."""
@@ -279,6 +317,7 @@ class Filling:
         _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
         if schema.table in self._divided and not has_independent_rows(schema, existing, session.dialect):
             raise SinkError(f"{target} was altered just now.", "Start the job again.", schema.table)
+        self._enums[schema.table] = enums_of(schema, existing, session.dialect)
         rows = session.rows(target, extended, existing, self.marks.removed)
         gate = ValueGate(schema, policies, rows.bad_values, rows.as_text)
         if not audit.keeps_deleted:

@@ -10,13 +10,13 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from tidemark.sinks.mirror.fence import Fence
-from tidemark.sinks.mirror.target import Owner, TargetName, TargetTable
+from tidemark.sinks.mirror.target import Dialect, Owner, TargetName, TargetTable
 from tidemark.sinks.sink import JobIdentity, SinkBusyError, Written
 from tidemark.state.change_batch import LOG_PART
 from tidemark.state.errors import SinkError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import START_OVER
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE
+from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column
 
 LOCK_WAIT_SECONDS = 900
 """Longer than the time after which a server ends an idle writer, so that a second attempt at a part waits until the locks of a
@@ -92,6 +92,17 @@ class LedgerSession(ABC):
     @abstractmethod
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
         """Returns those of the tables that exist."""
+
+    @property
+    @abstractmethod
+    def dialect(self) -> Dialect: ...
+
+    def make_types(self, target: TargetName, columns: Sequence[Column], taken: Collection[str] = ()) -> Dialect:
+        """See `tidemark.sinks.mirror.target.Session`. Of a target that has no types of this kind."""
+        return self.dialect
+
+    def add_labels(self, enum: str, labels: Sequence[str]) -> None:
+        raise NotImplementedError(f"{enum}: no column of the target is an enum of PostgreSQL")
 
     def inspect(self, target: TargetName) -> TargetTable | None:
         return self.inspect_all([target]).get(target)

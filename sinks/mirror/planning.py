@@ -205,6 +205,14 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
     return clauses
 
 
+def columns_to_make(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[Column]:
+    """Returns the columns that a table lacks, or has of a type that does not fit."""
+    found = [(column, find_column(existing, column, dialect)) for column in schema.captured]
+    return [
+        column for column, held in found if held is None or _column_problem(schema, column, held, dialect) is not None
+    ]
+
+
 def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
     """Returns clauses of ALTER TABLE that give an empty table the source's key, and columns that take the source's rows. None
     if it has that key already, perhaps after `adapting_clauses`, or could not be written then: the copy stays whole.

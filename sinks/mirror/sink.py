@@ -15,6 +15,7 @@ from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.connecting import Waiting
+from tidemark.sinks.mirror.enum_labels import enums_of, labels_of_source
 from tidemark.sinks.mirror.ledger import writer_name
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.ordering import orders_alike
@@ -22,6 +23,7 @@ from tidemark.sinks.mirror.planning import (
     Found,
     adapting_clauses,
     added_columns,
+    columns_to_make,
     find_column,
     is_replaceable,
     key_clauses,
@@ -190,8 +192,11 @@ class MirrorSink:
         known = session.inspect_all([target for _, target in targets])
         missing = [(schema, target) for schema, target in targets if target not in known]
         for schema, target in missing:
+            extended = self.audit.extended(schema)
+            taken = [other.table for _, other in targets if other.schema == target.schema]
             try:
-                session.create_table(session.dialect.create_table(target, self.audit.extended(schema)))
+                dialect = session.make_types(target, extended.captured, taken)
+                session.create_table(dialect.create_table(target, extended))
             except RefusedRowsError as error:  # too many columns, a key that is too long: the others go on
                 raise SinkError(error.message, error.remedy, schema.table) from error
         created = session.inspect_all([target for _, target in missing])
@@ -200,10 +205,32 @@ class MirrorSink:
                 extended = self.audit.extended(schema)
                 findings = list(table_findings(extended, target, created[target], session.dialect))
                 raise_problems(findings, [schema.table for schema, _ in targets])
+        self._add_labels(session, targets, known)
         current = {target: table for target, table in (known | created).items() if target in owners}
         replaced = {t: table for t, table in current.items() if was_replaced(table, owners[t])}
         session.note_incarnations(replaced)
         session.mark_created([target for target, owner in owners.items() if not owner.created])
+
+    def add_labels(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> None:
+        """See `tidemark.sinks.sink.TakesLabels`."""
+        with contextlib.closing(self.connect(self.reconnect)) as session:
+            targets = self._targets(session, schemas)
+            self._add_labels(session, targets, session.inspect_all([target for _, target in targets]))
+
+    def _add_labels(
+        self,
+        session: Session,
+        targets: Sequence[tuple[TableSchema, TargetName]],
+        existing: Mapping[TargetName, TargetTable],
+    ) -> None:
+        """Lets enums of copies have the labels of the source. One that can't get labels stays as it is."""
+        for schema, target in targets:
+            if target in existing:
+                enums = enums_of(schema, existing[target], session.dialect)
+                for enum, labels in labels_of_source(schema, enums).items():
+                    with _about(schema.table):
+                        session.add_labels(enum, labels)
+                        failpoint("sink.after_labels")
 
     def replaceable(
         self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
@@ -238,25 +265,29 @@ class MirrorSink:
                 raise_problems(list(self.audit.problems(source_schema, found, session.dialect)))
                 if found is not None:
                     with _about(source_schema.table):
-                        if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, session.dialect)):
+                        dialect = session.make_types(target, columns_to_make(schema, found, session.dialect))
+                        if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, dialect)):
                             session.replace_key(target, found, keyed)
                             failpoint("sink.after_key")
                             if session.inspect(target) is not None:
                                 _keep_known(session, target, owner, found)
-                        elif clauses := adapting_clauses(schema, found, session.dialect):
-                            session.create_table(session.dialect.alter_table(target, clauses))
+                        elif clauses := adapting_clauses(schema, found, dialect):
+                            session.create_table(dialect.alter_table(target, clauses))
                             _keep_known(session, target, owner, found)
                 elif (schema.key or self.appends_keyless) and not any(
                     f.is_problem for f in type_findings(schema, session.dialect)
                 ):
-                    session.create_table(session.dialect.create_table(target, schema))
+                    dialect = session.make_types(target, schema.captured)
+                    session.create_table(dialect.create_table(target, schema))
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         with contextlib.closing(self.connect()) as session:
             target, owner, found = self._copy_of(session, job, schema)
-            clauses = added_columns(schema, found, session.dialect, names)
+            lacking = [column for column in columns_to_make(schema, found, session.dialect) if column.name in names]
+            dialect = session.make_types(target, lacking)
+            clauses = added_columns(schema, found, dialect, names)
             if clauses:
-                session.create_table(session.dialect.alter_table(target, clauses))
+                session.create_table(dialect.alter_table(target, clauses))
             failpoint("sink.after_adding")
             without = without_defaults(schema, session.dialect, names)
             if without:

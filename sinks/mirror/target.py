@@ -228,6 +228,9 @@ class ComparingSql(Protocol):
     def within(self, alias: str, keys: IntegerRange) -> str:
         """Returns a condition: the row's key is in the range. The server reads no more of the primary key."""
 
+    def same_value(self, staged: str, copied: str, column: str) -> str:
+        """Returns a condition: a staged row and one of the copy, by their aliases, have equal values in a column of the key."""
+
     def differs(self, columns: Sequence[str]) -> str:
         """Returns a condition: the rows `s` and `c` differ in one of the columns, by a single bit."""
 
@@ -282,6 +285,14 @@ class Session(Protocol):
         """Records the job as the owner of each table without one. `tables`: with their source tables. Returns the owners."""
 
     def create_table(self, sql: str) -> None: ...
+    def make_types(self, target: TargetName, columns: Sequence[Column], taken: Collection[str] = ()) -> Dialect:
+        """Creates types for columns that a table is about to get, as far as it can. Returns a dialect that knows them.
+        `taken`: names that tables of the job have in the table's schema. May be repeated, also after a death."""
+
+    def add_labels(self, enum: str, labels: Sequence[str]) -> None:
+        """Lets an enum, by its full name, have all of these labels, if possible in their order. Commits. Not in a transaction
+        that is to use them. May be repeated. Raises SinkError."""
+
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
         """Removes all rows of a table and alters it, if it is still `existing`: another driver may have replaced the key and
         written rows since. May be repeated. Raises SinkBusyError if others keep the table locked for some seconds."""

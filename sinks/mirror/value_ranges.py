@@ -96,6 +96,23 @@ class PostgresType:
 
 
 @dataclass(frozen=True, slots=True)
+class EnumOfPostgres:
+    """An enum, or arrays of it. Of an existing column, `full_name`: the type as SQL, and `can_grow`: it can get labels."""
+
+    labels: tuple[str, ...]
+    in_array: bool
+    full_name: str = ""
+    can_grow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Citext:
+    """Text of any length whose comparisons ignore case, or arrays of it."""
+
+    in_array: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """MySQL's TIME with `digits` fractional digits of the second."""
 
@@ -148,6 +165,8 @@ ValueRange: TypeAlias = (
     | Labels
     | FormattedText
     | PostgresType
+    | EnumOfPostgres
+    | Citext
     | Duration
     | Binary
     | Dates
@@ -198,6 +217,8 @@ def holds(target: ValueRange, source: ValueRange) -> bool:
             return (declared := declared_numeric(name)) is not None and holds(target, declared)
         case Duration(digits), PostgresType(name):
             return name in {f"interval({digits})", "interval" if digits == _MAX_FRACTION else ""}
+        case EnumOfPostgres(labels, in_array, _, can_grow), EnumOfPostgres(source_labels, source_in_array):
+            return in_array == source_in_array and (can_grow or set(source_labels) <= set(labels))
         case Labels(labels, several), Labels(source_labels, source_several):
             kept = tuple(label for label in labels if label in source_labels)
             # A SET's text lists its labels in the column's order.
@@ -242,7 +263,7 @@ def _text_holds(target: Text, source: ValueRange) -> bool:
             characters, byte_count = _MAX_FORMATTED_LENGTH[form], None
         case Duration():
             characters, byte_count = _MAX_DURATION, None
-        case PostgresType():
+        case PostgresType() | EnumOfPostgres() | Citext():
             characters, byte_count = None, MAX_POSTGRES_VALUE
         case _:
             return False
@@ -275,6 +296,9 @@ def canonical_value_range(column: Column) -> ValueRange:
     if pa.types.is_floating(kind):
         return Floats(kind.bit_width)
     if pa.types.is_string(kind):
+        if column.named_type is not None:
+            labels, in_array = column.named_type.labels, column.named_type.in_array
+            return Citext(in_array) if labels is None else EnumOfPostgres(labels, in_array)
         if column.source_type == "uuid":
             return FormattedText("uuid")
         if is_kept_type(column.source_type):

@@ -135,7 +135,7 @@ class MirrorWriter:
         return filling.told()
 
     def _filling(self, session: Session, part: Part, schemas: Schemas) -> Filling:
-        copies = Copies(self.template, self.policies, self.audit, claims=self.parallelism > 1)
+        copies = Copies(self.template, self.policies, self.audit, self.parallelism > 1, self.connect)
         return Filling.of(session, copies, self.job.uuid, part, schemas)
 
     def _is_shared(self, connection: "_Connection", part: Part, first: Chunk, schemas: Schemas) -> bool:

@@ -39,8 +39,9 @@ KEPT = [
     "pg_lsn",
     "interval",
     "time with time zone",
+    "mood",
 ]
-AS_TEXT = ["mood", "pair", "words", '"Odd Type"']
+AS_TEXT = ["pair", "words", '"Odd Type"']
 """Types that the target may not have."""
 NUMBERS = ("'NaN'", "'Infinity'", "'-Infinity'", "1e-1000", "1e1000", "-0.10", "1e16000 + 1e-16000", "12.300", "0")
 

@@ -158,6 +158,7 @@ def schema_of(
                 generated=column.generated,
                 toastable=is_toastable(arrow_type),
                 number=column.number,
+                named_type=column.named_type if captured else None,
             )
         )
     if not any(column.captured for column in columns):

@@ -1,14 +1,14 @@
 """The catalog's facts about tables, read for many tables at once."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tidemark.readers.postgres.connect import Connection
 from tidemark.readers.postgres.schema.types import INNER_TYPES, NAMES_OF_OTHERS, BaseType
 from tidemark.state.errors import TableGoneError
-from tidemark.state.table import TableId
+from tidemark.state.table import NamedType, TableId
 
 Kind = Literal["table", "partitioned"]
 Identity = Literal["default", "nothing", "full", "index"]
@@ -57,6 +57,29 @@ JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
 LEFT JOIN names s ON s.root = b.type
 JOIN pg_attribute a ON a.attrelid = b.attrelid AND a.attnum = b.attnum
 ORDER BY a.attrelid, a.attnum"""
+# A row for each column of an enum or of the extension's citext, or of arrays of one. The labels are NULL for citext.
+_NAMED_TYPES = """
+WITH RECURSIVE bases AS (
+    SELECT a.attrelid, a.attnum, a.atttypid AS type
+    FROM pg_attribute a WHERE a.attrelid = ANY (%(tables)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT b.attrelid, b.attnum, t.typbasetype FROM bases b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
+)
+SELECT b.attrelid::bigint, b.attnum, n.nspname, e.typname,
+       CASE e.typtype WHEN 'e' THEN ARRAY(
+           SELECT l.enumlabel::text FROM pg_enum l WHERE l.enumtypid = e.oid ORDER BY l.enumsortorder) END,
+       e.oid <> b.type
+FROM bases b JOIN pg_type t ON t.oid = b.type
+JOIN pg_type e ON e.oid = coalesce((SELECT x.oid FROM pg_type x WHERE x.oid = t.typelem AND x.typarray = t.oid), t.oid)
+JOIN pg_namespace n ON n.oid = e.typnamespace
+WHERE e.typtype = 'e' OR (e.typname = 'citext' AND EXISTS (
+    SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid AND x.extname = 'citext'
+    WHERE d.classid = 'pg_type'::regclass AND d.objid = e.oid AND d.refclassid = 'pg_extension'::regclass))"""
+_LABELS = """
+SELECT n.nspname, t.typname,
+       ARRAY(SELECT l.enumlabel::text FROM pg_enum l WHERE l.enumtypid = t.oid ORDER BY l.enumsortorder)
+FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE t.typtype = 'e' AND (n.nspname, t.typname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))"""
 # An index's columns are the first indnkeyatts of its indkey; the others are INCLUDEd. 0 is an expression.
 _INDEXES = """
 SELECT i.indrelid::bigint, c.relname, i.indisprimary, i.indisreplident,
@@ -92,6 +115,7 @@ class ColumnFacts:
     readable: bool
     """The role may SELECT it."""
     collation: str | None
+    named_type: NamedType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +204,8 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
         heads = {TableId(row[1], row[2]): row for row in cursor.fetchall()}
         hypertables = _hypertables(cursor)
         arguments = {"tables": [row[0] for row in heads.values()], "names": sorted(NAMES_OF_OTHERS)}
-        columns, indexes, partitions = (
-            _by_table(cursor, query, arguments) for query in (_COLUMNS, _INDEXES, _PARTITIONS)
+        columns, named_types, indexes, partitions = (
+            _by_table(cursor, query, arguments) for query in (_COLUMNS, _NAMED_TYPES, _INDEXES, _PARTITIONS)
         )
     found = {}
     for table in tables:
@@ -190,7 +214,8 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
         oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable, hidden = heads[
             table
         ]
-        its_columns = tuple(_column(*row) for row in columns[oid])
+        its_types = {number: _named_type(*row) for number, *row in named_types[oid]}
+        its_columns = tuple(replace(_column(*row), named_type=its_types.get(row[0])) for row in columns[oid])
         its_indexes = tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid])
         there = {column.name for column in its_columns}
         if not all(there.issuperset(filter(None, index.columns)) for index in its_indexes):
@@ -216,6 +241,14 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             ),
         )
     return found
+
+
+def labels_of(connection: Connection, types: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Returns the labels of those of the types, by schema and name, that are enums now, in their order."""
+    schemas, names = [schema for schema, _ in types], [name for _, name in types]
+    with connection.cursor() as cursor:
+        cursor.execute(_LABELS, (schemas, names))
+        return {(schema, name): tuple(labels) for schema, name, labels in cursor.fetchall()}
 
 
 def _hypertables(cursor: Any) -> set[TableId]:
@@ -251,3 +284,7 @@ def _column(
     return ColumnFacts(
         number, name, source_type, BaseType(base, modifier), not not_null, generated, readable, collation
     )
+
+
+def _named_type(schema: str, name: str, labels: list[str] | None, in_array: bool) -> NamedType:
+    return NamedType(schema, name, None if labels is None else tuple(labels), in_array)

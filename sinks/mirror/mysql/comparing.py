@@ -62,6 +62,9 @@ class MySqlComparing:
     def within(self, alias: str, keys: IntegerRange) -> str:
         return keys.condition(lambda name: f"{alias}.{types.quoted(name)}")
 
+    def same_value(self, staged: str, copied: str, column: str) -> str:
+        return f"{copied}.{types.quoted(column)} = {staged}.{types.quoted(column)}"
+
     def differs(self, columns: Sequence[str]) -> str:
         same = " AND ".join(f"{self._bytes('s', name)} <=> {self._bytes('c', name)}" for name in columns)
         return f"NOT ({same})"

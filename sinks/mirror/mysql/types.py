@@ -11,6 +11,8 @@ from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAM
 from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import (
     MAX_POSTGRES_VALUE,
+    Citext,
+    EnumOfPostgres,
     FormattedText,
     Labels,
     PostgresType,
@@ -93,7 +95,7 @@ class MySqlDialect:
         match canonical_value_range(column):
             case Timestamps(digits):
                 return Timestamps(digits, zoned=False)
-            case PostgresType():
+            case PostgresType() | EnumOfPostgres() | Citext():
                 return Text(None, MAX_POSTGRES_VALUE)
             case value_range:
                 return value_range

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from tidemark.sinks.mirror.postgres.types import postgres_value_range
 from tidemark.sinks.mirror.target import TargetColumn, TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import PostgresType, is_kept_type
+from tidemark.sinks.mirror.value_ranges import Citext, EnumOfPostgres, PostgresType, is_kept_type
 
 Row: TypeAlias = tuple[Any, ...]
 Query: TypeAlias = Callable[[str, tuple[Any, ...]], list[Row]]
@@ -29,9 +29,20 @@ _COLUMNS = """
     SELECT a.attrelid::bigint, a.attname, t.typname, format_type(t.oid, a.atttypmod), a.atttypmod, a.attnotnull,
            a.atthasdef OR a.attidentity <> '',
            a.attgenerated <> '',
-           (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation AND NOT c.collisdeterministic)
+           (SELECT c.collname FROM pg_collation c WHERE c.oid = a.attcollation AND NOT c.collisdeterministic),
+           quote_ident(n.nspname) || '.' || quote_ident(e.typname), e.oid <> t.oid,
+           CASE e.typtype WHEN 'e' THEN ARRAY(
+               SELECT l.enumlabel::text FROM pg_enum l WHERE l.enumtypid = e.oid ORDER BY l.enumsortorder) END,
+           pg_has_role(e.typowner, 'USAGE'),
+           CASE e.typname WHEN 'citext' THEN EXISTS (
+               SELECT FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid AND x.extname = 'citext'
+               WHERE d.classid = 'pg_type'::regclass AND d.objid = e.oid AND d.refclassid = 'pg_extension'::regclass)
+           ELSE false END
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    JOIN pg_type e ON e.oid = coalesce((SELECT x.oid FROM pg_type x WHERE x.oid = t.typelem AND x.typarray = t.oid), t.oid)
+    JOIN pg_namespace n ON n.oid = e.typnamespace
     WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid, a.attnum"""
+"""The type e is the column's, or that of the elements of its arrays."""
 _KEYS = """
     SELECT i.indrelid::bigint, a.attname
     FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
@@ -107,9 +118,19 @@ def _column(
     has_default: bool,
     generated: bool,
     collation: str | None,
+    element_name: str,
+    in_array: bool,
+    labels: list[str] | None,
+    owned: bool,
+    is_citext: bool,
 ) -> TargetColumn:
     value_range = postgres_value_range(type_name, modifier)
-    if value_range is None and is_kept_type(sql_type):
+    if labels is not None or is_citext:
+        type_name = sql_type = f"{element_name}[]" if in_array else element_name
+        value_range = Citext(in_array)
+        if labels is not None:
+            value_range = EnumOfPostgres(tuple(labels), in_array, element_name, owned)
+    elif value_range is None and is_kept_type(sql_type):
         value_range = PostgresType(sql_type)
     return TargetColumn(
         name=name,

@@ -1,11 +1,12 @@
 """A `tidemark.sinks.mirror.target.ComparingSql` for PostgreSQL."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidemark.sinks.mirror.postgres import types
 from tidemark.sinks.mirror.target import TargetName
+from tidemark.sinks.mirror.value_ranges import EnumOfPostgres
 from tidemark.state.integer_range import IntegerRange
 
 _NUMBERS = itertools.count(1)
@@ -16,10 +17,12 @@ class Runner(Protocol):
 
 
 class PostgresComparing:
-    """Rows are compared by their text: it differs for 1.0 and 1.00, for 0 and -0, and for NULL and ''."""
+    """Rows are compared by their text: it differs for 1.0 and 1.00, for 0 and -0, and for NULL and ''.
 
-    def __init__(self, runner: Runner, target: TargetName) -> None:
-        self._runner, self._target = runner, target
+    `enums`: of the copy's columns. Staged rows have texts there: the source may have labels that the copy will get later."""
+
+    def __init__(self, runner: Runner, target: TargetName, enums: Mapping[str, EnumOfPostgres]) -> None:
+        self._runner, self._target, self._enums = runner, target, enums
 
     def quoted(self, name: str) -> str:
         return types.quoted(name)
@@ -32,7 +35,10 @@ class PostgresComparing:
 
     def create(self, columns: Sequence[str]) -> str:
         name = types.quoted(f"tidemark_compared_{next(_NUMBERS)}")
-        listed = ", ".join(map(types.quoted, columns))
+        listed = ", ".join(
+            f"{n}::text AS {n}" if c in self._enums else n
+            for c, n in zip(columns, map(types.quoted, columns), strict=True)
+        )
         self._runner.execute(
             f"CREATE TEMPORARY TABLE {name} AS SELECT {listed} FROM {types.full_name(self._target)} WITH NO DATA",
             doing="creating a temporary table",
@@ -51,6 +57,17 @@ class PostgresComparing:
 
     def within(self, alias: str, keys: IntegerRange) -> str:
         return keys.condition(lambda name: f"{alias}.{types.quoted(name)}", by_rows=True)
+
+    def same_value(self, staged: str, copied: str, column: str) -> str:
+        name, enum = types.quoted(column), self._enums.get(column)
+        if enum is None:
+            return f"{copied}.{name} = {staged}.{name}"
+        same_text = f"{staged}.{name} = {copied}.{name}::text"
+        if enum.in_array:
+            return same_text
+        labels = f"unnest(enum_range(CAST(NULL AS {enum.full_name})))"
+        label = f"SELECT l FROM {labels} l WHERE l::text = {staged}.{name}"
+        return f"{same_text} AND {copied}.{name} = ({label})"  # either one is found by an index
 
     def differs(self, columns: Sequence[str]) -> str:
         return f"{_row('s', columns)} IS DISTINCT FROM {_row('c', columns)}"

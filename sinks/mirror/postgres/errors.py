@@ -16,6 +16,7 @@ _NO_RIGHT = (
 _NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
 _GONE = f"Tables of the copy or Tidemark's own were dropped: {START_OVER}."
 _READ_ONLY = "25006"
+_NAME_OF_TYPE = "42710"
 _DEPENDENT = "2BP01"
 _DUPLICATE_KEY = "23505"
 _DROP_DEPENDENT = "Drop these views, let the job read the table again, and create them again."
@@ -30,6 +31,7 @@ _REMEDIES: dict[str, str] = {
     _DUPLICATE_KEY: "The table has rows that this job did not write, or a unique index that the copy violates until it has "
     "caught up with its first snapshot: empty the table, or drop that index until then.",
     _READ_ONLY: "Name a server in sink.url that accepts writes, not a standby.",
+    _NAME_OF_TYPE: "A type of the target has that name. Choose another name for the copy: sink.rename or sink.table.",
     "28": "Check user and password in sink.url, pg_hba.conf, and whether the server requires TLS (sink.tls).",
     "3D000": "Create that database, or correct sink.url.",
     "42501": _NO_RIGHT,
@@ -69,7 +71,7 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
     if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
     code = error.pgcode or ("3D000" if is_about_database(str(error)) else "28")  # a refused login has none
-    kind = RefusedRowsError if code[:2] in _ABOUT_ROWS or code == _RAISED else SinkError
+    kind = RefusedRowsError if code[:2] in _ABOUT_ROWS or code in {_RAISED, _NAME_OF_TYPE} else SinkError
     for length in (5, 2):
         if code[:length] in _REMEDIES:
             return kind(message, _REMEDIES[code[:length]])

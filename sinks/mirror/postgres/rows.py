@@ -19,8 +19,8 @@ from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.postgres.bad_values import TEXTS, bad_values, without_nul
 from tidemark.sinks.mirror.postgres.errors import is_duplicate_key
 from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted, text_literal
-from tidemark.sinks.mirror.target import TargetName, TargetTable
-from tidemark.sinks.mirror.value_ranges import PostgresType
+from tidemark.sinks.mirror.target import TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import Citext, EnumOfPostgres, PostgresType
 from tidemark.sinks.rows import postgres_binary as binary
 from tidemark.sinks.rows.fields import Fields, Frame, interleave, variable
 from tidemark.sinks.rows.postgres_numerics import decimals, numeric_texts
@@ -78,10 +78,11 @@ class PostgresTableRows:
         self._marks = ", ".join(f"{quoted(column.name)} = {dialect.constant(column)}" for column in removed)
         self._is_there = f"t.{quoted(removed[0].name)} IS NOT TRUE" if removed else "TRUE"
         self._marked = dialect.source_kind == "postgresql"
-        self._types = {column.name: column.type_name for column in existing.columns}
+        self._types = {column.name: _written_as(column) for column in existing.columns}
         self._kept = {
             column.name for column in schema.captured if isinstance(dialect.value_range(column), PostgresType)
         }
+        self._kept |= {column.name for column in existing.columns if _is_named_array(column)}
         sql_types = {column.name: column.sql_type for column in existing.columns}
         self._casts = {name: sql_types[name] for name in self._kept if self._types[name] not in _ENCODED}
         extra = ExtraColumns.of(schema)
@@ -309,6 +310,16 @@ class PostgresTableRows:
             f"{table}: a value of column {name} {why}.",
             f"Exclude the column, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}.",
         )
+
+
+def _written_as(column: TargetColumn) -> str:
+    """Returns the name of the type that has the binary form of the column's."""
+    is_text = isinstance(column.value_range, EnumOfPostgres | Citext) and not column.value_range.in_array
+    return "text" if is_text else column.type_name
+
+
+def _is_named_array(column: TargetColumn) -> bool:
+    return isinstance(column.value_range, EnumOfPostgres | Citext) and column.value_range.in_array
 
 
 def key_literal(value: KeyValue) -> str:

@@ -1,7 +1,8 @@
 """A connection to a PostgreSQL target."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import psycopg2
@@ -12,16 +13,34 @@ from tidemark.conf.libpq import connection_settings
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.sinks.mirror.connecting import Waiting, open_session
+from tidemark.sinks.mirror.enum_labels import enums_of, places
 from tidemark.sinks.mirror.ledger import KEY_LOCK_SECONDS, LOCK_WAIT_SECONDS, LedgerSession
 from tidemark.sinks.mirror.postgres import errors as postgres_errors
 from tidemark.sinks.mirror.postgres.catalog import read_tables
 from tidemark.sinks.mirror.postgres.comparing import PostgresComparing
 from tidemark.sinks.mirror.postgres.rows import CopyStream, PostgresTableRows
-from tidemark.sinks.mirror.postgres.types import PostgresDialect, full_name, quoted
-from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
+from tidemark.sinks.mirror.postgres.types import (
+    MAX_NAME_BYTES,
+    PostgresDialect,
+    enum_name,
+    full_name,
+    quoted,
+    text_literal,
+)
+from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.value_ranges import Text
 from tidemark.state.errors import SinkError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.key_order import TEXTS_BY_COLLATION, orders_of_postgres, text_order, text_orders_query
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
+from tidemark.state.table import (
+    FENCE_TABLE,
+    LEDGER_TABLE,
+    REGISTRY_TABLE,
+    REJECTS_TABLE,
+    Column,
+    NamedType,
+    TableSchema,
+)
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -214,6 +233,63 @@ class PostgresSession(LedgerSession):
         self.execute(sql, doing=doing)
         self.end_transaction(doing)
 
+    def make_types(self, target: TargetName, columns: Sequence[Column], taken: Collection[str] = ()) -> PostgresDialect:
+        """See `tidemark.sinks.mirror.target.Session`. Columns of types that can't be had are text."""
+        types: dict[tuple[str, str], str] = {}
+        for named in dict.fromkeys(column.named_type for column in columns):
+            if named is not None:
+                found = self._citext() if named.labels is None else self._made_enum(target.schema, named, taken)
+                types |= {} if found is None else {(named.schema, named.name): found}
+        return replace(self._dialect, types=types)
+
+    def _citext(self) -> str | None:
+        found = self.query(
+            "SELECT quote_ident(n.nspname) || '.citext' FROM pg_extension x "
+            "JOIN pg_depend d ON d.refobjid = x.oid AND d.refclassid = 'pg_extension'::regclass "
+            "JOIN pg_type t ON t.oid = d.objid AND d.classid = 'pg_type'::regclass AND t.typname = 'citext' "
+            "JOIN pg_namespace n ON n.oid = t.typnamespace "
+            "WHERE x.extname = 'citext' AND has_schema_privilege(n.oid, 'USAGE') AND has_type_privilege(t.oid, 'USAGE')"
+        )
+        return str(found[0][0]) if found else None
+
+    def _made_enum(self, schema: str, named: NamedType, taken: Collection[str]) -> str | None:
+        """Returns an enum of the schema that has the source's labels. None if something else has its name, if another role's
+        lacks labels, or if it can't have that name or these labels."""
+        name, labels = enum_name(named, schema), named.labels or ()
+        if name in taken or not self.dialect.name_fits(name) or not all(map(_is_label, labels)):
+            return None
+        enum = full_name(TargetName(schema, name))
+        doing = f"creating type {enum}"
+        self.execute("SELECT pg_advisory_xact_lock(hashtext('tidemark'))", doing=doing)  # other jobs may create it
+        found = self.query(
+            "SELECT t.typtype = 'e' AND has_type_privilege(t.oid, 'USAGE'), pg_has_role(t.typowner, 'USAGE'), "
+            "ARRAY(SELECT l.enumlabel::text FROM pg_enum l WHERE l.enumtypid = t.oid) "
+            "FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = %s AND t.typname = %s",
+            (schema, name),
+        )
+        if not found:
+            self.execute(f"CREATE TYPE {enum} AS ENUM ({', '.join(map(text_literal, labels))})", doing=doing)
+        self.end_transaction(doing)
+        failpoint("sink.after_type")
+        if not found:
+            return enum
+        ((usable, owned, there),) = found
+        if not usable or not (owned or set(labels) <= set(there)):
+            return None
+        self.add_labels(enum, labels)
+        return enum
+
+    def add_labels(self, enum: str, labels: Sequence[str]) -> None:
+        """See `tidemark.sinks.mirror.target.Session`."""
+        doing = f"adding labels to {enum}"
+        sql = "SELECT enumlabel::text FROM pg_enum WHERE enumtypid = %s::regtype ORDER BY enumsortorder"
+        existing = [label for (label,) in self.query(sql, (enum,))]
+        for label, before, after in places(existing, labels):
+            place = "" if before is None else f" BEFORE {text_literal(before)}"
+            place += "" if after is None else f" AFTER {text_literal(after)}"
+            self.execute(f"ALTER TYPE {enum} ADD VALUE IF NOT EXISTS {text_literal(label)}{place}", doing=doing)
+        self.end_transaction(doing)
+
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
         """See `tidemark.sinks.mirror.target.Session`. One transaction, which keeps all others from the table. Its
         TRUNCATE makes the table another one."""
@@ -252,7 +328,10 @@ class PostgresSession(LedgerSession):
     def comparing(
         self, target: TargetName, schema: TableSchema, existing: TargetTable
     ) -> tuple[PostgresComparing, PostgresTableRows]:
-        return PostgresComparing(self, target), PostgresTableRows(self, self._dialect, target, schema, existing)
+        enums = enums_of(schema, existing, self._dialect)
+        columns = (_as_text(column) if column.name in enums else column for column in existing.columns)
+        rows = PostgresTableRows(self, self._dialect, target, schema, replace(existing, columns=tuple(columns)))
+        return PostgresComparing(self, target, enums), rows
 
     def end_transaction(self, doing: str) -> None:
         self.savepoints = 0
@@ -289,6 +368,15 @@ class PostgresSession(LedgerSession):
     def close(self) -> None:
         """Closes the connection, which rolls back an open transaction."""
         self._connection.close()
+
+
+def _is_label(text: str) -> bool:
+    """False for labels of a source with other encodings that PostgreSQL could not store in UTF-8."""
+    return len(text.encode()) <= MAX_NAME_BYTES
+
+
+def _as_text(column: TargetColumn) -> TargetColumn:
+    return replace(column, type_name="text", sql_type="text", value_range=Text())
 
 
 def connect(

@@ -1,7 +1,7 @@
 """Tables in PostgreSQL: for each column the narrowest type that holds every value of the source's column."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -9,9 +9,11 @@ from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, T
 from tidemark.sinks.mirror.value_ranges import (
     Binary,
     Booleans,
+    Citext,
     Dates,
     Decimals,
     Duration,
+    EnumOfPostgres,
     Floats,
     FormattedText,
     Integers,
@@ -24,7 +26,7 @@ from tidemark.sinks.mirror.value_ranges import (
     declared_numeric,
     mysql_value_range,
 )
-from tidemark.state.table import Column, TableSchema, arrow_type_of
+from tidemark.state.table import Column, NamedType, TableSchema, arrow_type_of
 
 MAX_NAME_BYTES = 63
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
@@ -47,9 +49,18 @@ def text_literal(text: str) -> str:
     return f"E'{escaped}'"
 
 
+def enum_name(named: NamedType, schema: str) -> str:
+    """Returns the name of an enum's copy in a schema of the target: two schemas of the source may have enums of one name."""
+    return named.name if named.schema == schema else f"{named.schema}_{named.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresDialect:
+    """`types`: the target's enums and citext, as SQL, by schema and name of the source's, for columns that are created. Columns
+    of other such types are text."""
+
     source_kind: SourceKind
+    types: Mapping[tuple[str, str], str] = field(default_factory=dict)
     name_limit: str = f"{MAX_NAME_BYTES} bytes"
     max_key_columns: int = 32
 
@@ -132,6 +143,8 @@ class PostgresDialect:
                 return "uuid"
             case Duration():
                 return "interval"
+            case EnumOfPostgres() | Citext():
+                return self._named_type(column, key=key)
             case PostgresType(name):
                 return name if declared_numeric(name) != Decimals(None, None) else "numeric"
         if pa.types.is_decimal(kind):
@@ -148,7 +161,19 @@ class PostgresDialect:
             return "timestamp" if kind.tz is None else "timestamp with time zone"
         return "real[]"
 
+    def _named_type(self, column: Column, *, key: bool) -> str:
+        named = column.named_type
+        assert named is not None, "its value range says so"
+        found = self.types.get((named.schema, named.name))
+        if found is None or (
+            key and named.labels is None
+        ):  # two keys that differ in case only are two rows for a while
+            return "text"
+        return f"{found}[]" if named.in_array else found
+
     def key_problem(self, column: Column, existing: TargetColumn) -> str | None:
+        if isinstance(existing.value_range, Citext):
+            return f"is {existing.type_name}, which takes keys for one that differ only in case"
         if existing.collation is None:
             return None
         return f"its collation {existing.collation} is nondeterministic: it treats texts as equal that differ"
