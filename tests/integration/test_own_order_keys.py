@@ -1,6 +1,7 @@
 """Tables of MySQL and MariaDB whose key begins with an ENUM, SET, FLOAT, DOUBLE or UUID: they are split, and their rows move
 between splits while these are read."""
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ import pytest
 from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
+from tidemark.readers.mysql import connect as mysql_connect
+from tidemark.readers.mysql.keys import uuid_order
 from tidemark.readers.mysql.snapshot import split_reader
 from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.plan import PlanRecord
+from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
@@ -205,3 +209,29 @@ def test_labels_that_change_while_rows_are_copied(
     source.execute("UPDATE t SET v = 8 WHERE n % 4 = 0")
     run_epochs(job)
     assert sorted(source.query("SELECT n, k, v FROM copy_t")) == expected(source, "enum")
+
+
+def test_a_uuid_keyed_table_that_is_locked_when_a_job_starts_again_is_followed(
+    mariadb_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its order can't be asked then. It need not be: the rows were read before."""
+    source = mariadb_database
+    create(source, "uuid")
+    job = write_job(
+        tmp_path,
+        source=source_of(source, tables=[f"{source.schema}.t"]),
+        checkpoint=str(tmp_path / "checkpoint"),
+        sink={"type": "files", "path": str(tmp_path / "out")},
+    )
+    run_epochs(job)
+    source.execute("UPDATE t SET v = 5 WHERE n < 9")
+    monkeypatch.setitem(mysql_connect._SESSION, "lock_wait_timeout", "1")
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("LOCK TABLES t WRITE")
+        run_epochs(job)
+    assert folded(tmp_path, source) == expected(source, "uuid")
+
+
+def test_the_order_of_a_table_that_is_gone_is_not_known(mariadb_database: Database) -> None:
+    with contextlib.closing(mariadb_database.connect()) as connection:
+        assert not uuid_order.orders_as_known(connection, TableId(mariadb_database.name, "gone"), "k")

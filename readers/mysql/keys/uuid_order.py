@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 import pymysql
 
-from tidemark.readers.mysql.connect import Connection, error_code, quote_identifier, quote_table
-from tidemark.readers.mysql.server import ACCESS_DENIED
+from tidemark.readers.mysql.connect import Connection, is_transient, quote_identifier, quote_table
 from tidemark.state.table import TableId
 
 _BYTES = 16
@@ -71,8 +70,9 @@ def least_plain(record: bytes) -> bytes | None:
 
 def orders_as_known(connection: Connection, table: TableId, column: str) -> bool:
     """True if the server orders the column's values as this module does, by its answers for pairs of UUIDs. They become values
-    of the column's own type in COALESCE, and no row is read. False, too, if the account may not read the table, which
-    preflight tells."""
+    of the column's own type in COALESCE, and no row is read. False, too, if the server refuses the query: the account
+    may not read the table, which preflight tells, or another session keeps it locked, or it is gone. Raises pymysql's error if
+    the connection is lost."""
     pairs = _telling_pairs()
     asked = ", ".join(f"COALESCE(d.k, '{a}') > COALESCE(d.k, '{b}')" for a, b in pairs)
     name = quote_identifier(column)
@@ -82,7 +82,7 @@ def orders_as_known(connection: Connection, table: TableId, column: str) -> bool
             cursor.execute(sql)
             answers = cursor.fetchone()
     except pymysql.MySQLError as error:
-        if error_code(error) not in ACCESS_DENIED:
+        if is_transient(error) or not connection.open:
             raise
         return False
     return answers is not None and [bool(answer) for answer in answers] == [is_swapped(a.bytes) for a, _ in pairs]
