@@ -27,6 +27,10 @@ FLAVOURS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "mariadb": ("mariadb", None, {}),
     "mariadb-11.4": ("mariadb", "11.4", {}),  # the first version whose events do not have their end position
 }
+OLDER_FLAVOURS: dict[str, tuple[str, str | None, dict[str, str]]] = {
+    "mysql-8.0": ("mysql", "8.0", {}),
+    "mariadb-10.5": ("mariadb", "10.5", {}),
+}
 
 Change = dict[str, Any]
 
@@ -47,6 +51,10 @@ class LoggedServer:
     @property
     def is_mariadb(self) -> bool:
         return self.server.kind == "mariadb"
+
+    @property
+    def has_gtid_sets(self) -> bool:
+        return self.name in {"mysql-gtid", "mysql-8.0"}
 
     def connect(self, **settings: Any) -> Any:
         return self.server.connect("d", **settings)
@@ -120,7 +128,7 @@ def changes_of(reader: LogReader, part: LogRange, **reading: Any) -> Iterator[Ch
 
 @contextlib.contextmanager
 def logged_server(name: str, **options: Any) -> Iterator[LoggedServer]:
-    """Starts a private server. `name` is one of FLAVOURS, `options` are server settings."""
-    kind, version, settings = FLAVOURS[name]
+    """Starts a private server. `name` is one of FLAVOURS or OLDER_FLAVOURS, `options` are server settings."""
+    kind, version, settings = (FLAVOURS | OLDER_FLAVOURS)[name]
     with start_server(kind, {**settings, **options}, version) as server:
         yield LoggedServer(server, name)

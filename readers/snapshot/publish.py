@@ -31,6 +31,8 @@ from tidemark.state.split import ReleaseChunk, Report, Split
 from tidemark.state.table import TableSchema
 
 MAX_BATCH_BYTES = 8 << 20
+FOOTER_BYTES = 64 << 10
+"""Read first of a file of which only the report is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +102,18 @@ def read_published(
 
 
 def is_published(store: CheckpointStore, epoch: int, split: Split) -> bool:
-    return store.read(published_name(epoch, split)) is not None
+    return store.exists(published_name(epoch, split))
 
 
 def read_report(store: CheckpointStore, epoch: int, split: Split) -> Report:
-    """Returns the report only. Raises CheckpointError if the split is not published."""
+    """Returns the report only; the rows are not fetched. Raises CheckpointError if the split is not published."""
     name = published_name(epoch, split)
-    data = store.read(name)
-    if data is None:
+    end = store.read_end(name, FOOTER_BYTES)
+    if end is not None and (byte_count := published_file.footer_size(end)) > end.size:
+        end = store.read_end(name, byte_count)
+    if end is None:
         raise lost_file(name)
-    return _of_split(published_file.read_report(data, name), split, name)
+    return _of_split(published_file.read_report(end, name), split, name)
 
 
 def lost_file(name: str) -> CheckpointError:

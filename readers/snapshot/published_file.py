@@ -34,6 +34,8 @@ _NO_CHECKSUM = "tidemark-crc32=00000000"
 _CHECKSUM = re.compile(rb"tidemark-crc32=([0-9a-f]{8})")
 _ARROW_END = struct.Struct("<i6s")
 """The footer's length and a magic word; https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format"""
+_START_BYTES = 8
+"""Readers of footers want room for the magic word that a file begins with."""
 _PARQUET_MAGIC = b"PAR1"
 _PARQUET_END = struct.Struct("<I4s")
 """The same in Parquet; https://parquet.apache.org/docs/file-format/"""
@@ -79,14 +81,25 @@ def _write(
 
 
 def read_report(data: pa.Buffer, name: str) -> Report:
-    """Returns the report. Reads only the end of the file. `name` is for the message. Raises CheckpointError."""
-    if format_of(data) == "parquet":
+    """Returns the report. `data`: the file, or its end with the whole footer. `name` is for the message. Raises
+    CheckpointError."""
+    if bytes(memoryview(data)[-len(_PARQUET_MAGIC) :]) == _PARQUET_MAGIC:
         return _parquet_report(data, name)[0]
     try:
         metadata = pa.ipc.open_file(data).schema.metadata or {}
     except pa.ArrowException as exc:
         raise damaged(name, "it is not an Arrow IPC file") from exc
     return PUBLISHED_SPLIT.decode(metadata.get(_REPORT_KEY.encode(), b""), name)
+
+
+def footer_size(end: pa.Buffer) -> int:
+    """Returns how many bytes of a file's end `read_report` needs, as the end says."""
+    view = memoryview(end).cast("B")
+    form = _PARQUET_END if bytes(view[-len(_PARQUET_MAGIC) :]) == _PARQUET_MAGIC else _ARROW_END
+    if len(view) < form.size:
+        return len(view)
+    length, _ = form.unpack_from(view, len(view) - form.size)
+    return int(length) + form.size + _START_BYTES
 
 
 def check_file(data: pa.Buffer, name: str) -> tuple[Report, tuple[pa.RecordBatch, ...]]:

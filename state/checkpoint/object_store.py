@@ -60,6 +60,23 @@ class S3Store:
             except FileNotFoundError:
                 return None
 
+    def read_end(self, name: str, byte_count: int) -> pa.Buffer | None:
+        with self._explained():
+            try:
+                size = int(self._files.info(self._path(name))["size"])
+                part = self._files.cat_file(self._path(name), start=max(0, size - byte_count), end=size)
+            except FileNotFoundError:
+                return None
+        return pa.py_buffer(part)
+
+    def exists(self, name: str) -> bool:
+        with self._explained():
+            try:
+                self._files.info(self._path(name))
+            except FileNotFoundError:
+                return False
+        return True
+
     def copy_to(self, name: str, target: Path) -> bool:
         data = self.read(name)
         if data is None:

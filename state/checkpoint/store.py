@@ -42,6 +42,13 @@ class CheckpointStore(Protocol):
     def read(self, name: str) -> pa.Buffer | None:
         """Returns the content, or None if there is no such file."""
 
+    def read_end(self, name: str, byte_count: int) -> pa.Buffer | None:
+        """Returns the last `byte_count` bytes of the content, or all if it has fewer, or None if there is no such file. Only
+        these are fetched."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file. Its content is not fetched."""
+
     def copy_to(self, name: str, target: Path) -> bool:
         """Copies `name` to the new local file `target`, durably except for its directory entry. Returns False if there is no
         such file. Raises OSError."""
@@ -116,6 +123,17 @@ class LocalStore:
                 return file.read_buffer()
         except FileNotFoundError:
             return None
+
+    def read_end(self, name: str, byte_count: int) -> pa.Buffer | None:
+        data = self.read(name)
+        return None if data is None else data.slice(max(0, data.size - byte_count))
+
+    def exists(self, name: str) -> bool:
+        try:
+            Path(self.root, name).stat()  # Path.exists takes any error for a file that is not there
+        except FileNotFoundError:
+            return False
+        return True
 
     def copy_to(self, name: str, target: Path) -> bool:
         """Links instead of copying if a hard link has the same owner and rights as a copy."""

@@ -35,6 +35,17 @@ def test_the_first_creates_and_the_content_stays(store: CheckpointStore) -> None
     assert store.read("plans/e1") == b"first"
 
 
+def test_the_end_is_read_without_the_rest(store: CheckpointStore) -> None:
+    assert store.read_end("plans/e1", 3) is None
+    assert not store.exists("plans/e1")
+    store.create("plans/e1", b"content")
+    assert store.exists("plans/e1")
+    assert not store.exists("plans/e")
+    assert not store.exists("plans/e11")
+    for byte_count, end in ((3, b"ent"), (7, b"content"), (100, b"content")):
+        assert store.read_end("plans/e1", byte_count) == end
+
+
 def test_one_of_many_that_race_wins(store: CheckpointStore) -> None:
     start = threading.Barrier(RACERS)
 

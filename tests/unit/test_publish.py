@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.s3 import Application, s3_server
 from tidemark.readers.snapshot import gathered_rows, published_file
 from tidemark.readers.snapshot import publish as publishing
 from tidemark.readers.snapshot.gathered_rows import GatheredRows
-from tidemark.readers.snapshot.publish import publish, published_name, read_published, read_report
+from tidemark.readers.snapshot.publish import is_published, publish, published_name, read_published, read_report
 from tidemark.readers.snapshot.published_file import PublishedFormat
 from tidemark.readers.snapshot.split_read import SplitRead, rows_seq
 from tidemark.state.change_batch import batch_schema
-from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.checkpoint.store import LocalStore, open_store
 from tidemark.state.errors import CheckpointError, SourceNotUsableError
 from tidemark.state.position import BinlogPosition
 from tidemark.state.split import KeyRange, Report, Split
@@ -105,6 +107,48 @@ def test_a_split_published_for_another_sink_is_refused(
         read_published(store, 2, SPLIT, now)
     with pytest.raises(CheckpointError, match="another kind of sink"):
         publish(store, 2, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, now)
+
+
+@pytest.mark.pitfall(128)
+@FORMATS
+def test_a_report_is_read_without_the_rows(form: PublishedFormat) -> None:
+    sent = []
+
+    def counts(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+            for part in server(environ, start_response):
+                sent.append(len(part))
+                yield part
+
+        return answer
+
+    rows = some_rows(100_000, "a longer text " * 8)
+    with s3_server(counts) as bucket:
+        store = open_store(f"{bucket}/job")
+        assert not is_published(store, 1, SPLIT)
+        publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
+        sent.clear()
+        assert is_published(store, 1, SPLIT)
+        assert read_report(store, 1, SPLIT) == report_of(rows)
+        assert 0 < sum(sent) < 100_000
+        sent.clear()
+        assert read_published(store, 1, SPLIT, form) is not None
+        assert sum(sent) > 200_000
+
+
+@FORMATS
+@pytest.mark.parametrize("footer_bytes", [1, 20, 1 << 20])
+def test_a_report_is_found_however_long_the_footer_is(
+    store: LocalStore, form: PublishedFormat, footer_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = some_rows(5)
+    publish(store, 1, SPLIT, SplitRead(report_of(rows), rows, 0), SCHEMA, form)
+    monkeypatch.setattr(publishing, "FOOTER_BYTES", footer_bytes)
+    if footer_bytes < 20:  # the length itself must be among the bytes
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_report(store, 1, SPLIT)
+    else:
+        assert read_report(store, 1, SPLIT) == report_of(rows)
 
 
 def test_nothing_published_is_none(store: LocalStore) -> None:
