@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.keyless import assert_keyless_copied
 from tests.support.postgres_roles import role, superuser
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator import enumerator
@@ -571,3 +572,51 @@ def test_a_leaf_of_a_partitioned_table(case: Case) -> None:
         case.do("DELETE FROM root")
     case.do("INSERT INTO root VALUES (50, 1, 'through it')")
     case.follows()
+
+
+def test_a_table_that_loses_its_key_is_read_again_as_one_without(case: Case) -> None:
+    case.do("TRUNCATE t", "INSERT INTO t SELECT i, 1, 'x' FROM generate_series(1, 5) AS i")
+    case.do("ALTER TABLE t ADD CONSTRAINT k PRIMARY KEY (uid)")
+    case.publish()
+    case.job(sink=case.files | {"on_schema_change": "evolve"})
+    case.follows()
+    case.do("ALTER TABLE t DROP CONSTRAINT k", "INSERT INTO t VALUES (5, 1, 'x'), (6, 1, 'x')")
+    case.follows()
+    with pytest.raises(psycopg2.Error, match="does not have a replica identity"):
+        case.do("DELETE FROM t WHERE uid = 5")
+    case.insert(10)
+    case.follows()
+
+
+@pytest.mark.once_per_family
+def test_the_worker_of_a_subscription_is_refused_too(case: Case) -> None:
+    """It is a superuser, and sets session_replication_role to replica."""
+    case.publish()
+    with fresh_database(case.database.server) as publisher:
+        publisher.execute(
+            "CREATE TABLE t (uid bigint, version int, note text)",
+            "ALTER TABLE t REPLICA IDENTITY FULL",
+            "INSERT INTO t VALUES (3, 1, 'x')",
+            "CREATE PUBLICATION p FOR TABLE t",
+            f"SELECT pg_create_logical_replication_slot('{publisher.name}', 'pgoutput')",
+            "DELETE FROM t",
+        )
+        options = f"create_slot = false, copy_data = false, slot_name = '{publisher.name}', disable_on_error = true"
+        server = case.database.server
+        where = f"host=127.0.0.1 port={server.port} user={server.user} dbname={publisher.name}"
+        subscribed = f'"{case.database.name}"'
+        case.do(f"CREATE SUBSCRIPTION {subscribed} CONNECTION '{where}' PUBLICATION p WITH ({options})")
+        try:
+            failed = f"SELECT FROM pg_subscription WHERE NOT subenabled AND subname = '{case.database.name}'"
+            deadline = time.monotonic() + 60
+            while not case.database.query(failed):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            case.do(
+                f"ALTER SUBSCRIPTION {subscribed} DISABLE",
+                f"ALTER SUBSCRIPTION {subscribed} SET (slot_name = NONE)",
+                f"DROP SUBSCRIPTION {subscribed}",
+            )
+            publisher.execute(f"SELECT pg_drop_replication_slot('{publisher.name}')")
+    assert case.database.query("SELECT count(*) FROM t WHERE uid = 3") == [(2,)]

@@ -286,7 +286,7 @@ def test_a_publication_that_has_the_table_will_do(log: LoggedDatabase, tables: s
     ],
 )
 def test_a_table_that_was_out_of_the_publication_for_a_moment_is_found(log: LoggedDatabase, statement: str) -> None:
-    log.execute("CREATE TABLE another (id int)")
+    log.execute("CREATE TABLE another (id int PRIMARY KEY)")
     with log.connected() as connection:
         known = publication.memberships(connection, log.name, [T])
         publication.add_tables(connection, log.name, [TableId("public", "another")])
