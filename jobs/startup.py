@@ -72,7 +72,7 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.projection import outputs_of
 from tidemark.state.reached import NOTHING_REACHED
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, reason
 from tidemark.state.signals import UNSTEERED, Steering
 from tidemark.state.table import TableId, TableSchema
 
@@ -427,7 +427,8 @@ def _checked_state(
         return state
     failpoint("signals.joined")
     tables = {schema.table for schema in accepted(found)}
-    reasons = {f.table: f.message for f in found.findings if f.severity == "refuse" and f.table is not None}
+    refusals = [f for f in found.findings if f.severity == "refuse"]
+    reasons = {f.table: reason(f.message, f.remedy) for f in refusals if f.table is not None}
     state = answer_signals(job, state, reasons, tables, before, trouble.signals)
     state = read_again(job, found, state, events, trouble.signals)
     state = park_absent(job, state, reasons, tables)

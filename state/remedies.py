@@ -3,7 +3,9 @@
 `START_OVER` is a part of a sentence, the others are whole sentences.
 """
 
+import re
 import shlex
+from collections.abc import Iterable
 
 from tidemark.state.table import TableId
 
@@ -16,6 +18,25 @@ RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 
+def reason(message: str, remedy: str) -> str:
+    """Returns why a table is parked, or could not come back, and what must be done before its rows are read again."""
+    cure = without_start_over(remedy).replace(" and run the job again: nothing is lost", "")
+    return f"{message} {cure}".rstrip()
+
+
+def without_start_over(remedy: str) -> str:
+    """Returns what a remedy says to do besides starting over, "" if that is nothing. For a table that can be read again."""
+    kept = []
+    for sentence in re.split(r"(?<=\.) (?=[A-Z])", remedy.replace(LEAVE_OUT, "")):
+        head, joined, others = sentence.rpartition(START_OVER)
+        cut = re.fullmatch(r"(.*[^,;])[,;] (?:then|or) ", head)
+        if not joined and not sentence.startswith(START_OVER_NOW.rstrip(".")):
+            kept.append(sentence)
+        elif cut is not None:
+            kept.append(cut[1] + (others if others.startswith(";") else "."))
+    return " ".join(kept)
+
+
 def log_whole_rows(table: TableId) -> str:
     """PostgreSQL: how the log gets the values that it leaves out of changes (TOAST)."""
     quoted = ".".join('"' + name.replace('"', '""') + '"' for name in (table.database, table.name))
@@ -24,7 +45,12 @@ def log_whole_rows(table: TableId) -> str:
 
 def read_again(name: object) -> str:
     """How a table of the job is read again, with a copy that is adapted or created. `name`: as the job file writes it."""
-    return f"To read the table again: tidemark signal JOB.yaml resnapshot --table {in_shell(name)}."
+    return f"To read the table again: {resnapshot_of([name])}."
+
+
+def resnapshot_of(names: Iterable[object]) -> str:
+    """The command by which tables are read again. `names`: as the job file writes them."""
+    return f"tidemark signal JOB.yaml resnapshot {' '.join(f'--table {in_shell(name)}' for name in names)}"
 
 
 def in_shell(name: object) -> str:

@@ -30,7 +30,7 @@ from tidemark.state.job_state import JobState, Joined, Membership, SplitKey, Tab
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
 from tidemark.state.projection import outputs_of
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, resnapshot_of
 from tidemark.state.sink_identity import UNDO
 from tidemark.state.table import TableId, TableSchema
 
@@ -283,8 +283,8 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
     if gone:
         raise SourceNotUsableError(
             f"The source no longer has {_named(gone)}, which the job copies: dropped, renamed, or hidden from the account.",
-            f"Grant the account its rights again, or rename the table back. If it was dropped, name it in "
-            f"source.exclude_tables, or {START_OVER}.",
+            f"Grant the account its rights again, or rename the table back{_after_rename(job, gone[0])}. If it was dropped, "
+            f"name it in source.exclude_tables, or {START_OVER}.",
             gone[0] if there else None,  # else the account has lost its rights, rather
         )
     for table in missing:
@@ -294,6 +294,13 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
             "is no longer selected by source.tables. It is still copied. To take it out of the job, name it in "
             "source.exclude_tables.",
         )
+
+
+def _after_rename(job: JobFile, table: TableId) -> str:
+    """What else must be done if a table was renamed back. PostgreSQL's log knows tables by their OID."""
+    if job.source.url.kind == "postgresql" or job.mode != "full+incremental":
+        return ""
+    return f" and have it read again ({resnapshot_of([TableName(table.database, table.name)])})"
 
 
 def require_same_conditions(job: JobFile, state: JobState) -> None:

@@ -35,7 +35,7 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.partitions import Partition, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
-from tidemark.state.remedies import START_OVER, in_shell, read_again
+from tidemark.state.remedies import in_shell, read_again, reason
 from tidemark.state.signals import UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
@@ -233,15 +233,14 @@ def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: 
 
 
 def _why(error: TidemarkError) -> str:
-    """The reason for which a table is parked. A row that was corrected since is read as it is then."""
+    """The reason for which a table is parked, and what must be done about it before its rows are read again. A row that was
+    corrected since is read as it is then."""
     if isinstance(error, BadValueError | RefusedValueError):
         return (
             f"{error.message} Correct the row in the source, or set sink.on_bad_value or on_bad_value_in, before the table is "
             "read again."
         )
-    if isinstance(error, SinkError) and START_OVER not in error.remedy:
-        return f"{error.message} {error.remedy}"
-    return error.message
+    return reason(error.message, error.remedy)
 
 
 def tell_parked(job: JobFile, state: JobState, events: Events) -> None:

@@ -11,34 +11,18 @@ from devtools.server import Server
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
+from tests.support.remedies import parked_remedy, remedy_of, run_through, setting_in
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.tables.parking import require_none_parked
-from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     LogPositionLostError,
     SinkError,
     SourceNotUsableError,
-    TablesParkedError,
-    TidemarkError,
 )
 
 pytestmark = pytest.mark.integration
-
-
-def remedy_of(job: Path, kind: type[TidemarkError], *overrides: str) -> str:
-    with pytest.raises(kind) as caught:
-        run_epochs(job, *overrides)
-    return caught.value.remedy
-
-
-def setting_in(remedy: str) -> str:
-    """The setting of the job file that the remedy names, for `--set`."""
-    found = re.search(r"\b((?:source|sink|log)\.[a-z_]+): (\{.*\}\}?|\w+)", remedy)
-    assert found is not None, remedy
-    return f"{found[1]}={found[2]}"
 
 
 def mirror_into(folder: Path, source: Database, target: Database, **settings: Any) -> Path:
@@ -189,19 +173,12 @@ def test_a_parked_table_of_mode_incremental_is_excluded(
         "INSERT INTO orders VALUES (1)", "ALTER TABLE notes MODIFY id BIGINT", "INSERT INTO notes VALUES (1)"
     )
     run_epochs(job, mode)
-    with pytest.raises(TablesParkedError) as caught:
-        require_none_parked(load_job_file(job, [mode]), state_of(tmp_path))
     name = f"{mysql_database.name}.notes"
-    assert f"Name {name} in source.exclude_tables" in caught.value.remedy
+    assert f"Name {name} in source.exclude_tables" in parked_remedy(job, mode)
     mysql_database.execute("INSERT INTO orders VALUES (2)")
     excluded = f"source.exclude_tables=[{name}]"
-    assert run_epochs(job, mode, excluded) == ["stream"]
-    require_none_parked(load_job_file(job, [mode, excluded]), state_of(tmp_path))
+    run_through(job, mode, excluded)
     assert postgres_database.query("SELECT id FROM copy_orders ORDER BY id") == [(1,), (2,)]
-
-
-def state_of(folder: Path) -> Any:
-    return Checkpoint.at(str(folder / "checkpoint")).job_state()
 
 
 @pytest.mark.parametrize("policy", ["park", "stop"])
@@ -226,9 +203,7 @@ def test_a_copy_that_lacks_a_row_is_read_again(postgres_database: Database, tmp_
     if policy == "park":
         run_epochs(job)
         assert database.query("SELECT id FROM copy_other") == [(1,)]
-        with pytest.raises(TablesParkedError) as caught:
-            require_none_parked(load_job_file(job), state_of(tmp_path))
-        remedy = caught.value.remedy
+        remedy = parked_remedy(job)
     else:
         remedy = remedy_of(job, SinkError)
     assert "tidemark signal JOB.yaml resnapshot --table public.notes" in remedy

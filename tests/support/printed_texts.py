@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemark.jobs.cli import SignalKind
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("state", "conf", "enumerator", "readers", "sinks", "jobs")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *(ROOT / "docs").rglob("*.md")])
 FILLED_IN = "VALUE"
 """In place of what an f-string fills in."""
+
+SUBJECTS = frozenset({kind.value for kind in SignalKind} | {"list", "rollback"})
+ARGUMENT = re.compile(rf"--?[a-z][\w-]*|[\w./-]+\.ya?ml|[A-Z]+|\S*=\S+|\d+|{FILLED_IN}|'[^']*'")
 
 _CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
@@ -39,6 +44,20 @@ def code_of_documents() -> Iterator[Text]:
             block = (match[1] or match[2]).replace("\\\n", " ")
             for row in block.splitlines():
                 yield Text(f"{path.relative_to(ROOT)}:{line}", row)
+
+
+def arguments_in(text: str) -> list[str]:
+    """The command's arguments at the start of a prose text that follows `tidemark `: up to the first word that is none."""
+    found: list[str] = []
+    for word in text.replace("…", "JOB.yaml").replace("`", " ` ").split():
+        bare = word.rstrip(".,;:)")
+        is_value = bool(found) and found[-1].startswith("-")
+        if found and not is_value and bare not in SUBJECTS and not ARGUMENT.fullmatch(bare):
+            break
+        found.append(bare)
+        if bare != word:
+            break
+    return found
 
 
 def _texts_of(path: Path) -> Iterator[Text]:

@@ -13,23 +13,29 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from tests.support.job_file import SMALL, load_text
-from tests.support.printed_texts import FILLED_IN, ROOT, Text, code_of_documents, messages
+from tests.support.printed_texts import ROOT, Text, arguments_in, code_of_documents, messages
 from tidemark.conf.model import JobFile
 from tidemark.conf.section import Section, section_in, sections_in_union
 from tidemark.conf.sink import LATER_SINK_TYPES
 from tidemark.conf.tables import TableName, parse_table_name, setting_of
-from tidemark.jobs.cli import SignalKind, app
+from tidemark.jobs.cli import app
 from tidemark.jobs.monitoring.ending import INTERRUPTED, USAGE_ERROR
 from tidemark.jobs.signals.steering import resume_of
 from tidemark.jobs.tables.parking import way_back
 from tidemark.state.errors import TidemarkError
 from tidemark.state.job_state import Left
-from tidemark.state.remedies import log_whole_rows, read_again
+from tidemark.state.remedies import (
+    LEAVE_OUT,
+    START_OVER,
+    START_OVER_NOW,
+    log_whole_rows,
+    read_again,
+    without_start_over,
+)
 from tidemark.state.table import TableId
 
 COMMAND = get_command(app)
 COMMANDS = frozenset(COMMAND.commands)  # type: ignore[attr-defined]
-SUBJECTS = frozenset({kind.value for kind in SignalKind} | {"list", "rollback"})
 NAMES = frozenset(
     {
         "discovery",
@@ -46,7 +52,6 @@ NAMES = frozenset(
 )
 DESCRIPTIONS = ("conf/", "jobs/cli.py")
 """Where commands are described. The documents have the descriptions of `conf`, too."""
-ARGUMENT = re.compile(rf"--?[a-z][\w-]*|[\w./-]+\.ya?ml|[A-Z]+|\S*=\S+|\d+|{FILLED_IN}|'[^']*'")
 SECTIONS = "source|sink|snapshot|log|reconnect|metrics|notify"
 KEY = re.compile(rf"(?<![\w./{{-])(?P<key>(?:{SECTIONS})(?:\.[a-z_]+)+)(?![\w(/])(?:: (?P<value>[a-z]+)\b(?!:))?")
 LATER = frozenset({*LATER_SINK_TYPES, "ignore"})
@@ -55,20 +60,6 @@ WRITTEN = re.compile(rf"(?<![\w.])(?P<key>(?:{SECTIONS})\.[a-z_]+): (?P<value>\{
 """A key with a mapping, as a remedy writes it."""
 OTHERS = re.compile(r".*\.py|sink\.(before|after)_commit|source\.(stays|missing|new|at)|sink\.typ|log\.reconnect")
 """Files, failpoints, columns of a MERGE, the example of a wrong key, and one that the changelog says was renamed."""
-
-
-def arguments_in(text: str) -> list[str]:
-    """The command's arguments at the start of a prose text that follows `tidemark `: up to the first word that is none."""
-    found: list[str] = []
-    for word in text.replace("…", "JOB.yaml").replace("`", " ` ").split():
-        bare = word.rstrip(".,;:)")
-        is_value = bool(found) and found[-1].startswith("-")
-        if found and not is_value and bare not in SUBJECTS and not ARGUMENT.fullmatch(bare):
-            break
-        found.append(bare)
-        if bare != word:
-            break
-    return found
 
 
 def commands_of_messages() -> Iterator[tuple[str, list[str]]]:
@@ -245,3 +236,22 @@ def test_a_shell_reads_the_name_of_a_table_as_it_is(name: str) -> None:
 
 def test_statements_have_names_as_postgresql_needs_them() -> None:
     assert 'ALTER TABLE "Shop"."say ""hi""" REPLICA' in log_whole_rows(TableId("Shop", 'say "hi"'))
+
+
+@pytest.mark.parametrize(
+    ("remedy", "rest"),
+    [
+        (START_OVER_NOW, ""),
+        (LEAVE_OUT, ""),
+        (f"Set a, then {START_OVER}.", "Set a."),
+        (f"Set a, b or c. Then {START_OVER}.", "Set a, b or c."),
+        (f"Set a. Otherwise {START_OVER}. Next time, set b.", "Set a. Next time, set b."),
+        (f"Set a, then {START_OVER}; or leave it out: b: c.", "Set a; or leave it out: b: c."),
+        (f"Set a. If b, name c, or {START_OVER}.", "Set a. If b, name c."),
+        (f"Set a. If b, {START_OVER}.", "Set a."),
+        (f"{START_OVER_NOW} Then let it keep more.", "Then let it keep more."),
+        ("Set a, then start the job again.", "Set a, then start the job again."),
+    ],
+)
+def test_what_a_remedy_says_besides_starting_over(remedy: str, rest: str) -> None:
+    assert without_start_over(remedy) == rest

@@ -10,6 +10,7 @@ from functools import partial
 
 import psycopg2
 
+from tidemark.conf.tables import TableName
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
@@ -22,7 +23,7 @@ from tidemark.readers.postgres.slot.open_transactions import (
     wait_for_open_transactions,
 )
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableGoneError
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, resnapshot_of
 from tidemark.state.table import TableId, TableSchema
 
 # to_jsonb: columns that are new in 15 are null before it. A table is published by its name, its schema, or FOR ALL TABLES.
@@ -220,11 +221,12 @@ def require_memberships(
     gone = [table for table in changed if oids[table] not in there]
     if gone:
         raise is_gone(gone[0])
+    names = [TableName(table.database, table.name) for table in changed]
     raise LogPositionLostError(
         f"The publication {name} was altered for {', '.join(map(str, changed))}, or created again, or the table was "
         "dropped: changes in between are not in the log.",
         "If source.publication was changed, undo that and run the job again: nothing is lost. Otherwise let the job read the "
-        f"tables again (tidemark signal JOB.yaml resnapshot --table NAME), or {START_OVER}. Do not alter the publication.",
+        f"tables again ({resnapshot_of(names)}), or {START_OVER}. Do not alter the publication.",
         changed[0] if len(changed) < len(oids) else None,  # else it is the publication's trouble, not a table's
     )
 
