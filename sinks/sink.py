@@ -138,6 +138,8 @@ class SinkNeeds:
     `holds`: what a copy is: `rows`, one for each key, or all `changes`. Rows that were read again come before the changes of
     an epoch for the one, and among them for the other. None: no rows are read again by key. Otherwise `comparable_sink` knows
     the sink, too.
+    `commits_tables`: each table of an epoch has a commit of its own, and a commit that is repeated is skipped. So a table may
+    leave the job although an epoch is half written: the others have the same changes in it without that table.
     """
 
     display_name: str
@@ -147,6 +149,7 @@ class SinkNeeds:
     spark: SparkNeeds | None = None
     takes_lists: bool = False
     holds: Literal["rows", "changes"] | None = None
+    commits_tables: bool = False
 
 
 class SinkBusyError(SinkUnavailableError):
@@ -216,9 +219,13 @@ class PartSink(Sink, Protocol):
 class EpochSink(Sink, Protocol):
     """A sink that lets Spark write. It stays on the driver. Its ledger is in the target's own transaction log."""
 
-    def write_epoch(self, batch: "DataFrame", job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
+    def write_epoch(
+        self, batch: "DataFrame", job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
+    ) -> list[PartEnd]:
         """Writes a whole epoch. Returns the ends of its parts once all are durable. Skips parts that an earlier attempt made
-        durable. `batch` has rows of TRANSPORT; reading it again costs a second computation. Raises SinkError."""
+        durable. `batch` has rows of TRANSPORT; reading it again costs a second computation. `emptied`: tables that came back
+        to the job, of which the epoch has a TRUNCATE and nothing else: whatever their copies have or lack does not matter any
+        more. Raises SinkError; CopySetBackError if a copy lacks earlier epochs."""
 
 
 @runtime_checkable

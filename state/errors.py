@@ -155,6 +155,12 @@ class TargetSetBackError(SinkError):
     """The target lacks what the checkpoint says that it had."""
 
 
+class CopySetBackError(SinkError):
+    """A table's copy lacks what the job has written to it. The other copies have it."""
+
+    is_cured_by_reading = True
+
+
 class RefusedRowsError(SinkError):
     """The target can't hold rows of a table. Nothing of their part was written."""
 

@@ -84,7 +84,8 @@ class LogTask:
     `unfinished`: those of them of which splits are left, and how many are finished. `first_splits`: as for `load_gap_filter`.
     `empties`: the tables whose copies the epoch empties, None for an epoch that reads the log. `is_passed_over`: all
     tables have left the job, and it goes on behind the range. `rereads`, `backfills`: as in LogWork, of tables that are in
-    the job. `withheld`: the tables whose changes are withheld. `parts`: the signals of which a part of a table is still to be
+    the job. `has_left`: the epoch may have been read with a table that has left since. `withheld`: the tables whose changes are
+    withheld. `parts`: the signals of which a part of a table is still to be
     read, with the table, but none of those that `rereads` has. `key_rereads`: as in EnumeratorState."""
 
     range: LogRange
@@ -148,6 +149,8 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             known = tuple(reread for reread in rereads if versions.get(reread.table) == reread.version)
             tables = {table.table for table in state.tables}
             due = tuple(backfill for backfill in backfills if backfill.table in tables)
+            may_leave = sink_needs(context.job.sink).commits_tables
+            has_left = len(due) < len(backfills) or (may_leave and len(state.tables) < len(record.state.tables))
             parts = _unfinished_parts(context.state.joined[: record.state.joined], rereads)
             work = LogTask(
                 log_range,
@@ -159,7 +162,7 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
                 is_passed_over,
                 known,
                 due,
-                len(due) < len(backfills),
+                has_left,
                 withheld,
                 parts,
                 record.state.key_rereads,
@@ -344,7 +347,8 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
     for table, rows in placed.placed():
         yield from part.add(table, rows)
     rereads = () if key_rereads is None else key_rereads.found
-    if rereads:
+    was_read = work.has_left and checkpoint.has_log_report(task.epoch)  # with the table, and the sink may have it so
+    if rereads and not was_read:
         failpoint("log.before_rereads")
         checkpoint.create_key_rereads(task.epoch, rereads)
     waiting = withheld.keep()
@@ -362,7 +366,6 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         unseen=unseen,
         withheld=waiting,
     )
-    was_read = work.has_left and checkpoint.has_log_report(task.epoch)  # with the table, and the sink may have it so
     if not was_read:
         checkpoint.create_log_report(task.epoch, report)
     yield replace(part.end(work.after), has_left=work.has_left)
@@ -427,9 +430,11 @@ def _empty_copies(task: PartTask, work: LogTask, tables: Sequence[TableId]) -> I
         seq = emptying_seq(output.version)
         emptied = truncation(output, version=version, time_us=back.at_us, seq=seq, transaction="")
         yield from part.add(table, emptied.rows)
-    report = LogReport(work.range.start, work.range.prepared, part.row_count, 0, 0, None)
-    Checkpoint.at(task.job.checkpoint).create_log_report(task.epoch, report)
-    yield part.end(work.after)
+    checkpoint = Checkpoint.at(task.job.checkpoint)
+    if not (work.has_left and checkpoint.has_log_report(task.epoch)):
+        report = LogReport(work.range.start, work.range.prepared, part.row_count, 0, 0, None)
+        checkpoint.create_log_report(task.epoch, report)
+    yield replace(part.end(work.after), has_left=work.has_left)
 
 
 def _pass_over(task: PartTask, work: LogTask) -> Iterator[PartItem]:

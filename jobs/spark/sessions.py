@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tidemark.conf.model import JobFile
-from tidemark.jobs.epoch.read_parts import PartTask
+from tidemark.jobs.epoch.read_parts import LogTask, PartTask
 from tidemark.jobs.epoch.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.sinks import sink_needs
@@ -100,7 +100,8 @@ class SparkSessions:
         indices = session.range(0, len(tasks), 1, len(tasks))
         with _causes(), self._outages(session.sparkContext) as outages:
             batch = indices.mapInArrow(TaskReading(tasks, outages), from_arrow_schema(TRANSPORT))
-            ends = sink.write_epoch(batch, writing.job, writing.schemas)
+            emptied = [table for task in tasks if isinstance(task.work, LogTask) for table in task.work.empties or ()]
+            ends = sink.write_epoch(batch, writing.job, writing.schemas, emptied)
         return [Written(end.part, end.row_count) for end in ends]
 
     @contextmanager

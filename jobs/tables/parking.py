@@ -11,13 +11,14 @@ from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
-from tidemark.jobs.sinks import make_sink
+from tidemark.jobs.sinks import make_sink, sink_needs
 from tidemark.jobs.tables.kinds_of_change import is_to_stop, removed_partition, was_dropped
 from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.sinks.sink import JobIdentity, ProvesAbsence
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     BadValueError,
+    CopySetBackError,
     LogPositionLostError,
     PartitionsChangedError,
     PausedError,
@@ -161,15 +162,22 @@ def _may_leave(
     error: TidemarkError, job: JobFile, checkpoint: Checkpoint, state: JobState, *, is_ignored: bool, heals: int
 ) -> bool:
     """False if the job file wants the error to stop the job, or an epoch that was read must be written first."""
-    is_lost = isinstance(error, WithheldLostError)
-    is_wanted = is_lost and error.table in {schema.table for schema in leaving_tables(job, state, with_signals=True)}
-    if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or (heals and error.is_cured_by_reading)):
+    is_lost, is_set_back = isinstance(error, WithheldLostError), isinstance(error, CopySetBackError)
+    if is_set_back and job.mode != "full+incremental":
+        return False  # it could not come back
+    may_be_wanted = is_lost or is_set_back
+    is_wanted = may_be_wanted and error.table in {s.table for s in leaving_tables(job, state, with_signals=True)}
+    # Somebody has set the copy back, perhaps on purpose. With `stop` a person decides.
+    heals_itself = heals and error.is_cured_by_reading and not is_set_back
+    if job.source.on_table_error == "stop" and not (is_ignored or is_wanted or heals_itself):
         return False
     # The epoch that emits what was withheld is finished without the table's changes. What it has of others is as it was.
     if is_lost or unfinished_epoch(checkpoint) is None:
         return True
     if not isinstance(error, SinkError):
         return False  # the epoch can be written, or was
+    if sink_needs(job.sink).commits_tables:
+        return job.mode == "full+incremental"  # its plans name all tables, and tell that one has left
     return not stays_unfinished(job, checkpoint, state) or _is_read_without_tables(job, checkpoint, state)
 
 

@@ -7,7 +7,7 @@ name the epoch, too. Delta's history shows it, and a checkpoint that was set bac
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -53,13 +53,14 @@ _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_cou
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    """Writes a job's epochs."""
+    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`."""
 
     lake: Lake
     style: Style
     job: JobIdentity
     schemas: Schemas
     sessions: SideSessions
+    emptied: Collection[TableId] = ()
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
@@ -87,7 +88,7 @@ class EpochWriter:
         schema = self.schemas[table, found.schema_version]
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
         location = self.lake.location_of(table)
-        replaces = found.truncates and self.style == "mirror"
+        replaces = found.truncates and (self.style == "mirror" or table in self.emptied)
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
@@ -102,10 +103,8 @@ class EpochWriter:
         with session_settings(batch.sparkSession, settings):
             for attempt in range(1, MAX_ATTEMPTS + 1):
                 head = self._own_head(batch.sparkSession, location, table)
-                may_lack_epochs = head.may_lack_epochs and not replaces
-                set_back = was_set_back(batch.sparkSession, location) if may_lack_epochs else None
-                if set_back is not None:
-                    require_not_set_back(table, location, set_back)
+                if head.may_lack_epochs and not replaces:
+                    _require_not_set_back(batch.sparkSession, location, table)
                 try:
                     with spark_errors(location):
                         self._commit(rows, schema, found, location)
@@ -114,7 +113,16 @@ class EpochWriter:
                         raise
                     time.sleep(attempt * RETRY_SECONDS)
                 else:
+                    self._look_back(batch.sparkSession, location, table, head)
                     return
+
+    def _look_back(self, session: SparkSession, location: Location, table: TableId, before: Head) -> None:
+        """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit."""
+        failpoint("delta.committed")
+        head = self._own_head(session, location, table)
+        is_own = head.version == before.version + 1 and not head.may_lack_epochs
+        if head.version != before.version and not is_own:
+            _require_not_set_back(session, location, table)
 
     def _commit(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
         if self.style == "changelog" and found.ranges:
@@ -133,11 +141,17 @@ class EpochWriter:
 
     def _own_head(self, session: SparkSession, location: Location, table: TableId) -> Head:
         if not self.lake.holds(session, location):
-            raise SinkError(f"{location}, the copy of {table}, is gone.", PUT_BACK)
+            raise SinkError(f"{location}, the copy of {table}, is gone.", PUT_BACK, self._alone(session, table))
         head = head_of(session, location)
         if head.owner != self.job.uuid:
-            raise SinkError(f"{location}, the copy of {table}, was replaced by another table.", PUT_BACK)
+            text = f"{location}, the copy of {table}, was replaced by another table."
+            raise SinkError(text, PUT_BACK, self._alone(session, table))
         return head
+
+    def _alone(self, session: SparkSession, table: TableId) -> TableId | None:
+        """Returns the table if another one's copy is there. Otherwise it is not one table's trouble."""
+        others = {other for other, _ in self.schemas} - {table}
+        return table if any(self.lake.holds(session, self.lake.location_of(other)) for other in others) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +165,12 @@ class _EpochTable:
     byte_count: int
     truncates: bool
     ranges: tuple[IntegerRange, ...]
+
+
+def _require_not_set_back(session: SparkSession, location: Location, table: TableId) -> None:
+    set_back = was_set_back(session, location)
+    if set_back is not None:
+        require_not_set_back(table, location, set_back)
 
 
 def _append(rows: DataFrame, location: Location) -> None:

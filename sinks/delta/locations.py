@@ -21,8 +21,8 @@ from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
 from tidemark.sinks.files.sink import folder_problems, local_folder, scheme_of, table_folder_name, unwritable
 from tidemark.sinks.sink import Finding
-from tidemark.state.errors import SinkError
-from tidemark.state.remedies import START_OVER, read_again
+from tidemark.state.errors import CopySetBackError
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableId, TableSchema
 
 JOB_NAME, JOB_UUID = "tidemark.job", "tidemark.job_uuid"
@@ -85,7 +85,7 @@ class Lake(Protocol):
 EPOCH_METADATA = "tidemark epoch "
 """Begins the metadata of a commit that wrote an epoch. The epoch's number follows."""
 WHOLE = " whole"
-"""Follows the number if the commit replaced all rows."""
+"""Follows the number if the commit replaced all rows. In a changelog: if a TRUNCATE precedes all rows, which are read again."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -244,6 +244,7 @@ class Head:
     epoch, or is the table's first: then RESTORE has taken no epoch out since the newest one."""
 
     owner: str | None
+    version: int
     may_lack_epochs: bool
 
 
@@ -255,10 +256,10 @@ def head_of(session: SparkSession, location: Location) -> Head:
         newest = _newest_of(session, table)
         owner = table.properties().get(JOB_UUID)
     if newest is None:
-        commits = _commits(session, location, " LIMIT 1")
-        return Head(owner, may_lack_epochs=not commits or _epoch_of(commits[0]["userMetadata"]) is None)
+        (last,) = _commits(session, location, " LIMIT 1")
+        return Head(owner, int(last["version"]), may_lack_epochs=_epoch_of(last["userMetadata"]) is None)
     version, commit = newest
-    return Head(owner, may_lack_epochs=version != 0 and _epoch_of(commit.get("userMetadata")) is None)
+    return Head(owner, version, may_lack_epochs=version != 0 and _epoch_of(commit.get("userMetadata")) is None)
 
 
 def _loaded(session: SparkSession, location: Location) -> Any:
@@ -305,7 +306,7 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 @dataclass(frozen=True, slots=True)
 class LastEpoch:
     """The newest epoch that wrote to a table, and its version of the table. `set_back`: RESTORE has taken epochs out of the
-    table, and nothing has replaced all rows since. `is_repairable`: nothing was written after that, so that RESTORE can put
+    table, and no commit since then is `WHOLE`. `is_repairable`: nothing was written after that, so that RESTORE can put
     them back."""
 
     epoch: int
@@ -336,7 +337,7 @@ def was_set_back(session: SparkSession, location: Location) -> LastEpoch | None:
 
 
 def require_not_set_back(table: TableId, location: Location, last: LastEpoch) -> None:
-    """Raises SinkError if epochs that the job has written are not in the table."""
+    """Raises CopySetBackError if epochs that the job has written are not in the table."""
     if not last.set_back:
         return
     text = (
@@ -344,12 +345,8 @@ def require_not_set_back(table: TableId, location: Location, last: LastEpoch) ->
         if last.is_repairable
         else f"{location} was set back by RESTORE, and lacks epochs although later ones were written, up to epoch {last.epoch}."
     )
-    remedy = (
-        f"RESTORE TABLE {location.relation} TO VERSION AS OF {last.version}, and start the job again"
-        if last.is_repairable
-        else f"{read_again(table)} With style: changelog, its history stays incomplete"
-    )
-    raise SinkError(text, f"{remedy}; or {START_OVER}.")
+    put_back = f"RESTORE TABLE {location.relation} TO VERSION AS OF {last.version}, and start the job again; or "
+    raise CopySetBackError(text, f"{put_back if last.is_repairable else 'Or '}{START_OVER}.", table)
 
 
 def _commits(session: SparkSession, location: Location, limit: str) -> list[Row]:

@@ -39,6 +39,7 @@ def delta_needs(settings: DeltaSettings) -> SinkNeeds:
         needs_key=settings.style == "mirror",
         takes_lists=True,
         holds="rows" if settings.style == "mirror" else "changes",
+        commits_tables=True,
         spark=SparkNeeds(delta_settings, how_to_have_delta()),
     )
 

@@ -20,6 +20,7 @@ from tidemark.sinks.delta.locations import (
     JOB_UUID,
     Found,
     Lake,
+    LastEpoch,
     Location,
     lake_of,
     last_epoch,
@@ -29,6 +30,7 @@ from tidemark.sinks.delta.locations import (
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.tables import (
+    PUT_BACK,
     PartitionBy,
     Style,
     add_columns,
@@ -47,11 +49,11 @@ from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
 from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
-from tidemark.state.plan import SnapshotWork
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW
+from tidemark.state.plan import LogWork, SnapshotWork
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -78,7 +80,9 @@ class DeltaSink:
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
         """Starts Spark only if there is something that Spark must look at."""
-        findings = [*unknown_tables(schemas, self.partition_by), *self.lake.findings(self._session, schemas)]
+        findings = list(self.lake.findings(self._session, schemas))
+        if job is None:  # later, tables may have left the job
+            findings = [*unknown_tables(schemas, self.partition_by), *findings]
         for schema in schemas:
             findings += schema_findings(schema, self.style, self.partition_by)
         if any(finding.is_problem for finding in findings):
@@ -98,7 +102,14 @@ class DeltaSink:
         return findings
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
-        raise_problems(self.check(schemas, job, written))
+        findings = self.check(schemas, job, written)
+        raise_problems([finding for finding in findings if finding.remedy == PUT_BACK], [s.table for s in schemas])
+        wrong = {finding.table for finding in findings if finding.is_problem}
+        # RESTORE may have brought other columns.
+        self._require_same_time(
+            [s for s in schemas if s.table in wrong & set(written) and self._is_there(s.table)], written
+        )
+        raise_problems(findings)
         for schema in schemas:
             self._prepare_table(job, schema)
         if self.checkpoint.read(JOB_FILE) is not None:
@@ -179,18 +190,52 @@ class DeltaSink:
         self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
 
     def _require_same_time(self, schemas: Sequence[TableSchema], written: Collection[TableId]) -> None:
-        """Raises SinkError for a table that was set back, CheckpointError if the checkpoint was: Delta would skip epochs."""
+        """Raises CopySetBackError for a table that was set back. Raises CheckpointError if the checkpoint was: Delta would skip
+        epochs."""
         planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
         for schema in schemas:
             location = self.lake.location_of(schema.table)
             last = last_epoch(self._session(), location)
             if last is None:
                 continue
-            if schema.table in written:  # one that comes back is emptied first
-                require_not_set_back(schema.table, location, last)
             require_planned(last.epoch, planned, location)
+            if schema.table in written:
+                self._require_not_set_back(schema, last, planned)
+                self._require_newest(schema, last)
             if last.epoch == planned:
                 self._require_published(schema, planned)
+
+    def _require_not_set_back(self, schema: TableSchema, last: LastEpoch, planned: int) -> None:
+        """Raises CopySetBackError if epochs that the job has written are not in the table, unless the planned one replaces all
+        of its rows."""
+        if not last.set_back:
+            return
+        work = Checkpoint("", self.checkpoint).plan(planned).plan.work if planned > last.epoch else None
+        if not (isinstance(work, LogWork) and schema.table in work.empties):
+            require_not_set_back(schema.table, self.lake.location_of(schema.table), last)
+
+    def _require_newest(self, schema: TableSchema, last: LastEpoch) -> None:
+        """Raises CopySetBackError if the job has written a later epoch of the log to the table than `last`: its files were set
+        back, with Delta's log among them. The checkpoint has the reports of the newest epochs."""
+        checkpoint = Checkpoint("", self.checkpoint)
+        committed = checkpoint.committed_epoch()
+        for epoch in reversed(checkpoint.plan_epochs()):
+            if epoch > committed:
+                continue
+            if epoch <= last.epoch:
+                return
+            tables = checkpoint.plan(epoch).state.tables
+            if (schema.table, schema.version) not in {(table.table, table.schema_version) for table in tables}:
+                return  # the table came back to the job later
+            changed = checkpoint.log_report(epoch).changes if checkpoint.has_log_report(epoch) else ()
+            if any(changes.table == schema.table for changes in changed):
+                location = self.lake.location_of(schema.table)
+                raise CopySetBackError(
+                    f"{location} has no epoch after {last.epoch}, but the job has written epoch {epoch} to it: its files were "
+                    "set back to an older state.",
+                    f"Put back its newest files, and start the job again; or {START_OVER}.",
+                    schema.table,
+                )
 
     def _require_published(self, schema: TableSchema, epoch: int) -> None:
         """Raises PublishedLostError if rows that the table has of the running epoch are lost: read again, they would be
@@ -206,8 +251,10 @@ class DeltaSink:
             if is_of_table and split.pages is None and self.checkpoint.read(name) is None:
                 raise published_lost(name, schema.table)
 
-    def write_epoch(self, batch: DataFrame, job: JobIdentity, schemas: Schemas) -> list[PartEnd]:
-        return EpochWriter(self.lake, self.style, job, schemas, self.sessions).write(batch)
+    def write_epoch(
+        self, batch: DataFrame, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
+    ) -> list[PartEnd]:
+        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied).write(batch)
 
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
@@ -239,6 +286,11 @@ class DeltaSink:
         session = self.session()
         require_delta(session)
         return session
+
+    def _is_there(self, table: TableId) -> bool:
+        """True if the Delta table that the job has written is at its location."""
+        found = self.lake.look(self._session(), self.lake.location_of(table))
+        return isinstance(found, Found) and found.table_id == self._written_id(table)
 
     def _has_written(self, table_id: str) -> bool:
         """True if the Delta table is a copy of the job, perhaps of a table that has left it."""

@@ -141,7 +141,8 @@ def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
             "only a commit of all rows tells that none is missing"
         )
     else:
-        delta_session.sql(caught.value.remedy.partition(", and start the job again")[0])
+        _, restore, rest = caught.value.remedy.partition("RESTORE TABLE")
+        delta_session.sql(restore + rest.partition(", and start the job again")[0])
     for _ in range(2):
         run_epochs(job)
         assert read(database, "id", "name") == database.query("SELECT id, name FROM t ORDER BY id")
