@@ -483,3 +483,31 @@ def test_types_into_other_targets_stay_texts(source: Database, mysql_database: D
     source.execute("ALTER TYPE mood ADD VALUE 'new'", "UPDATE t SET v = 'new'")
     run_epochs(path)
     assert mysql_database.query("SELECT v, many, c FROM t") == [("new", "{ok}", "Ab")]
+
+
+def test_values_that_the_log_leaves_out_and_rows_that_stay_marked(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    """Also where the key is an enum that moves to a new label."""
+    source.execute(
+        MOOD,
+        "CREATE TABLE t (m mood, id int, many mood[], n int, PRIMARY KEY (m, id))",
+        "ALTER TABLE t ALTER many SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT 'sad', i, array_fill('happy'::mood, ARRAY[5000]), 0 FROM generate_series(1, 5) i",
+    )
+    path = job_of(source, target, tmp_path, sink={"audit_columns": {"deleted": "gone"}})
+    run_epochs(path)
+    source.execute(
+        "ALTER TYPE mood ADD VALUE 'new' AFTER 'sad'",
+        "UPDATE t SET n = 1 WHERE id = 1",
+        "UPDATE t SET m = 'new' WHERE id = 2",
+        "DELETE FROM t WHERE id = 3",
+        "UPDATE t SET n = 2 WHERE id = 2",
+    )
+    run_epochs(path)
+    columns = "m::text, id, array_length(many, 1), many[5000]::text, n"
+    assert target.query(f"SELECT {columns} FROM t WHERE NOT gone ORDER BY id") == source.query(
+        f"SELECT {columns} FROM t ORDER BY id"
+    )
+    assert target.query("SELECT m::text, id FROM t WHERE gone ORDER BY id") == [("sad", 2), ("sad", 3)]
+    assert labels_of(target, "mood") == ["sad", "new", "ok", "happy"]
