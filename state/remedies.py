@@ -14,7 +14,9 @@ START_OVER_NOW = "Start over with an empty checkpoint and an empty target."
 LEAVE_OUT = (
     f"To continue without the table, name it in source.exclude_tables: its copy stays as it is. Otherwise {START_OVER}."
 )
-RESTORE_CHECKPOINT = f"Restore the checkpoint folder from a copy, or {START_OVER}."
+RESTORE_CHECKPOINT = (
+    f"Restore the checkpoint folder from a copy that was made after the job's last run, or {START_OVER}."
+)
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 

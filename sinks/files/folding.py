@@ -14,12 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidemark.conf.tables import TableName
 from tidemark.sinks.files.merging import log_files
 from tidemark.sinks.files.part import Format, open_table_file
 from tidemark.sinks.folded.hashing import change_expressions, literal, quoted
 from tidemark.sinks.folded.state import TRUNCATE, FoldedState
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
+from tidemark.state.remedies import read_again
+from tidemark.state.table import TableId
 
 FRESH_BYTES = 512 << 20
 """Files are read together until they have this size."""
@@ -105,7 +108,7 @@ class Folding:
         size = 0
         columns: pa.Schema | None = None
         for file in files:
-            of_file = _columns(file.path) if self.file_format == "parquet" else None
+            of_file = _columns(file.path, self.state.schema.table) if self.file_format == "parquet" else None
             is_full = size >= FRESH_BYTES or len(group) >= FRESH_FILES
             if group and (is_full or file.is_partly_known or group[-1].is_partly_known or of_file != columns):
                 yield group
@@ -132,7 +135,7 @@ class Folding:
             first = literal(_without_wildcards(paths[0]))
             described = self.state.execute(f"DESCRIBE SELECT * FROM read_parquet({first}, hive_partitioning = false)")
             # By place: DuckDB gives names that differ only in case other names.
-            names = _columns(paths[0]).names
+            names = _columns(paths[0], self.state.schema.table).names
             columns = {name: (quoted(d[0]), d[1]) for name, d in zip(names, described, strict=True)}
         else:
             kinds = {column.name: "JSON" for column in self.state.schema.captured} | _JSON_META
@@ -154,13 +157,12 @@ _JSON_OPTIONS = f"maximum_object_size = {32 << 20}"
 _JSON_META = {"_change_type": "VARCHAR", "_commit_version": "BIGINT", "_seq": "INTEGER", "_unchanged": "VARCHAR[]"}
 
 
-def _columns(path: Path) -> pa.Schema:
+def _columns(path: Path, table: TableId) -> pa.Schema:
     try:
         return pq.read_schema(path)
     except pa.ArrowInvalid as error:
-        raise SinkError(
-            f"{path} can't be read: {error}.", "Restore it from a copy, or read the table again: signal resnapshot."
-        ) from error
+        again = read_again(TableName(table.database, table.name))
+        raise SinkError(f"{path} can't be read: {error}.", f"Restore it from a copy, or delete it. {again}") from error
 
 
 def _without_wildcards(path: Path) -> str:
