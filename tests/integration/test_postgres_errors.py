@@ -18,6 +18,7 @@ from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 __all__ = ["make_job"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("postgres_source_server")]
+RUNS_ON_POSTGRES_14 = True
 
 
 def ends_its_connection(job: Job, function: Callable[..., Any], *, times: int) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from tidemark.state.errors import LogPositionLostError, SchemaChangedError, Sour
 __all__ = ["make_job"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+RUNS_ON_POSTGRES_14 = True
 
 
 @pytest.mark.pitfall(97)
@@ -119,8 +120,9 @@ def test_an_unlogged_table_stops_a_running_job(make_job: MakeJob) -> None:
 
 
 @pytest.mark.pitfall(97)
-def test_a_load_in_another_schema_stops_the_job(make_job: MakeJob) -> None:
-    job = make_job(IN_SCHEMA)
+@pytest.mark.parametrize("publication", [IN_SCHEMA])
+def test_a_load_in_another_schema_stops_the_job(publication: str, make_job: MakeJob) -> None:
+    job = make_job(publication)
     job.do(
         "CREATE SCHEMA closed",
         "ALTER TABLE shop.t SET SCHEMA closed",

@@ -21,6 +21,7 @@ from tidemark.readers.schema_checks import Preflight, TableSettings
 from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
+RUNS_ON_POSTGRES_14 = True
 
 MIRROR = Demands(needs_key=True, slot="tidemark_shop", publication="tidemark_shop")
 FILES = Demands(needs_key=False, slot="tidemark_shop", publication="tidemark_shop")

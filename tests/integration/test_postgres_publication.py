@@ -17,6 +17,7 @@ from tidemark.state.errors import LogPositionLostError
 __all__ = ["make_job"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.servers_in_turn("postgres_source_server")]
+RUNS_ON_POSTGRES_14 = True
 
 INCREMENTAL = ("mode=incremental",)
 EARLIEST, LATEST = (*INCREMENTAL, "log.start=earliest"), (*INCREMENTAL, "log.start=latest")

@@ -55,6 +55,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks every test that uses a server as an integration test, and skips what `make test` leaves out."""
     for item in items:
+        if _publishes_schemas_on_14(item):
+            item.add_marker(pytest.mark.skip(reason="PostgreSQL 14 has no publications of schemas"))
         if set(SERVER_FIXTURES) & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.integration)
     if os.environ.get(EVERY_SERVER) == "1":
@@ -63,6 +65,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     left_out += _out_of_turn([item for item in items if not _is_left_out(item)])
     for item in left_out:
         item.add_marker(pytest.mark.skip(reason="make test EVERY_SERVER=1 runs it"))
+
+
+def _publishes_schemas_on_14(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters.get("postgres_source_server") == "14" and any("IN SCHEMA" in str(p) for p in parameters.values())
 
 
 def _is_left_out(item: pytest.Item) -> bool:
@@ -185,7 +192,20 @@ def postgres18_server(find_server: FindServer) -> Server:
     return find_server("postgres", "18", of_worker=True)
 
 
-@pytest.fixture(scope="session", params=[pytest.param(None, id="pg15"), pytest.param("18", id="pg18")])
+POSTGRES_SOURCES = [pytest.param(None, id="pg15"), pytest.param("18", id="pg18")]
+OLDEST_POSTGRES = pytest.param("14", id="pg14", marks=pytest.mark.every_server)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A file whose RUNS_ON_POSTGRES_14 is True runs on PostgreSQL 14, too, with EVERY_SERVER=1."""
+    if "postgres_source_server" in metafunc.fixturenames and getattr(metafunc.module, "RUNS_ON_POSTGRES_14", False):
+        sources = [*POSTGRES_SOURCES, OLDEST_POSTGRES]
+        mark = pytest.mark.parametrize("postgres_source_server", sources, indirect=True, scope="session")
+        metafunc.definition.add_marker(mark)
+
+
+@pytest.fixture(scope="session", params=POSTGRES_SOURCES)
 def postgres_source_server(request: pytest.FixtureRequest, find_server: FindServer) -> Server:
     return find_server("postgres", request.param, of_worker=True)
 
