@@ -182,3 +182,32 @@ def test_a_file_of_a_copy_that_is_damaged_needs_its_table_read_again(
     run_command(told.last_line, job, tidemark)
     run_through(job)
     assert tidemark("reconcile", job).code == 0
+
+
+@pytest.mark.parametrize("harm", ["ledger", "checkpoint"])
+def test_a_job_with_files_starts_over(
+    mysql_database: Database, tidemark: CommandLine, tmp_path: Path, harm: str
+) -> None:
+    """As docs/changing-a-job.md says: the folders of the tables are deleted."""
+    source, out, checkpoint = mysql_database, tmp_path / "out", tmp_path / "checkpoint"
+    source.execute("CREATE TABLE orders (id int PRIMARY KEY, note varchar(90))", "INSERT INTO orders VALUES (1, 'a')")
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(out), "format": "parquet"})
+    for _ in range(2):
+        run_epochs(job)
+        change(source)
+    if harm == "checkpoint":
+        shutil.rmtree(checkpoint)
+        told = advice_of(job)
+        assert "delete that folder" in told or START_OVER in told
+    else:
+        for path in (out / "_tidemark").rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"?")
+        assert START_OVER in advice_of(job)
+        shutil.rmtree(checkpoint)
+    for folder in out.iterdir():
+        shutil.rmtree(folder)
+    for _ in range(2):
+        run_through(job)
+        assert tidemark("reconcile", job).code == 0
+        change(source)

@@ -24,7 +24,7 @@ from tidemark.jobs.sources import acquire_lease
 from tidemark.readers.lease import Lock, checkpoint_lock, lock_name
 from tidemark.readers.mysql.lease import MySqlLock
 from tidemark.readers.postgres.lease import AdvisoryLock
-from tidemark.state.errors import JobHeldError, LogPositionLostError, SourceNotUsableError
+from tidemark.state.errors import JobHeldError, LogPositionLostError, SourceNotUsableError, TidemarkError
 from tidemark.state.remedies import START_OVER
 
 pytestmark = pytest.mark.integration
@@ -76,13 +76,15 @@ def test_an_account_gets_the_grants_that_are_printed_one_after_the_other(
 def test_settings_of_the_log_are_set_as_it_is_printed(
     find_server: FindServer, postgres_database: Database, tmp_path: Path, kind: str
 ) -> None:
-    options = {"binlog_format": "MIXED", "binlog_row_image": "MINIMAL"}
+    options = {"binlog_format": "MIXED", "binlog_row_image": "MINIMAL", "binlog_row_metadata": "MINIMAL"}
+    if kind == "mysql":
+        options["binlog_row_value_options"] = "PARTIAL_JSON"
     server = find_server(kind, **options)
     with fresh_database(server) as source:
         orders(source)
         job = job_of(tmp_path, source, postgres_database)
         statements = re.findall(r"SET GLOBAL \w+ = '\w*'", remedy_of(job, SourceNotUsableError))
-        assert len(statements) == 2
+        assert len(statements) == len(options)
         try:
             source.execute(*statements)
             run_epochs(job)
@@ -382,3 +384,34 @@ def test_a_table_of_postgresql(
     )
     job = job_of(tmp_path, source, mysql_database, on_table_error=policy, tables=["public.o*"])
     check(job, source, mysql_database, OF_POSTGRES[name], tidemark)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "instead"),
+    [
+        ("mysql", "{file: binlog.999999, pos: 4}", "earliest"),
+        ("mysql", "{timestamp: '2199-01-01T00:00:00Z'}", "latest"),
+        ("mariadb", "{gtid: '9-9-9'}", None),
+        ("postgres", "{lsn: FFFF/0}", r"an LSN from (\w+/\w+)"),
+    ],
+)
+def test_a_start_in_the_log_is_corrected(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, start: str, instead: str | None
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    orders(source)
+    sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl"}
+    job = write_job(tmp_path, source=source_of(source), sink=sink, mode="incremental")
+    remedy = remedy_of(job, TidemarkError, f"log.start={start}")
+    if instead is None:  # a value that @@gtid_binlog_pos had
+        assert "@@gtid_binlog_pos" in remedy
+        ((position,),) = source.query("SELECT @@gtid_binlog_pos")
+        corrected = f"{{gtid: '{position}'}}"
+    else:
+        found = re.search(instead, remedy)
+        assert found is not None, remedy
+        corrected = f"{{lsn: {found[1]}}}" if found.groups() else instead
+    run_epochs(job, f"log.start={corrected}")
+    source.execute("INSERT INTO orders VALUES (77, 'new')")
+    run_epochs(job, f"log.start={corrected}")
+    assert "77" in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.jsonl"))
