@@ -306,7 +306,7 @@ def test_a_table_that_was_out_of_the_publication_is_read_again(case: Case, out: 
     case.insert(20)
     with pytest.raises(LogPositionLostError, match=r"was altered for public\.t") as caught:
         run_epochs(case.path)
-    assert "tidemark signal JOB.yaml resnapshot --table NAME" in caught.value.remedy
+    assert "tidemark signal JOB.yaml resnapshot --table public.t" in caught.value.remedy
     case.read_again()
     case.follows()
     case.insert(30)
