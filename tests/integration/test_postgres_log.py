@@ -68,8 +68,9 @@ def test_identities(logged_postgres: LoggedDatabase) -> None:
         "ALTER TABLE named REPLICA IDENTITY USING INDEX named_code_key",
         "CREATE TABLE logbook (at int)",
     )
-    log.publish("whole", "heap", "named", "logbook")
+    log.publish("whole", "heap", "named")
     log.execute(
+        f"ALTER PUBLICATION {log.name} ADD TABLE logbook",
         "INSERT INTO whole VALUES (1, 1); UPDATE whole SET v = 2; UPDATE whole SET id = 9; DELETE FROM whole",
         "INSERT INTO heap VALUES (1, 1), (1, 1); UPDATE heap SET b = 2; DELETE FROM heap WHERE a = 1",
         "INSERT INTO logbook VALUES (5)",
