@@ -87,6 +87,7 @@ def test_it_copies_through_kills(cluster: Cluster, failpoints: Path, mysql_datab
     assert not list((tmp_path / "checkpoint").glob("seen-*"))
 
 
+@pytest.mark.every_server
 def test_delta_tables_are_written_by_its_executors(
     cluster: Cluster, mysql_database: Database, tmp_path: Path, delta_session: SparkSession
 ) -> None:

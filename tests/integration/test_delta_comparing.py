@@ -113,7 +113,7 @@ DAMAGE = {
 that is there twice (1), which is one change in a changelog."""
 
 
-@pytest.mark.parametrize("style", ["mirror", "changelog"])
+@pytest.mark.parametrize("style", ["mirror", pytest.param("changelog", marks=pytest.mark.every_server)])
 def test_every_wrong_row_is_found_and_no_other(style: Style, delta_session: SparkSession, tmp_path: Path) -> None:
     by = {TableName("shop", "typed"): ("text, if any",)}
     lake, checkpoint = FolderLake(f"{tmp_path}/lake"), LocalStore(str(tmp_path / "checkpoint"))

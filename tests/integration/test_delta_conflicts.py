@@ -18,7 +18,7 @@ from tidemark.sinks.sink import SinkBusyError
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("attempts", [pytest.param(1, marks=pytest.mark.every_server), 2])
 def test_a_commit_that_conflicts_is_tried_again(
     delta_session: SparkSession,
     mysql_database: Database,

@@ -77,7 +77,7 @@ def test_mirrors_get_new_columns(read: Callable[..., list[Any]], mysql_database:
         assert read(database, *columns, table=table) == rows_of(database, table, columns)
 
 
-@pytest.mark.parametrize("style", ["mirror", "changelog"])
+@pytest.mark.parametrize("style", ["mirror", pytest.param("changelog", marks=pytest.mark.every_server)])
 def test_all_rows_are_read_again_after_the_log_was_lost(
     read: Callable[..., list[Any]], postgres18_database: Database, tmp_path: Path, style: str
 ) -> None:
@@ -104,7 +104,9 @@ def test_all_rows_are_read_again_after_the_log_was_lost(
 
 
 @pytest.mark.pitfall(90)
-@pytest.mark.parametrize("is_late", [False, True], ids=["restored", "resnapshot"])
+@pytest.mark.parametrize(
+    "is_late", [pytest.param(False, marks=pytest.mark.every_server), True], ids=["restored", "resnapshot"]
+)
 def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
     read: Callable[..., list[Any]],
     delta_session: SparkSession,

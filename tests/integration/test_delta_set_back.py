@@ -151,6 +151,7 @@ def test_tables_that_were_set_back_are_read_again(
         job.assert_equal()
 
 
+@pytest.mark.every_server
 def test_a_changelog_that_was_set_back_gets_all_rows_again(
     copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +193,7 @@ def test_a_run_dies_while_a_table_that_was_set_back_comes_back(copied: Callable[
     job.assert_equal()
 
 
-@pytest.mark.parametrize("when", ["between runs", "before an epoch"])
+@pytest.mark.parametrize("when", ["between runs", pytest.param("before an epoch", marks=pytest.mark.every_server)])
 def test_a_copy_that_is_gone_parks_its_table(
     copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_copy_that_is_gone_parks_its_table(
     job.assert_equal()
 
 
+@pytest.mark.every_server
 def test_with_stop_a_table_that_was_set_back_stops_the_job(copied: Callable[..., Copied]) -> None:
     """Also if an epoch was read, but is not written."""
     job = copied()

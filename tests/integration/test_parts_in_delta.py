@@ -45,7 +45,11 @@ WRONG = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("style", "source_database"), [("mirror", "mysql_database"), ("changelog", "postgres18_database")]
+    ("style", "source_database"),
+    [
+        ("mirror", "mysql_database"),
+        pytest.param("changelog", "postgres18_database", marks=pytest.mark.every_server),
+    ],
 )
 def test_parts_of_a_copy_are_read_again_and_repaired(
     style: str,

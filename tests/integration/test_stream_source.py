@@ -87,6 +87,7 @@ def test_every_type_arrives_typed_half_by_select_half_by_log(
 
 
 @pytest.mark.pitfall(74)
+@pytest.mark.every_server
 def test_killed_again_and_again_it_goes_on_exactly(
     mysql_database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
