@@ -3,7 +3,7 @@
 A failpoint does nothing unless the environment variable TIDEMARK_FAILPOINTS names a folder. A file in this folder arms the
 failpoint of the same name. The first process to reach the failpoint removes the file, so it fires once. It does what the
 file says: `kill` (SIGKILL to itself), `kill PID`, `kill above TEXT` (its nearest ancestor with TEXT in its command line,
-and itself; a process without such an ancestor leaves the failpoint armed), or `raise`.
+and itself; a process without such an ancestor leaves the failpoint armed), `raise`, or `raise N` (the Nth time).
 """
 
 import contextlib
@@ -45,8 +45,12 @@ def failpoint(name: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         case ["raise"]:
             raise FailpointError(name)
+        case ["raise", count]:
+            if int(count) == 1:
+                raise FailpointError(name)
+            armed.write_text(f"raise {int(count) - 1}")
         case other:
-            raise ValueError(f"failpoint {name}: {other!r} is none of: kill, kill PID, kill above TEXT, raise")
+            raise ValueError(f"failpoint {name}: {other!r} is none of: kill, kill PID, kill above TEXT, raise, raise N")
 
 
 def _ancestor(text: str) -> int | None:

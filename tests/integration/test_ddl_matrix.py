@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.ddl_kinds import Kind, kinds_of
+from tests.support.ddl_matrix import POINTS, assert_equal, change, create, job_of, numbered
 from tests.support.epochs import Notes, run_epochs
-from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.state import failpoints
 from tidemark.state.failpoints import FailpointError
@@ -21,72 +21,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "schema-changes.md"
 NAMES = {"mysql": "MySQL", "mariadb": "MariaDB", "postgres": "PostgreSQL"}
 OUTCOMES = {None: "nothing to do", "altered": "followed", "left": "read again", "parked": "parked", "joined": "joins"}
 PARTS = 4
-POINTS = (
-    "planner.after_plan",
-    "log.before_report",
-    "sink.before_commit",
-    "sink.after_commit",
-    "driver.epoch_written",
-    "sink.after_adding",
-    "sink.key_replaced",
-    "sink.after_key",
-    "schema.before_altered",
-    "schema.after_altered",
-    "tables.before_joined",
-    "tables.after_joined",
-    "signals.joined",
-)
-
-
-def job_of(database: Database, target: Database, folder: Path) -> Path:
-    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": "evolve"}
-    source = source_of(database, on_table_error="park", tables=[f"{database.schema}.k*"])
-    return write_job(folder, source=source, checkpoint=str(folder / "checkpoint"), sink=sink)
-
-
-def numbered(kinds: Sequence[Kind]) -> list[tuple[str, Kind]]:
-    return [(f"k{number:02}", kind) for number, kind in enumerate(kinds)]
-
-
-def create(database: Database, kinds: Sequence[Kind]) -> None:
-    for table, kind in numbered(kinds):
-        early = [text for text in kind.setup if text.startswith("CREATE TYPE")]
-        late = [text for text in kind.setup if text not in early]
-        if kind.columns is not None:
-            statements = [*early, "CREATE TABLE {t} (" + kind.columns + ")", *late, kind.rows]
-            database.execute(*(text.replace("{t}", table) for text in statements))
-
-
-def change(database: Database, kinds: Sequence[Kind]) -> None:
-    for table, kind in numbered(kinds):
-        statements = (*(kind.before if kind.columns is not None else ()), *kind.ddl, *kind.after)
-        for text in statements:
-            database.execute(text.replace("{t}", table))
-
-
-def columns_of(database: Database, table: str) -> list[str]:
-    generated = "AND is_generated = 'NEVER'" if database.kind == "postgres" else ""
-    query = (
-        "SELECT column_name FROM information_schema.columns "
-        f"WHERE table_schema = '{database.schema}' AND table_name = '{table}' {generated} ORDER BY ordinal_position"
-    )
-    return [name for (name,) in database.query(query)]
-
-
-def rows_of(database: Database, table: str, columns: Sequence[str]) -> list[tuple[str, ...]]:
-    return sorted(tuple(map(str, row)) for row in database.query(f"SELECT {', '.join(columns)} FROM {table}"))
-
-
-def assert_equal(source: Database, target: Database, kinds: Sequence[Kind]) -> None:
-    wrong = []
-    for table, kind in numbered(kinds):
-        for name in [*([] if kind.gone or kind.parked else [table]), *(f"{table}{suffix}" for suffix in kind.now)]:
-            columns = columns_of(source, name)
-            if not set(columns) <= set(columns_of(target, f"copy_{name}")):
-                wrong.append((kind.what, name, columns, columns_of(target, f"copy_{name}")))
-            elif (expected := rows_of(source, name, columns)) != (found := rows_of(target, f"copy_{name}", columns)):
-                wrong.append((kind.what, name, expected, found))
-    assert not wrong, "\n".join(map(str, wrong))
 
 
 def outcomes(database: Database, kinds: Sequence[Kind], found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, str]:
