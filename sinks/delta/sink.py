@@ -193,6 +193,7 @@ class DeltaSink:
         """Raises CopySetBackError for a table that was set back. Raises CheckpointError if the checkpoint was: Delta would skip
         epochs."""
         planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
+        written_epochs = _WrittenEpochs(Checkpoint("", self.checkpoint))
         for schema in schemas:
             location = self.lake.location_of(schema.table)
             last = last_epoch(self._session(), location)
@@ -201,7 +202,7 @@ class DeltaSink:
             require_planned(last.epoch, planned, location)
             if schema.table in written:
                 self._require_not_set_back(schema, last, planned)
-                self._require_newest(schema, last)
+                self._require_newest(schema, last, written_epochs)
             if last.epoch == planned:
                 self._require_published(schema, planned)
 
@@ -214,21 +215,13 @@ class DeltaSink:
         if not (isinstance(work, LogWork) and schema.table in work.empties):
             require_not_set_back(schema.table, self.lake.location_of(schema.table), last)
 
-    def _require_newest(self, schema: TableSchema, last: LastEpoch) -> None:
+    def _require_newest(self, schema: TableSchema, last: LastEpoch, written: "_WrittenEpochs") -> None:
         """Raises CopySetBackError if the job has written a later epoch of the log to the table than `last`: its files were set
         back, with Delta's log among them. The checkpoint has the reports of the newest epochs."""
-        checkpoint = Checkpoint("", self.checkpoint)
-        committed = checkpoint.committed_epoch()
-        for epoch in reversed(checkpoint.plan_epochs()):
-            if epoch > committed:
-                continue
-            if epoch <= last.epoch:
-                return
-            tables = checkpoint.plan(epoch).state.tables
-            if (schema.table, schema.version) not in {(table.table, table.schema_version) for table in tables}:
+        for epoch in written.newest_first:
+            if epoch <= last.epoch or (schema.table, schema.version) not in written.tables_of(epoch):
                 return  # the table came back to the job later
-            changed = checkpoint.log_report(epoch).changes if checkpoint.has_log_report(epoch) else ()
-            if any(changes.table == schema.table for changes in changed):
+            if schema.table in written.changed_in(epoch):
                 location = self.lake.location_of(schema.table)
                 raise CopySetBackError(
                     f"{location} has no epoch after {last.epoch}, but the job has written epoch {epoch} to it: its files were "
@@ -300,6 +293,32 @@ class DeltaSink:
     def _written_id(self, table: TableId) -> str | None:
         found = self.checkpoint.read(_id_file(table))
         return None if found is None else found.to_pybytes().decode()
+
+
+class _WrittenEpochs:
+    """The committed epochs that the checkpoint still has. Each file is read once, however many tables ask."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        committed = checkpoint.committed_epoch()
+        self.newest_first = [epoch for epoch in reversed(checkpoint.plan_epochs()) if epoch <= committed]
+        self._checkpoint = checkpoint
+        self._tables: dict[int, frozenset[tuple[TableId, int]]] = {}
+        self._changed: dict[int, frozenset[TableId]] = {}
+
+    def tables_of(self, epoch: int) -> frozenset[tuple[TableId, int]]:
+        """Returns the job's tables in the epoch, with the versions of their schemas."""
+        if epoch not in self._tables:
+            tables = self._checkpoint.plan(epoch).state.tables
+            self._tables[epoch] = frozenset((table.table, table.schema_version) for table in tables)
+        return self._tables[epoch]
+
+    def changed_in(self, epoch: int) -> frozenset[TableId]:
+        """Returns the tables with changes in the epoch, none for an epoch of splits."""
+        if epoch not in self._changed:
+            has_report = self._checkpoint.has_log_report(epoch)
+            changes = self._checkpoint.log_report(epoch).changes if has_report else ()
+            self._changed[epoch] = frozenset(changed.table for changed in changes)
+        return self._changed[epoch]
 
 
 def _id_file(table: TableId) -> str:
