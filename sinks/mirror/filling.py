@@ -9,9 +9,10 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from tidemark.conf.tables import TableName, TableTemplate
+from tidemark.sinks.audit import AuditColumns, Marks
 from tidemark.sinks.mirror import buckets
 from tidemark.sinks.mirror.ahead import ahead
-from tidemark.sinks.mirror.audit import AuditColumns, Marks
+from tidemark.sinks.mirror.audit import audit_findings
 from tidemark.sinks.mirror.bad_values import Policies, ValueGate
 from tidemark.sinks.mirror.buckets import Buckets, Portion, bucket_part, has_buckets
 from tidemark.sinks.mirror.enum_labels import enums_of, new_labels
@@ -312,7 +313,7 @@ class Filling:
                 START_OVER_NOW,
                 schema.table,
             )
-        _raise_of(schema.table, audit.problems(schema, existing, session.dialect))
+        _raise_of(schema.table, audit_findings(audit, schema, existing, session.dialect))
         extended = audit.extended(schema)
         _raise_of(schema.table, table_findings(extended, target, existing, session.dialect))
         if schema.table in self._divided and not has_independent_rows(schema, existing, session.dialect):

@@ -1,6 +1,7 @@
 """The needs and the identity of a job file's mirror."""
 
 from tidemark.conf.sink import MirrorSink as MirrorSettings
+from tidemark.sinks.audit import audit_settings
 from tidemark.sinks.sink import SinkNeeds, renames
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 
@@ -15,16 +16,12 @@ def mirror_identity(settings: MirrorSettings) -> SinkIdentity:
     url = settings.url
     kind = "postgresql" if url.kind == "postgresql" else "mysql"  # MariaDB's server takes both spellings
     location = f"{kind}://{url.host.lower()}:{url.port}/{url.database or ''}"
-    names = settings.audit_columns.model_dump(exclude_none=True)
-    audit = (
-        [SinkSetting("sink.audit_columns", ", ".join(f"{key}: {name}" for key, name in names.items()))] if names else []
-    )
     return SinkIdentity(
         (
             SinkSetting("sink.type", "mirror"),
             SinkSetting("sink.table", str(settings.table)),
             *renames(settings.copies),
-            *audit,
+            *audit_settings(settings.audit_columns),
         ),
         SinkSetting("sink.url", location),
     )

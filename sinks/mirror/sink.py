@@ -10,8 +10,9 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableTemplate
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
-from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
+from tidemark.sinks.mirror.audit import audit_findings
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.connecting import Waiting
@@ -85,7 +86,6 @@ class MirrorSink:
     ) -> "MirrorSink":
         by_table = {(t.database, t.name): dict(columns) for t, columns in settings.on_bad_value_in.items()}
         policies = Policies(settings.on_bad_value, by_table)
-        audit = AuditColumns(settings.audit_columns.synced_at, settings.audit_columns.deleted)
         return cls(
             settings.url,
             settings.copies,
@@ -93,7 +93,7 @@ class MirrorSink:
             source_kind,
             policies,
             reconnect,
-            audit,
+            AuditColumns.of(settings.audit_columns),
             appends_keyless=settings.keyless == "append",
             parallelism=parallelism,
         )
@@ -159,7 +159,7 @@ class MirrorSink:
             was_emptied = schema.table in written and was_replaced(existing, owner) and session.is_empty(target)
             found = Found(existing, is_empty, owner, schema.table in written, was_emptied)
             yield from ownership_findings(schema, target, found, job)
-            yield from self.audit.problems(schema, existing, session.dialect)
+            yield from audit_findings(self.audit, schema, existing, session.dialect)
             extended = self.audit.extended(schema)
             if existing is None:
                 yield from type_findings(extended, session.dialect)
@@ -262,7 +262,7 @@ class MirrorSink:
                 owner, found = owners.get(target), existing.get(target)
                 if owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
                     continue
-                raise_problems(list(self.audit.problems(source_schema, found, session.dialect)))
+                raise_problems(list(audit_findings(self.audit, source_schema, found, session.dialect)))
                 if found is not None:
                     with _about(source_schema.table):
                         dialect = session.make_types(target, columns_to_make(schema, found, session.dialect))
@@ -316,7 +316,7 @@ class MirrorSink:
         owner, found = session.owners([target]).get(target), session.inspect(target)
         if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
             raise SinkError(f"{target} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
-        raise_problems(list(self.audit.problems(schema, found, session.dialect)))
+        raise_problems(list(audit_findings(self.audit, schema, found, session.dialect)))
         return target, owner, found
 
     def _note_altered(

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidemark.sinks.mirror.audit import Marks, marked, marked_partial
+from tidemark.sinks.audit import Marks
+from tidemark.sinks.mirror.audit import marked, marked_partial
 from tidemark.sinks.mirror.bad_values import RejectedRows, ValueGate
 from tidemark.sinks.mirror.net_effect import NetEffect, PartialRows, net_effect
 from tidemark.sinks.mirror.rejects import Rejects, filled

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tidemark.conf.tables import TableTemplate
-from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP, Policies
 from tidemark.sinks.mirror.buckets import has_buckets
 from tidemark.sinks.mirror.connecting import Waiting, unavailable

@@ -18,7 +18,7 @@ from tests.support.workload import KEYS, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.sinks.mirror.audit import AuditColumns
+from tidemark.sinks.audit import AuditColumns
 from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.state.errors import CheckpointError, SinkError

@@ -16,7 +16,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import KEEPING, TEMPLATE, make_case, target_name
 from tidemark.conf.endpoint import parse_endpoint
-from tidemark.sinks.mirror.audit import AuditColumns
+from tidemark.sinks.audit import AuditColumns
 from tidemark.sinks.mirror.bad_values import STOP
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.sinks.sink import JobIdentity

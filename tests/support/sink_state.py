@@ -26,10 +26,10 @@ from tests.support.delta import rows_of_delta, write_epochs
 from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.conf.tables import parse_table_template
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.locations import CatalogLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.files.sink import FilesSink, table_folder_name
-from tidemark.sinks.mirror.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.mirror.mysql import types as mysql_types
 from tidemark.sinks.mirror.planning import target_of
 from tidemark.sinks.mirror.postgres import types as postgres_types
