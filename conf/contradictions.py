@@ -177,12 +177,15 @@ def _of_files(job: Sections) -> list[Contradiction]:
 def _of_delta(job: Sections) -> list[Contradiction]:
     if job.sink.type != "delta":
         return []
+    found: list[Contradiction] = []
+    if job.sink.style == "changelog" and job.sink.audit_columns.model_dump(exclude_none=True):
+        text = "is for style: mirror only; a changelog has every DELETE, and _commit_timestamp"
+        found.append((("sink", "audit_columns"), text))
     if job.sink.catalog is None:
-        found: list[Contradiction] = []
         if job.sink.path is None:
             found.append((("sink", "path"), "is missing; write it, or sink.catalog"))
         return [*found, *_of_template(job, job.sink.table)]
-    found = _of_template(job, job.sink.table)
+    found += _of_template(job, job.sink.table)
     if job.sink.path is not None:
         found.append((("sink", "catalog"), "is given together with sink.path: choose one of the two"))
     if job.sink.table.schema_template is None:

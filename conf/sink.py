@@ -212,7 +212,7 @@ class AuditColumns(Section):
     synced_at: _AuditName = Field(
         None,
         description="When the row was last written or marked as deleted: the time in UTC by the target's clock, when that "
-        "transaction began.",
+        "transaction began. Delta: by the driver's clock, when that commit began.",
         examples=["_synced_at"],
     )
 
@@ -221,6 +221,10 @@ class AuditColumns(Section):
         if self.deleted is not None and self.synced_at is not None and self.deleted.lower() == self.synced_at.lower():
             raise refuse("must not be the name of deleted, too", key="synced_at")
         return self
+
+
+_AuditColumns = Annotated[AuditColumns, Written("a section with deleted, synced_at")]
+_AUDIT_EXAMPLE = {"deleted": "_deleted", "synced_at": "_synced_at"}
 
 
 class MirrorSink(_Sink):
@@ -253,10 +257,10 @@ class MirrorSink(_Sink):
         description="What happens to tables without a key. `refuse`: they are refused. `append`: their rows are appended, each "
         "once, and a TRUNCATE is followed. An UPDATE or a DELETE parks the table, because the row can't be found in the copy.",
     )
-    audit_columns: Annotated[AuditColumns, Written("a section with deleted, synced_at")] = Field(
+    audit_columns: _AuditColumns = Field(
         AuditColumns(deleted=None, synced_at=None),
         description="Columns that say which rows the source has deleted, and when a row was written.",
-        examples=[{"deleted": "_deleted", "synced_at": "_synced_at"}],
+        examples=[_AUDIT_EXAMPLE],
     )
     on_bad_value: Annotated[BadValuePolicy, BeforeValidator(_null_is_a_word)] = Field(
         "park",
@@ -347,6 +351,12 @@ class DeltaSink(_WithoutMarks):
             description="For each table: the columns by which its copy is partitioned when it is created.",
             examples=[{"shop.orders": ["country"]}],
         )
+    )
+    audit_columns: _AuditColumns = Field(
+        AuditColumns(deleted=None, synced_at=None),
+        description="Columns that say which rows the source has deleted, and when a row was written. Only with "
+        "`style: mirror`.",
+        examples=[_AUDIT_EXAMPLE],
     )
 
     @property

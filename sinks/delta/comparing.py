@@ -46,12 +46,26 @@ _SETTINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a copy is read. `partitioned`: the table's partition columns. `deleted`: its column that is true in rows which the
+    source has deleted."""
+
+    style: Style
+    partitioned: tuple[str, ...] = ()
+    deleted: str | None = None
+
+    @property
+    def is_there(self) -> str:
+        return "TRUE" if self.deleted is None else f"{quoted(self.deleted)} IS NOT TRUE"
+
+
 @contextlib.contextmanager
 def comparable_table(
-    session: SparkSession, location: Location, schema: TableSchema, style: Style, partitioned: tuple[str, ...]
+    session: SparkSession, location: Location, schema: TableSchema, how: Reading
 ) -> Iterator[Comparisons]:
-    """See `ComparableSink.comparable`. `partitioned`: the table's partition columns."""
-    if style == "mirror":  # the table has all values
+    """See `ComparableSink.comparable`."""
+    if how.style == "mirror":  # the table has all values
         schema = replace(schema, columns=tuple(replace(column, toastable=False) for column in schema.columns))
     beside = session.newSession()
     for name, value in _SETTINGS.items():
@@ -60,7 +74,7 @@ def comparable_table(
         tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
         FoldedState.opened(schema, str(location), Path(temporary)) as state,
     ):
-        reading = DeltaReading(state, beside, location, style, partitioned)
+        reading = DeltaReading(state, beside, location, how)
         numbers = itertools.count()
 
         def compared(keys: Collection[Key] | None = None) -> contextlib.AbstractContextManager[FoldedComparison]:
@@ -73,13 +87,13 @@ def comparable_table(
 
 
 def keys_in_table(
-    session: SparkSession, location: Location, schema: TableSchema, style: Style, within: IntegerRange, limit: int
+    session: SparkSession, location: Location, schema: TableSchema, how: Reading, within: IntegerRange, limit: int
 ) -> list[Key]:
     """Returns the keys that the copy has in a range, at most `limit`. Raises SinkError."""
-    keys, condition = ", ".join(map(quoted, schema.key)), within.condition(quoted)
+    keys, condition = ", ".join(map(quoted, schema.key)), f"({within.condition(quoted)}) AND {how.is_there}"
     texts = ", ".join(f"CAST({quoted(name)} AS STRING)" for name in schema.key)
     held = f"SELECT DISTINCT {keys} FROM {location.relation} WHERE {condition}"
-    if style == "changelog":
+    if how.style == "changelog":
         place = "struct(_commit_version, _seq)"
         folded = (
             f"SELECT {keys}, max_by(_change_type, {place}) AS kind, max({place}) AS place FROM {location.relation} "
@@ -104,8 +118,7 @@ class DeltaReading:
     state: FoldedState
     session: SparkSession
     location: Location
-    style: Style
-    partitioned: tuple[str, ...]
+    how: Reading
     _version: int = field(default=-1, init=False)
     """The state has all rows as of this version of the table or a later one."""
     _due: float = field(default=0.0, init=False)
@@ -116,7 +129,7 @@ class DeltaReading:
         count = 0
         self._create(table)
         names = hashed_names(self.state.schema, is_changelog=False)
-        for hashed in Hashing(self.state.schema, names, self.partitioned).hashed(batches):
+        for hashed in Hashing(self.state.schema, names, self.how.partitioned).hashed(batches):
             self._insert(table, hashed)
             count += hashed.num_rows
         return count
@@ -134,7 +147,7 @@ class DeltaReading:
         """Has the state have at least the rows of these keys as they are now, and makes the table WANTED of the keys."""
         wanted = tuple(sorted(keys))
         load_keys(self.state.engine, self.state.schema, wanted)
-        if self.style == "changelog":
+        if self.how.style == "changelog":
             self._read_all()
         elif self._version != current_version(self.session, self.location):
             self._create("fresh")
@@ -146,7 +159,7 @@ class DeltaReading:
         version = current_version(self.session, self.location)
         if version == self._version:
             return
-        if self.style == "changelog":
+        if self.how.style == "changelog":
             self._read_changes()
         else:
             self._create("fresh")
@@ -182,10 +195,11 @@ class DeltaReading:
 
     def _hashed(self, condition: str, wanted: tuple[Key, ...] | None = None) -> Iterator[pa.Table]:
         """Yields keys and hashes of the table's rows, all of one version. Holds two partitions of them in memory."""
-        names = hashed_names(self.state.schema, is_changelog=self.style == "changelog")
+        names = hashed_names(self.state.schema, is_changelog=self.how.style == "changelog")
+        condition = f"({condition}) AND {self.how.is_there}"
         with spark_errors(self.location):
             rows = self.session.table(self.location.relation).where(condition).select(*map(quoted, names))
-            for row in self._rebalanced(rows, Hashing(self.state.schema, names, self.partitioned, wanted)):
+            for row in self._rebalanced(rows, Hashing(self.state.schema, names, self.how.partitioned, wanted)):
                 yield read(row)
 
     def _rebalanced(self, rows: DataFrame, hashing: Hashing) -> Iterator[bytes]:

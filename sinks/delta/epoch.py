@@ -5,6 +5,7 @@ id and version the table's log already has. So an epoch that was interrupted is 
 name the epoch, too. Delta's history shows it, and a checkpoint that was set back is noticed by it.
 """
 
+import datetime
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
 from tidemark.conf.tables import TableName
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.buckets import spread
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
@@ -29,26 +31,34 @@ from tidemark.sinks.delta.locations import (
     require_not_set_back,
     was_set_back,
 )
+from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
-from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges, merge
+from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
 from tidemark.state.change_batch import LOG_PART, PartEnd
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import read_again
-from tidemark.state.table import TableId, TableSchema
+from tidemark.state.table import Column, TableId, TableSchema
 
 MAX_ATTEMPTS = 5
 """Attempts at a table's commit, if commits of other writers come in between."""
 RETRY_SECONDS = 0.5
-_VIEW = "tidemark_changes"
+_VIEW, _CHANGED_VIEW = "tidemark_changes", "tidemark_changed"
 _EPOCH_VIEW = "tidemark_epoch"
 _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates", "range")
+
+
+class DriverClock:
+    """A `tidemark.sinks.audit.Clock`."""
+
+    def now(self) -> str:
+        return f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M:%S.%f}Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,7 @@ class EpochWriter:
     schemas: Schemas
     sessions: SideSessions
     emptied: Collection[TableId] = ()
+    audit: AuditColumns = NO_AUDIT
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
@@ -88,7 +99,8 @@ class EpochWriter:
         schema = self.schemas[table, found.schema_version]
         rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
         location = self.lake.location_of(table)
-        replaces = found.truncates and (self.style == "mirror" or table in self.emptied)
+        keeps_rows = self.style == "changelog" or self.audit.keeps_deleted
+        replaces = found.truncates and (table in self.emptied or not keeps_rows)
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
@@ -129,15 +141,30 @@ class EpochWriter:
             raise SinkError(f"A split of {schema.table} replaces a range of a changelog.", _REPORT)
         if self.style == "changelog":
             _append(_unpacked(rows, schema, "changes"), location)
+        else:
+            self._commit_rows(rows, schema, found, location)
+
+    def _commit_rows(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
+        marks = self.audit.marks(DriverClock())
+        spread_rows = spread(rows, schema, found.byte_count) if found.is_log else rows
+        if self.audit.keeps_deleted and found.is_log:
+            statement = merge_keeping(schema, location, _VIEW, marks, "TRUE" if found.truncates else None)
+            with _completed(_unpacked(spread_rows, schema, "kept effect"), schema, location) as effect:
+                _merge(effect, statement)
+        elif self.audit.keeps_deleted and (found.ranges or found.schema_version > 1):
+            # The table came back: the target may have rows with these keys, marked as deleted if they are in no range.
+            others = _condition(rows.sparkSession, schema, found.ranges, location) if found.ranges else None
+            _merge(_unpacked(rows, schema, "kept rows"), merge_keeping(schema, location, _VIEW, marks, others))
         elif found.truncates:
-            _replace(_unpacked(spread(rows, schema, found.byte_count), schema, "rest"), location)
+            _replace(_marked(_unpacked(spread_rows, schema, "rest"), marks.kept), location)
         elif found.is_log:
-            _merge(_unpacked(spread(rows, schema, found.byte_count), schema, "effect"), schema, location)
+            _merge(_unpacked(spread_rows, schema, "effect"), merge(schema, location, _VIEW, marks))
         elif found.ranges:
-            _replace_ranges(_unpacked(rows, schema, "rows"), schema, found.ranges, location)
+            condition = _condition(rows.sparkSession, schema, found.ranges, location)
+            _replace_ranges(_marked(_unpacked(rows, schema, "rows"), marks.kept), condition, location)
         else:
             # Splits have keys of their own: the target has none of their rows.
-            _append(_unpacked(rows, schema, "rows"), location)
+            _append(_marked(_unpacked(rows, schema, "rows"), marks.kept), location)
 
     def _own_head(self, session: SparkSession, location: Location, table: TableId) -> Head:
         if not self.lake.holds(session, location):
@@ -181,24 +208,58 @@ def _replace(rows: DataFrame, location: Location) -> None:
     rows.writeTo(location.relation).overwrite(F.lit(True))
 
 
-def _replace_ranges(rows: DataFrame, schema: TableSchema, ranges: tuple[IntegerRange, ...], location: Location) -> None:
-    """Removes what the copy has in the ranges, and adds the rows, in one commit. Delta refuses rows that are in no range."""
-    condition = in_ranges(ranges, rows.sparkSession.table(location.relation).schema)
+def _marked(rows: DataFrame, columns: tuple[Column, ...]) -> DataFrame:
+    """Returns the rows with the values of audit columns."""
+    return rows.withColumns({name: F.expr(value) for name, value in constants(columns).items()})
+
+
+def _replace_ranges(rows: DataFrame, condition: str, location: Location) -> None:
+    """Removes the copy's rows of the condition, and adds the rows, in one commit. Delta refuses rows that do not meet it."""
+    rows.writeTo(location.relation).overwrite(F.expr(condition))
+
+
+def _condition(session: SparkSession, schema: TableSchema, ranges: tuple[IntegerRange, ...], location: Location) -> str:
+    """Returns the condition for the copy's rows in the ranges."""
+    condition = in_ranges(ranges, session.table(location.relation).schema)
     if condition is None:
         raise SinkError(
             f"{location}: the key's columns ({', '.join(ranges[0].columns)}) are no integers any more.",
             f"Give them their types again. {read_again(TableName(schema.table.database, schema.table.name))}",
             schema.table,
         )
-    rows.writeTo(location.relation).overwrite(F.expr(condition))
+    return condition
 
 
-def _merge(effect: DataFrame, schema: TableSchema, location: Location) -> None:
-    effect.createOrReplaceTempView(_VIEW)
+def _merge(effect: DataFrame, statement: str) -> None:
+    """Runs the MERGE of `effect` as _VIEW."""
+    with _viewed(effect, _VIEW):
+        effect.sparkSession.sql(statement)
+
+
+@contextmanager
+def _completed(effect: DataFrame, schema: TableSchema, location: Location) -> Iterator[DataFrame]:
+    """Gives rows of `kept_schema` the values that only the copy has, under other keys."""
+    if not schema.toastable:
+        yield effect
+        return
+    effect.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        effect.sparkSession.sql(merge(schema, location, _VIEW))
+        if effect.where("origin IS NOT NULL").isEmpty():
+            yield effect
+        else:
+            with _viewed(effect, _CHANGED_VIEW):
+                yield effect.sparkSession.sql(completed(schema, location, _CHANGED_VIEW))
     finally:
-        effect.sparkSession.catalog.dropTempView(_VIEW)
+        effect.unpersist()
+
+
+@contextmanager
+def _viewed(rows: DataFrame, view: str) -> Iterator[None]:
+    rows.createOrReplaceTempView(view)
+    try:
+        yield
+    finally:
+        rows.sparkSession.catalog.dropTempView(view)
 
 
 def _unpacked(rows: DataFrame, schema: TableSchema, shape: Shape) -> DataFrame:

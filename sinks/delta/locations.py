@@ -85,7 +85,8 @@ class Lake(Protocol):
 EPOCH_METADATA = "tidemark epoch "
 """Begins the metadata of a commit that wrote an epoch. The epoch's number follows."""
 WHOLE = " whole"
-"""Follows the number if the commit replaced all rows. In a changelog: if a TRUNCATE precedes all rows, which are read again."""
+"""Follows the number if the commit replaced all rows. In a changelog, and in a table that keeps deleted rows: if a TRUNCATE
+precedes all rows, which are read again."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -388,3 +389,7 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
 
 def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def text_literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

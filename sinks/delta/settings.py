@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.sinks.audit import audit_settings
 from tidemark.sinks.sink import SinkNeeds, SparkNeeds, folder_names, renames
 from tidemark.state.errors import SinkError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
@@ -46,10 +47,12 @@ def delta_needs(settings: DeltaSettings) -> SinkNeeds:
 
 def delta_identity(settings: DeltaSettings) -> SinkIdentity:
     fixed = (SinkSetting("sink.type", "delta"), SinkSetting("sink.style", settings.style))
+    audit = audit_settings(settings.audit_columns)
     if settings.catalog is None:
-        return SinkIdentity((*fixed, *folder_names(settings.copies)), SinkSetting("sink.path", settings.path or ""))
+        names = folder_names(settings.copies)
+        return SinkIdentity((*fixed, *names, *audit), SinkSetting("sink.path", settings.path or ""))
     return SinkIdentity(
-        (*fixed, SinkSetting("sink.table", str(settings.table)), *renames(settings.copies)),
+        (*fixed, SinkSetting("sink.table", str(settings.table)), *renames(settings.copies), *audit),
         SinkSetting("sink.catalog", settings.catalog),
     )
 

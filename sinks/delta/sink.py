@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
-from tidemark.sinks.delta.comparing import comparable_table, keys_in_table
+from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
@@ -37,8 +38,10 @@ from tidemark.sinks.delta.tables import (
     claim_table,
     create_table,
     is_replaceable,
+    key_findings,
     location_findings,
     missing_columns,
+    properties_of,
     schema_findings,
     table_findings,
     unknown_tables,
@@ -68,13 +71,15 @@ class DeltaSink:
     checkpoint: CheckpointStore
     session: Callable[[], SparkSession]
     sessions: SideSessions = field(default_factory=SideSessions)
+    audit: AuditColumns = NO_AUDIT
 
     @classmethod
     def of(
         cls, settings: DeltaSettings, checkpoint: CheckpointStore, session: Callable[[], SparkSession]
     ) -> "DeltaSink":
         """Raises JobFileError for a path that can't be one."""
-        return cls(lake_of(settings), settings.style, settings.partition_by, checkpoint, session)
+        audit = AuditColumns.of(settings.audit_columns)
+        return cls(lake_of(settings), settings.style, settings.partition_by, checkpoint, session, audit=audit)
 
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
@@ -84,7 +89,7 @@ class DeltaSink:
         if job is None:  # later, tables may have left the job
             findings = [*unknown_tables(schemas, self.partition_by), *findings]
         for schema in schemas:
-            findings += schema_findings(schema, self.style, self.partition_by)
+            findings += schema_findings(schema, self.style, self.partition_by, self.audit)
         if any(finding.is_problem for finding in findings):
             return findings  # such locations may not be readable
         for schema in schemas:
@@ -98,8 +103,14 @@ class DeltaSink:
             if written_id is None and schema.table in written:
                 raise CheckpointError(f"The checkpoint has lost its file {_id_file(schema.table)}.", RESTORE_CHECKPOINT)
             if isinstance(found, Found):
-                findings += table_findings(schema, location, found, self.style, self.partition_by)
+                findings += self._table_findings(schema, location, found)
         return findings
+
+    def _table_findings(self, schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
+        """Yields why the copy can't store the rows of the source's table unchanged."""
+        yield from table_findings(self.audit.extended(schema), location, found, self.style, self.partition_by)
+        if self.audit.keeps_deleted:
+            yield from key_findings(schema, location, found)
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         findings = self.check(schemas, job, written)
@@ -151,10 +162,12 @@ class DeltaSink:
             if found is None:
                 self.checkpoint.delete(_id_file(schema.table))
             elif isinstance(found, Found) and found.properties.get(JOB_UUID) == job.uuid:
-                names = missing_columns(schema, found, self.style)
+                raise_problems(list(self.audit.name_findings(schema, str.lower)))
+                extended = self.audit.extended(schema)
+                names = missing_columns(extended, found, self.style)
                 if names:
                     with spark_errors(location):
-                        session.sql(add_columns(schema, location, self.style, names))
+                        session.sql(add_columns(extended, location, self.style, names))
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)
@@ -162,7 +175,7 @@ class DeltaSink:
         found = self.lake.look(session, location)
         if not isinstance(found, Found) or found.properties.get(JOB_UUID) != job.uuid:
             raise SinkError(f"{location} is not this job's copy of {schema.table} any more.", START_OVER_NOW)
-        raise_problems(list(table_findings(schema, location, found, self.style, self.partition_by)))
+        raise_problems(list(self._table_findings(schema, location, found)))
         is_set = " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)
         with spark_errors(location):
             rows = session.sql(f"SELECT 1 FROM {location.relation} WHERE {is_set} LIMIT 1").collect()
@@ -178,10 +191,12 @@ class DeltaSink:
         if found is None:
             self.lake.create_schema_of(session, schema.table)
         with spark_errors(location):
+            properties = properties_of(schema, job, self.audit)
             if found is None:
-                session.sql(create_table(schema, location, self.style, self.partition_by, job))
+                extended = self.audit.extended(schema)
+                session.sql(create_table(extended, location, self.style, self.partition_by, properties))
             elif isinstance(found, Found) and JOB_UUID not in found.properties:
-                session.sql(claim_table(location, job))
+                session.sql(claim_table(location, properties))
         if self._written_id(schema.table) is not None:
             return
         claimed = self.lake.look(session, location)
@@ -247,19 +262,21 @@ class DeltaSink:
     def write_epoch(
         self, batch: DataFrame, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
     ) -> list[PartEnd]:
-        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied).write(batch)
+        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit).write(batch)
 
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         session, location, found = self._copy(schema.table)
-        with comparable_table(session, location, schema, self.style, found.partition_columns) as comparisons:
+        reading = Reading(self.style, found.partition_columns, self.audit.deleted)
+        with comparable_table(session, location, schema, reading) as comparisons:
             yield comparisons
 
     def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         session, location, _ = self._copy(schema.table)
-        return keys_in_table(session, location, schema, self.style, within, limit)
+        reading = Reading(self.style, deleted=self.audit.deleted)
+        return keys_in_table(session, location, schema, reading, within, limit)
 
     def _copy(self, table: TableId) -> tuple[SparkSession, Location, Found]:
         """Raises SinkError if there is no Delta table."""

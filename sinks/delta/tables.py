@@ -1,5 +1,6 @@
 """A table's copy in Delta Lake: its columns, the statements that create and change it, its checks. Pure."""
 
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -8,26 +9,25 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tidemark.conf.tables import TableName, setting_of
-from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, Occupied, quoted
+from tidemark.sinks.audit import AuditColumns
+from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, Occupied, quoted, text_literal
 from tidemark.sinks.delta.rows import schema_of
 from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.integer_range import IntegerRange, united
-from tidemark.state.remedies import START_OVER, log_whole_rows
+from tidemark.state.remedies import START_OVER
 from tidemark.state.table import TableSchema
 
 Style: TypeAlias = Literal["mirror", "changelog"]
 PartitionBy: TypeAlias = Mapping[TableName, tuple[str, ...]]
 
+KEPT_KEY = "tidemark.key"
+"""The property of a table that keeps deleted rows: the columns of the key by which it has one row each, as JSON."""
 PUT_BACK = f"Put it back, or {START_OVER}."
 _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
 _WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def columns_of(schema: TableSchema, style: Style) -> StructType:
@@ -39,10 +39,11 @@ def partition_columns(schema: TableSchema, partition_by: PartitionBy) -> tuple[s
 
 
 def create_table(
-    schema: TableSchema, location: Location, style: Style, partition_by: PartitionBy, job: JobIdentity
+    schema: TableSchema, location: Location, style: Style, partition_by: PartitionBy, properties: Mapping[str, str]
 ) -> str:
+    """`schema`: of the copy. `properties`: see `properties_of`."""
     fields = columns_of(schema, style).fields
-    properties = {JOB_NAME: job.name, JOB_UUID: job.uuid, _DELETION_VECTORS: "true"}
+    properties = {**properties, _DELETION_VECTORS: "true"}
     if any(_NEEDS_MAPPING.search(field.name) for field in fields):
         properties["delta.columnMapping.mode"] = "name"
     columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
@@ -53,43 +54,22 @@ def create_table(
     )
 
 
-def claim_table(location: Location, job: JobIdentity) -> str:
-    return f"ALTER TABLE {location.relation} SET TBLPROPERTIES ({_listed({JOB_NAME: job.name, JOB_UUID: job.uuid})})"
+def properties_of(schema: TableSchema, job: JobIdentity, audit: AuditColumns) -> dict[str, str]:
+    """Returns the properties by which a table is the job's copy of a source table."""
+    owner = {JOB_NAME: job.name, JOB_UUID: job.uuid}
+    return owner | ({KEPT_KEY: _key_text(schema)} if audit.keeps_deleted else {})
+
+
+def _key_text(schema: TableSchema) -> str:
+    return json.dumps(sorted(schema.key), ensure_ascii=False)
+
+
+def claim_table(location: Location, properties: Mapping[str, str]) -> str:
+    return f"ALTER TABLE {location.relation} SET TBLPROPERTIES ({_listed(properties)})"
 
 
 def _listed(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
-
-
-def merge(schema: TableSchema, location: Location, source: str) -> str:
-    """Returns the MERGE of the view `source`, which has `rows.effect_schema`."""
-    names = [column.name for column in schema.captured]
-    at = " AND ".join(f"{_held(schema, name)} = source.at.{quoted(name)}" for name in schema.key)
-    new = {name: f"source.new.{quoted(name)}" for name in names}
-    kept, inserted = dict(new), dict(new)
-    not_there = literal(
-        f"SinkError: {schema.table}: The log leaves values out of changes to rows that {location} does not have. "
-        f"Remedy: {log_whole_rows(schema.table)}"
-    )
-    for name in schema.toastable:
-        missing = f"array_contains(source.missing, {literal(name)})"
-        kept[name] = f"CASE WHEN {missing} THEN target.{quoted(name)} ELSE {new[name]} END"
-        inserted[name] = f"CASE WHEN {missing} THEN raise_error({not_there}) ELSE {new[name]} END"
-    updates = ", ".join(f"target.{quoted(name)} = {value}" for name, value in kept.items())
-    return (
-        f"MERGE INTO {location.relation} AS target USING {source} AS source ON {at} "
-        "WHEN MATCHED AND NOT source.stays THEN DELETE "
-        f"WHEN MATCHED THEN UPDATE SET {updates} "
-        f"WHEN NOT MATCHED AND source.stays THEN INSERT ({', '.join(map(quoted, names))}) "
-        f"VALUES ({', '.join(inserted.values())})"
-    )
-
-
-def _held(schema: TableSchema, name: str) -> str:
-    """Returns the expression of the table's value in a column of the key. In a column by which it partitions the table, Delta
-    has NULL for an empty text."""
-    held = f"target.{quoted(name)}"
-    return f"coalesce({held}, '')" if schema.column(name).arrow_type == "string" else held
+    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
 
 
 def is_replaceable(found: Found, columns: Collection[str]) -> bool:
@@ -129,7 +109,9 @@ def _integer_suffixes(columns: StructType) -> dict[str, str]:
     return found
 
 
-def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy) -> Iterator[Finding]:
+def schema_findings(
+    schema: TableSchema, style: Style, partition_by: PartitionBy, audit: AuditColumns
+) -> Iterator[Finding]:
     """Yields the problems of the source's table that no location can solve."""
     table = schema.table
     exclude = "Exclude it (source.columns)."
@@ -141,6 +123,7 @@ def schema_findings(schema: TableSchema, style: Style, partition_by: PartitionBy
             "sink.style: changelog.",
         )
     yield from reserved_name_findings(schema)
+    yield from audit.name_findings(schema, str.lower)
     added = [field.name for field in meta_fields(schema)] if style == "changelog" else []
     reserved = {field.name for field in meta_fields(schema)}
     seen: set[str] = set(added)
@@ -199,7 +182,7 @@ def location_findings(
 
 
 def missing_columns(schema: TableSchema, found: Found, style: Style) -> tuple[str, ...]:
-    """Returns the columns that the Delta table lacks, in the source's order."""
+    """Returns the columns that the Delta table lacks, in the order of `schema`, which is that of the copy."""
     existing = {field.name.lower() for field in found.columns.fields}
     return tuple(name for name in columns_of(schema, style).names if name.lower() not in existing)
 
@@ -213,7 +196,7 @@ def add_columns(schema: TableSchema, location: Location, style: Style, names: Co
 def table_findings(
     schema: TableSchema, location: Location, found: Found, style: Style, partition_by: PartitionBy
 ) -> Iterator[Finding]:
-    """Yields why a table that this job may use can't store the rows unchanged."""
+    """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy."""
     remedy = f"Delete that table and let the job create it, or change {location.setting}."
     existing = {field.name.lower(): field.dataType.simpleString() for field in found.columns.fields}
     for field in columns_of(schema, style).fields:
@@ -227,6 +210,19 @@ def table_findings(
     if wanted and wanted != found.partition_columns:
         listed = ", ".join(found.partition_columns) or "nothing"
         yield Finding(schema.table, f"{location} is partitioned by {listed}, not by {', '.join(wanted)}.", remedy)
+
+
+def key_findings(schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
+    """Yields why a table that keeps deleted rows can't have the source's rows: under another key, several deleted rows may have
+    one key."""
+    key = found.properties.get(KEPT_KEY)
+    if JOB_UUID in found.properties and key != _key_text(schema):
+        held = "an unknown key" if key is None else f"the key ({', '.join(json.loads(key))})"
+        yield Finding(
+            schema.table,
+            f"{location} keeps deleted rows by {held}, and the table's key is ({', '.join(schema.key)}) now.",
+            f"Delete that table and let the job create it, or change {location.setting}.",
+        )
 
 
 def unknown_tables(schemas: Sequence[TableSchema], partition_by: PartitionBy) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.change_parts import DELETE, INSERT, NOTES, UNCHANGED, UPDATE, Change, log_part, snapshot_part
 from tests.support.sink_state import (  # noqa: F401  # fixtures
     DELTA,
+    DELTA_KEEPING,
     FILE_SINKS,
     MIRRORS,
     SinkCase,
@@ -112,7 +113,7 @@ def test_values_left_out_stay(
     assert sink.rows(NOTES) == sorted_rows(NOTES, expected)
 
 
-@pytest.mark.parametrize("kind", sink_params((*FILE_SINKS, *MIRRORS, DELTA)))
+@pytest.mark.parametrize("kind", sink_params((*FILE_SINKS, *MIRRORS, DELTA, DELTA_KEEPING)))
 @pytest.mark.pitfall(130)
 def test_row_that_is_inserted_and_updated_in_one_batch(kind: str, request: pytest.FixtureRequest) -> None:
     """The value that the update leaves out is the insert's, also after a move of the key, and where there was a row before."""

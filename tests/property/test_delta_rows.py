@@ -17,13 +17,30 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tests.support.change_parts import DELETE, INSERT, NOTES, ORDERS, UPDATE, log_part, replacing_part
+from tests.support.change_parts import (
+    DELETE,
+    INSERT,
+    NOTES,
+    ORDERS,
+    TRUNCATE,
+    UNCHANGED,
+    UPDATE,
+    Change,
+    log_part,
+    part,
+    replacing_part,
+    rows,
+    snapshot_part,
+)
 from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
 from tidemark.sinks.delta.buckets import SplittingByBucket
+from tidemark.sinks.delta.effect import effect_schema
+from tidemark.sinks.delta.keeping import kept_schema
 from tidemark.sinks.delta.locations import Found
-from tidemark.sinks.delta.rows import Unpacking, effect_schema
+from tidemark.sinks.delta.rows import Unpacking
 from tidemark.sinks.delta.tables import in_ranges, is_replaceable
 from tidemark.state.change_batch import from_transport, to_transport
+from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
 
 
@@ -72,6 +89,117 @@ def test_merging_the_effect_is_applying_the_changes(data: st.DataObject) -> None
     source = list(Unpacking(NOTES, "effect")(sent))
     assert all(batch.schema == effect_schema(NOTES) for batch in source)
     assert merged(target, source) == {key_of(row): _named(row) for row in held.values()}
+
+
+Kept = dict[Any, list[tuple[dict[str, Any], bool]]]
+"""The rows of a table that keeps deleted ones, by key: their values, and whether the source has deleted them. Somebody may have
+put a key there twice."""
+
+
+def merged_keeping(target: Kept, source: list[pa.RecordBatch], *, truncates: bool) -> Kept:
+    """Merges as the statement of `sinks.delta.merges.merge_keeping` does, after `completed`."""
+    after, inserted, matched = {key: list(held) for key, held in target.items()}, [], set()
+    for row in (row for batch in source for row in batch.to_pylist()):
+        at, new, missing = (
+            row["at"] and tuple(row["at"].values()),
+            row["new"] and dict(row["new"]),
+            row["missing"] or (),
+        )
+        assert row["stays"] == (new is not None)
+        if row["origin"] is not None:
+            for name in missing:
+                new[name] = target[tuple(row["origin"].values())][0][0][name]
+            missing = ()
+        if at is not None:
+            assert at not in matched
+            matched.add(at)
+        if target.get(at):
+            held = after.pop(at)
+            if new is not None:
+                assert tuple(new[name] for name in NOTES.key) == at
+                after[at] = [(new | {name: before[name] for name in missing}, row["deleted"]) for before, _ in held]
+            elif row["deleted"]:
+                after[at] = [(before, True) for before, _ in held]
+        elif new is not None:
+            assert not missing
+            inserted.append((new, row["deleted"]))
+    for key in (after.keys() - matched) if truncates else ():
+        after[key] = [(before, True) for before, _ in after[key]]
+    for new, is_deleted in inserted:
+        key = tuple(new[name] for name in NOTES.key)
+        assert not after.get(key)
+        after[key] = [(new, is_deleted)]
+    return {key: held for key, held in after.items() if held}
+
+
+def applied_keeping(target: Kept, changes: list[Change]) -> Kept:
+    """Applies the changes one by one."""
+    after, removed = {key: list(held) for key, held in target.items()}, dict[str, Any]()
+    for kind, values in changes:
+        if kind is TRUNCATE:
+            after = {key: [(row, True) for row, _ in held] for key, held in after.items()}
+            continue
+        key = key_of(tuple(values))
+        held = after.get(key, [])
+        if kind is DELETE:
+            removed = held[0][0] if held else {}
+            after[key] = [(row, True) for row, _ in held]
+            continue
+        before = removed if kind is INSERT else held[0][0] if held else {}
+        named = _named(values).items()
+        after[key] = [({name: before[name] if v is UNCHANGED else v for name, v in named}, False)]
+    return {key: held for key, held in after.items() if held}
+
+
+@pytest.mark.pitfall(61)
+@pytest.mark.pitfall(76)
+@pytest.mark.pitfall(78)
+@given(st.data())
+def test_merging_into_a_table_that_keeps_deleted_rows_is_applying_the_changes(data: st.DataObject) -> None:
+    """Also with rows that were read again, whatever the table has of their keys, and after each TRUNCATE."""
+    held = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS)))}
+    others = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS))) - held.keys()}
+    target = {key: [(_named(row), False)] for key, row in held.items()}
+    target |= {key: [(_named(row), True)] for key, row in others.items()}
+    again = data.draw(st.sets(st.sampled_from(KEYS)))
+    for key in again:
+        found = st.lists(st.tuples(rows_of(key).map(_named), st.booleans()), max_size=2)
+        target[key] = data.draw(found)
+    read: list[Change] = [(INSERT, held[key]) if key in held else (DELETE, (*key[::-1], *[None] * 4)) for key in again]
+    transactions: list[list[Change]] = []
+    for number in range(data.draw(st.integers(1, 3))):
+        if number:
+            held.clear()
+            transactions.append([(TRUNCATE, [None] * 6)])
+        if data.draw(st.booleans()):
+            transactions.append(data.draw(note_changes(held, max_size=15)))
+    batches = [(NOTES, rows(NOTES, read, snapshot=True))] if read else []
+    batches += [(NOTES, rows(NOTES, changes, version=1000 + n)) for n, changes in enumerate(transactions)]
+    source = list(Unpacking(NOTES, "kept effect")(map(to_transport, part(1, "log", batches))))
+    assert all(batch.schema == kept_schema(NOTES) for batch in source)
+    logged = [change for changes in transactions for change in changes]
+    truncates = any(kind is TRUNCATE for kind, _ in logged)
+    assert merged_keeping(target, source, truncates=truncates) == applied_keeping(target, read + logged)
+
+
+def test_rows_of_splits_replace_what_a_table_that_keeps_deleted_rows_has_of_their_keys() -> None:
+    one, two, three = (_named((n, "en", n, None, None, None)) for n in (1, 2, 3))
+    target: Kept = {("en", 1): [(one | {"stars": 7}, True)], ("en", 2): [(two, True)] * 2, ("en", 9): [(one, True)]}
+    items = [
+        item for n, row in enumerate((one, two, three)) for item in snapshot_part(1, n, NOTES, [tuple(row.values())])
+    ]
+    source = list(Unpacking(NOTES, "kept rows")(map(to_transport, items)))
+    after = merged_keeping(target, source, truncates=False)
+    assert after == {("en", n): [(row, False)] for n, row in enumerate((one, two, three), 1)} | {
+        ("en", 9): [(one, True)]
+    }
+
+
+def test_a_value_left_out_after_a_truncation_is_refused() -> None:
+    truncated: list[tuple[Any, list[Change]]] = [(NOTES, [(TRUNCATE, [None] * 6)])]
+    update: Any = (NOTES, [(UPDATE, (1, "en", 1, UNCHANGED, None, None))])
+    with pytest.raises(SinkError, match="whose row went with a TRUNCATE before"):
+        list(Unpacking(NOTES, "kept effect")(map(to_transport, log_part(1, *truncated, update))))
 
 
 def test_part_cut_into_buckets_keeps_each_keys_changes_together_and_in_order() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 from pyspark.sql import DataFrame, SparkSession
@@ -102,10 +103,13 @@ def write_epochs(sink: Any, job: JobIdentity, items: Sequence[PartItem], schemas
     return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
 
 
-def rows_of_delta(sink: Any, schema: TableSchema) -> list[tuple[Any, ...]]:
-    """The captured columns of every row."""
+def rows_of_delta(sink: Any, schema: TableSchema, *, deleted: bool | None = None) -> list[tuple[Any, ...]]:
+    """The captured columns of every row; or only of those that the source has deleted, or has not."""
     names = [column.name for column in schema.captured]
-    table = read_delta(sink, schema).select(names)
+    table = read_delta(sink, schema)
+    if deleted is not None:
+        table = table.filter(pc.equal(table.column("_deleted"), deleted))
+    table = table.select(names)
     # Python's dates begin in year 1, ours do not.
     columns = [
         column.cast(pa.int32() if pa.types.is_date(column.type) else pa.int64())

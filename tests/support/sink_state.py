@@ -49,6 +49,8 @@ KEEPING_MIRRORS = ("mysql-keeping", "postgres-keeping")
 KEEPING = AuditColumns(synced_at="_synced_at", deleted="_deleted")
 DELTA = "delta"
 """Delta with the style mirror, in a catalog. tests/support/delta.py has its session."""
+DELTA_KEEPING = "delta-keeping"
+"""The same with deleted rows that are kept, in KEEPING."""
 
 
 def plain(value: Any, column: Column) -> Any:
@@ -132,15 +134,17 @@ class SinkCase:
         if self.kind in FILE_SINKS:
             return sorted_rows(schema, _folded(schema, self.changes(schema)))
         if self.kind == DELTA:
-            return sorted_rows(schema, rows_of_delta(self.sink, schema))
+            return sorted_rows(schema, rows_of_delta(self.sink, schema, deleted=False if self.keeps_deleted else None))
         return sorted_rows(schema, _mirror_rows(self, schema, "_deleted IS FALSE" if self.keeps_deleted else "TRUE"))
 
     @property
     def keeps_deleted(self) -> bool:
-        return isinstance(self.sink, MirrorSink) and self.sink.audit.keeps_deleted
+        return isinstance(self.sink, (MirrorSink, DeltaSink)) and self.sink.audit.keeps_deleted
 
     def deleted_rows(self, schema: TableSchema) -> list[Row]:
-        """Returns the rows that the source has deleted, in a mirror that keeps them."""
+        """Returns the rows that the source has deleted, in a copy that keeps them."""
+        if self.kind == DELTA:
+            return sorted_rows(schema, rows_of_delta(self.sink, schema, deleted=True))
         return sorted_rows(schema, _mirror_rows(self, schema, "_deleted IS TRUE"))
 
     def changes(self, schema: TableSchema) -> list[dict[str, Any]]:
@@ -286,12 +290,13 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind =
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
-    if kind == DELTA:
+    if kind in {DELTA, DELTA_KEEPING}:
+        audit = KEEPING if kind == DELTA_KEEPING else NO_AUDIT
         session = request.getfixturevalue("delta_session")
         schema = f"contract_{uuid.uuid4().hex}"
         lake = CatalogLake("spark_catalog", parse_table_template(f"{schema}.{{schema}}_{{table}}"))
         checkpoint = LocalStore(str(request.getfixturevalue("tmp_path") / "checkpoint"))
-        return SinkCase(kind, DeltaSink(lake, "mirror", {}, checkpoint, lambda: session), schema)
+        return SinkCase(DELTA, DeltaSink(lake, "mirror", {}, checkpoint, lambda: session, audit=audit), schema)
     audit = KEEPING if kind in KEEPING_MIRRORS else NO_AUDIT
     kind = kind.removesuffix("-keeping")
     database: Database = request.getfixturevalue(f"{kind}_database")
@@ -299,7 +304,11 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind =
 
 
 def sink_params(kinds: tuple[str, ...]) -> list[Any]:
-    return [pytest.param(kind, marks=() if kind in FILE_SINKS else pytest.mark.integration) for kind in kinds]
+    rare = {DELTA_KEEPING: [pytest.mark.integration, pytest.mark.every_server]}
+    return [
+        pytest.param(kind, marks=() if kind in FILE_SINKS else rare.get(kind, pytest.mark.integration))
+        for kind in kinds
+    ]
 
 
 @pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS + KEEPING_MIRRORS))
@@ -307,7 +316,7 @@ def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
 
 
-@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, *KEEPING_MIRRORS, DELTA)))
+@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, *KEEPING_MIRRORS, DELTA, DELTA_KEEPING)))
 def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     """Every sink with state, including those that write whole epochs."""
     return make_case(request.param, request)

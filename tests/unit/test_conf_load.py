@@ -437,6 +437,10 @@ REFUSED = [
         "sink.catalog: is given together with sink.path: choose one of the two",
     ),
     (
+        "sink={type: delta, path: /x, style: changelog, audit_columns: {deleted: gone}}",
+        "sink.audit_columns: is for style: mirror only; a changelog has every DELETE, and _commit_timestamp",
+    ),
+    (
         'sink={type: delta, path: /x, table: "{schema}"}',
         "sink.table: does not contain {table}: all tables would be written to one table",
     ),

@@ -58,7 +58,9 @@ LATER = frozenset({*LATER_SINK_TYPES, "ignore"})
 """Values that the documents name as not supported yet."""
 WRITTEN = re.compile(rf"(?<![\w.])(?P<key>(?:{SECTIONS})\.[a-z_]+): (?P<value>\{{.*\}})")
 """A key with a mapping, as a remedy writes it."""
-OTHERS = re.compile(r".*\.py|sink\.(before|after)_commit|source\.(stays|missing|new|at)|sink\.typ|log\.reconnect")
+OTHERS = re.compile(
+    r".*\.py|sink\.(before|after)_commit|source\.(stays|missing|new|at|deleted)|sink\.typ|log\.reconnect"
+)
 """Files, failpoints, columns of a MERGE, the example of a wrong key, and one that the changelog says was renamed."""
 
 

@@ -70,6 +70,15 @@ def test_every_changed_setting_is_named(tmp_path: Path, sink: dict[str, Any], ch
         known.require_same(now)
 
 
+@pytest.mark.parametrize("place", [{"path": "/lake"}, {"catalog": "main", "table": "lake.{table}"}])
+def test_audit_columns_of_a_delta_table_are_in_it(tmp_path: Path, place: dict[str, str]) -> None:
+    delta = {"type": "delta", **place}
+    known = identity(tmp_path, **delta, audit_columns={"deleted": "gone"})
+    assert known.changes(identity(tmp_path, **delta, audit_columns={"deleted": "gone"})) == []
+    (text,) = known.changes(identity(tmp_path, **delta))
+    assert text == "The job was started with sink.audit_columns: deleted: gone, but now it is none."
+
+
 def test_the_first_identity_stays(tmp_path: Path) -> None:
     checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
     assert checkpoint.sink_identity() is None
