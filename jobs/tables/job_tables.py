@@ -30,7 +30,7 @@ from tidemark.state.job_state import JobState, Joined, Membership, SplitKey, Tab
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
 from tidemark.state.projection import outputs_of
-from tidemark.state.remedies import START_OVER, resnapshot_of
+from tidemark.state.remedies import START_OVER, reason, resnapshot_of
 from tidemark.state.sink_identity import UNDO
 from tidemark.state.table import TableId, TableSchema
 
@@ -122,7 +122,7 @@ def with_later_tables(
             admit(state, [output])
         except (SinkError, JobFileError) as error:
             unfit.add(schema.table)
-            state = still_parked(job, checkpoint, state, [schema.table], error.message)
+            state = still_parked(job, checkpoint, state, [schema.table], reason(error.message, error.remedy))
             _warn(events, schema.table, f"can't come back to the job. {error}")
     later = tuple(
         replace(schema, version=left[schema.table].version + 1) if schema.table in left else schema

@@ -369,12 +369,12 @@ def can_t_come_back(error: TidemarkError, job: JobFile, state: JobState) -> bool
     left = next((left for left in state.left if left.table == error.table), None)
     if left is None:
         return False
-    checkpoint = Checkpoint.at(job.checkpoint)
+    checkpoint, why = Checkpoint.at(job.checkpoint), reason(error.message, error.remedy)
     if left.paused or _is_wanted_back(job, left):
-        still_parked(job, checkpoint, state, [left.table], error.message)
+        still_parked(job, checkpoint, state, [left.table], why)
     for number, signal in _open_signals(checkpoint).items():
         if signal.table == left.table:
-            checkpoint.create_answer(number, Answer(False, error.message, _now_us()))
+            checkpoint.create_answer(number, Answer(False, why, _now_us()))
     return True
 
 

@@ -267,7 +267,7 @@ class MirrorSink:
                     with _about(source_schema.table):
                         dialect = session.make_types(target, columns_to_make(schema, found, session.dialect))
                         if not self.audit.keeps_deleted and (keyed := key_clauses(schema, found, dialect)):
-                            session.replace_key(target, found, keyed)
+                            _replace_key(session, target, found, keyed)
                             failpoint("sink.after_key")
                             if session.inspect(target) is not None:
                                 _keep_known(session, target, owner, found)
@@ -393,6 +393,15 @@ def _about(table: TableId) -> Iterator[None]:
         raise
     except SinkBusyError as error:
         raise SinkError(error.message, error.remedy, table) from error
+
+
+def _replace_key(session: Session, target: TargetName, found: TargetTable, clauses: Sequence[str]) -> None:
+    """Raises SinkError if the server refuses it, such as for what the copy was given besides: partitions by other columns, a
+    unique index with a column that goes."""
+    try:
+        session.replace_key(target, found, clauses)
+    except SinkError as error:
+        raise SinkError(error.message, f"{error.remedy} Or drop that table, and let the job create it.") from error
 
 
 def _keep_known(session: Session, target: TargetName, owner: Owner, before: TargetTable) -> TargetTable:

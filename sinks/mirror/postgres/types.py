@@ -112,7 +112,8 @@ class PostgresDialect:
             return [self.drop_column(existing.name), f"ADD COLUMN {definition}"]
         if key or existing.nullable:
             return []  # the key makes it NOT NULL
-        return [f"ALTER COLUMN {quoted(existing.name)} DROP NOT NULL"]
+        name = quoted(existing.name)  # a column that numbers its rows must be NOT NULL
+        return [f"ALTER COLUMN {name} DROP IDENTITY IF EXISTS", f"ALTER COLUMN {name} DROP NOT NULL"]
 
     def drop_column(self, name: str) -> str:
         return f"DROP COLUMN {quoted(name)}"
