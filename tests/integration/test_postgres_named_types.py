@@ -12,6 +12,8 @@ from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.reconciling import assert_equal, compared, found_keys
 from tests.support.servers import Database, fresh_database
+from tidemark.readers.postgres.snapshot import split_reader
+from tidemark.readers.postgres.snapshot.split_reader import ReadHooks
 from tidemark.sinks.mirror.sink import MirrorSink
 from tidemark.state.errors import SinkError
 
@@ -319,6 +321,37 @@ def test_types_that_change_in_the_source(
         f"SELECT {columns} FROM t ORDER BY {order}"
     )
     assert types_of(target, "t")["v"] == "mood"
+
+
+def test_a_label_by_which_a_table_is_split_is_renamed_while_it_is_read(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no value any more. The table comes back by itself."""
+    source.execute(
+        MOOD,
+        "CREATE TABLE t (m mood, id int, v int, PRIMARY KEY (m, id))",
+        "INSERT INTO t SELECT (enum_range(NULL::mood))[i % 3 + 1], i, 0 FROM generate_series(1, 300) i",
+        "ANALYZE t",
+    )
+    path = job_of(
+        source,
+        target,
+        tmp_path,
+        snapshot={"split_rows": 40, "parallelism": 2},
+        source={"on_table_error": "park"},
+        sink={"on_schema_change": "evolve"},
+    )
+    reads = [0]
+
+    def change() -> None:
+        reads[0] += 1
+        if reads[0] == 4:
+            source.execute("ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'", "UPDATE t SET v = 1 WHERE id % 2 = 0")
+
+    monkeypatch.setattr(split_reader, "ReadHooks", lambda: ReadHooks(before_snapshot=change))
+    run_epochs(path)
+    assert reads[0] > 8
+    assert texts_of(target, "t", "id") == texts_of(source, "t", "id")
 
 
 def test_columns_of_new_enums_are_added(source: Database, target: Database, tmp_path: Path) -> None:

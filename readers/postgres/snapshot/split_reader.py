@@ -27,6 +27,7 @@ from tidemark.readers.postgres.keys.key_columns import (
     under_own_name,
 )
 from tidemark.readers.postgres.schema.identity import is_another_table
+from tidemark.readers.postgres.schema.table_facts import labels_of
 from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
@@ -162,6 +163,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         hooks.after_snapshot()
         key = read_key(connection, schema.table, split.columns)
         require_shape(key, schema)
+        require_labels(connection, schema, split.columns)
         if schema.key:
             require_key(connection, schema)
         source = self._source
@@ -230,6 +232,26 @@ def require_shape(key: TableKey, schema: TableSchema) -> None:
         raise columns_are_gone(
             schema.table, f"{schema.table} no longer has the columns that it had when the job started."
         )
+
+
+def require_labels(connection: Connection, schema: TableSchema, columns: Sequence[str]) -> None:
+    """Raises SchemaChangedError unless the enums of the split key have the labels of `schema` in its order, perhaps among
+    others. Otherwise the splits are not those that they were: a renamed label is no value any more, and a type that was made
+    again may order its labels otherwise."""
+    types = [schema.column(name).named_type for name in columns]
+    wanted = {
+        (found.schema, found.name): found.labels for found in types if found is not None and found.labels is not None
+    }
+    if not wanted:
+        return
+    now = labels_of(connection, wanted)
+    for named, labels in wanted.items():
+        if tuple(label for label in now.get(named, ()) if label in labels) != labels:
+            raise columns_are_gone(
+                schema.table,
+                f"The enum {'.'.join(named)}, by which {schema.table} is split, no longer has the labels that it had, or "
+                "orders them otherwise.",
+            )
 
 
 _KEYS = """
