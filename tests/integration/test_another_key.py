@@ -301,6 +301,20 @@ def test_a_copy_whose_old_key_is_an_identity_column_gets_the_key(
     assert key_of(target) == ["code"]
 
 
+def test_a_key_with_included_columns_is_the_key(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, target = postgres18_database, postgres_database
+    create(source)
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("ALTER TABLE copy_t DROP CONSTRAINT copy_t_pkey, ADD PRIMARY KEY (id) INCLUDE (v)")
+    source.execute("UPDATE t SET v = 11 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    run_epochs(job, notes=(notes := Notes()))
+    assert not {event for event, _ in notes.found} & {"left", "joined", "parked"}
+    assert_equal(source, target)
+
+
 def test_a_reader_of_the_copy_holds_up_no_other_table(
     any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,9 @@ _KEYS = """
     SELECT i.indrelid::bigint, a.attname
     FROM pg_index i CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = ANY (%s::oid[]) AND i.indisprimary ORDER BY i.indrelid, k.place"""
+    WHERE i.indrelid = ANY (%s::oid[]) AND i.indisprimary AND k.place <= i.indnkeyatts
+    ORDER BY i.indrelid, k.place"""
+"""Without the columns that an index only INCLUDEs."""
 _KEY_NAMES = """
     SELECT conrelid::bigint, conname FROM pg_constraint WHERE contype = 'p' AND conrelid = ANY (%s::oid[])"""
 _UNIQUE = """
