@@ -292,7 +292,10 @@ class MySqlSession(LedgerSession):
             raise SinkError(f"The rows of {target} could not be removed.", "Drop that table.")
         failpoint("sink.key_replaced")
         self.execute(f"SET SESSION lock_wait_timeout = {KEY_LOCK_SECONDS}", doing=doing)
-        self.execute(self.dialect.alter_table(target, clauses), doing=doing)
+        try:
+            self.execute(self.dialect.alter_table(target, clauses), doing=doing)
+        except SinkError as error:
+            raise SinkError(f"{error.message} The rows of {target} were removed before.", error.remedy) from error
         self.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS}", doing=doing)
 
     # Writing
