@@ -620,3 +620,37 @@ def test_the_worker_of_a_subscription_is_refused_too(case: Case) -> None:
             )
             publisher.execute(f"SELECT pg_drop_replication_slot('{publisher.name}')")
     assert case.database.query("SELECT count(*) FROM t WHERE uid = 3") == [(2,)]
+
+
+@pytest.mark.parametrize("published", ["root", "root, t"])
+def test_a_partition_whose_root_is_published_needs_no_entry_of_its_own(
+    postgres_source_database: Database, tmp_path: Path, published: str
+) -> None:
+    """Its changes come as the root's. The remedies, as they are printed: the root is copied, or the publication is another."""
+    case = Case(postgres_source_database, tmp_path)
+    case.do(
+        "CREATE TABLE root (uid bigint, version int, note text) PARTITION BY LIST (version)",
+        "CREATE TABLE t PARTITION OF root FOR VALUES IN (1)",
+        f"CREATE PUBLICATION {case.name} FOR TABLE {published} WITH (publish_via_partition_root = true)",
+    )
+    case.insert(0)
+    case.job(tables=["public.t"])
+    refusal = case.refusal()
+    assert "publishes the changes of public.t as those of public.root" in refusal.message
+    assert "ADD TABLE" not in refusal.remedy
+    assert "Name public.root in source.tables instead of public.t; or name a publication" in refusal.remedy
+    case.do("CREATE PUBLICATION other FOR TABLE ONLY t")
+    case.job(tables=["public.t"], publication="other")
+    case.follows()
+    case.insert(10)
+    case.follows()
+    case.do("ALTER TABLE root ADD COLUMN id bigserial", "ALTER TABLE root ADD PRIMARY KEY (id, version)")
+    folder = tmp_path / "of_root"
+    folder.mkdir()
+    of_root = Case(case.database, folder)
+    job = of_root.job(tables=["public.root"], slot="of_root", publication=case.database.name)
+    for _ in range(2):
+        run_epochs(job)
+        copied = read_history(folder / "out", "public", "root")
+        assert [(copied.num_rows,)] == case.database.query("SELECT count(*) FROM root")
+        case.insert(20)

@@ -23,7 +23,12 @@ from tidemark.readers.postgres.schema.table_checks import (
 )
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
-from tidemark.readers.postgres.slot.publication import check_publication, memberships, publishes_all
+from tidemark.readers.postgres.slot.publication import (
+    check_publication,
+    memberships,
+    published_above,
+    publishes_all,
+)
 from tidemark.readers.schema_checks import Preflight, TableSettings, check_settings_of_tables
 from tidemark.state.table import TableId, TableSchema
 
@@ -70,6 +75,7 @@ def preflight(
         members=memberships(connection, demands.publication, tables).keys(),
         doubt=doubt_of_refusals(server),
     )
+    above = published_above(connection, demands.publication, tables)
     unidentified = set[TableId]()
     for table, facts in tables.items():
         primary = () if facts.primary_key is None else facts.primary_key.columns
@@ -88,7 +94,9 @@ def preflight(
         if schema is not None:
             schemas[table] = schema
             findings += check_select(facts, schema)
-            found = check_identity(facts, schema, None if demands.checks_key(schema) else publishing)
+            # A table that is published as another one can't be copied, whatever its identity is.
+            publishes = None if demands.checks_key(schema) else publishing
+            found = [] if table in above else check_identity(facts, schema, publishes)
             findings += found
             unidentified |= {table for finding in found if finding.severity == "refuse"}
             findings += check_transform(facts, schema, demands.tables.transforms.get(table, frozenset()))

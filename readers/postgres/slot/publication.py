@@ -206,6 +206,12 @@ def memberships(connection: Connection, name: str, tables: Collection[TableId]) 
     return _memberships(connection, name, _oids(connection, tables))
 
 
+def published_above(connection: Connection, name: str, tables: Collection[TableId]) -> frozenset[TableId]:
+    """Returns the tables whose changes are published as those of a table of which they are a partition."""
+    members = _members(connection, name, _oids(connection, tables))
+    return frozenset(member.table for member in members if member.above is not None)
+
+
 def require_memberships(
     connection: Connection, name: str, known: Mapping[TableId, str], oids: Mapping[TableId, int]
 ) -> None:
@@ -299,12 +305,12 @@ def _memberships(connection: Connection, name: str, oids: Mapping[TableId, int])
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A published table. `entry`: why it is published. `filtered`, `listed`: it has a row filter, a column list. `above`: a
-    published table of which it is a partition, and whose changes its changes are in the log; None unless the publication
-    has publish_via_partition_root."""
+    """A published table. `entry`: why it is published; None if only a table above it is. `filtered`, `listed`: it has a row
+    filter, a column list. `above`: a published table of which it is a partition, and whose changes its changes are in the log;
+    None unless the publication has publish_via_partition_root."""
 
     table: TableId
-    entry: str
+    entry: str | None
     filtered: bool
     listed: bool
     above: str | None
@@ -320,7 +326,7 @@ def _members(connection: Connection, name: str, oids: Mapping[TableId, int]) -> 
         cursor.execute(_MEMBERS.replace("%(schema_entry)s", entry), arguments)
         rows = cursor.fetchall()
     tables = {oid: table for table, oid in oids.items()}
-    return [_Member(tables[row[0]], str(row[1]), *row[2:]) for row in rows if row[1] is not None]
+    return [_Member(tables[row[0]], *row[1:]) for row in rows if row[1] is not None or row[4] is not None]
 
 
 def only_itself(table: TableId) -> str:
