@@ -24,12 +24,15 @@ FENCE_TABLE = "tidemark_fence"
 REJECTS_TABLE = "tidemark_rejects"
 """Tidemark's own tables in a mirror's target: the parts that it holds, whose each table is, who may write, and rows that it
 can't hold."""
+TRIAL_PREFIX = "tidemark_trial_"
+"""The names of empty tables of a mirror's target that are there while a change of a copy is tried begin with it."""
 
 
 def is_own_table(name: str) -> bool:
     """True for the names of Tidemark's own tables. No job copies such a table or writes a copy under such a name, in any
     schema: each write would cause another one."""
-    return name.lower() in {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE, REJECTS_TABLE}
+    own = {LEDGER_TABLE, REGISTRY_TABLE, FENCE_TABLE, REJECTS_TABLE}
+    return name.lower() in own or name.lower().startswith(TRIAL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ def tell_parked(job: JobFile, state: JobState, events: Events) -> None:
         events.note("paused", table=str(left.table), text=f"A signal has paused it. {way_back(job, left)}")
     for left in _stale(job, state):
         if left.is_parked and not is_dropped(job, left):
-            text = f"{left.why} Its copy stays as it is, and the other tables continue. {way_back(job, left)}"
+            text = f"{left.why} Nothing is written to its copy, and the other tables continue. {way_back(job, left)}"
             events.note("parked", table=str(left.table), text=text)
 
 

@@ -217,21 +217,23 @@ def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) ->
     """Returns clauses of ALTER TABLE that give an empty table the source's key, and columns that take the source's rows. None
     if it has that key already, perhaps after `adapting_clauses`, or could not be written then: the copy stays whole.
 
-    Columns of the earlier key that the source has no more are dropped. A key of numbers that the copy gives its rows stays."""
+    Columns of the earlier key that the source has no more are dropped, and unique indexes with them: with fewer columns they
+    would refuse rows that differ in those only. A key of numbers that the copy gives its rows stays."""
     if not schema.key or existing.engine_problem is not None or existing.foreign_keys:
         return []
     if _key_may_stay(schema, existing, dialect) or len(schema.key) > dialect.max_key_columns:
         return []
     same = dialect.same_column
     old_key, captured = set(map(same, existing.key)), {same(column.name) for column in schema.captured}
-    columns: list[str] = []
+    gone: list[str] = []
     for extra in existing.columns:
         if same(extra.name) in captured:
             continue
         if same(extra.name) in old_key and not extra.may_be_left_out:
-            columns.append(dialect.drop_column(extra.name))
+            gone.append(extra.name)
         elif same(extra.name) in old_key or not extra.may_be_left_out:
             return []
+    columns = [*dialect.drop_indexes(existing, gone), *map(dialect.drop_column, gone)]
     for column in schema.captured:
         found, is_key = find_column(existing, column, dialect), column.name in schema.key
         try:

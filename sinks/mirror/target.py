@@ -55,7 +55,8 @@ class TargetTable:
     """An existing table. `engine_problem` says why it can't be written in transactions, None if it can. `triggers`: the
     triggers that our writes fire, and PostgreSQL's rules. `updatable`: INSERT can update the row that has its key.
     `incarnation`: another text after the table was truncated, rewritten, or dropped and created again. None if the server does
-    not say. `key_name`: in PostgreSQL, the name of the constraint that is the key."""
+    not say. `key_name`: in PostgreSQL, the name of the constraint that is the key. `indexed`: in MySQL and MariaDB, the columns
+    of the unique indexes, each with the index's name."""
 
     columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
@@ -66,6 +67,7 @@ class TargetTable:
     updatable: bool = True
     incarnation: str | None = None
     key_name: str | None = None
+    indexed: tuple[tuple[str, str], ...] = ()
 
     @property
     def updated_in_place(self) -> bool:
@@ -139,6 +141,10 @@ class Dialect(Protocol):
 
     def drop_key(self, existing: TargetTable) -> list[str]:
         """Returns the clauses of ALTER TABLE, none for a table without a key."""
+
+    def drop_indexes(self, existing: TargetTable, columns: Collection[str]) -> list[str]:
+        """Returns the clauses of ALTER TABLE that drop the unique indexes with one of these columns, which are dropped, too.
+        None where the server does so itself."""
 
     def add_key(self, columns: Sequence[str]) -> str:
         """Returns the clause of ALTER TABLE."""
@@ -295,7 +301,8 @@ class Session(Protocol):
 
     def replace_key(self, target: TargetName, existing: TargetTable, clauses: Sequence[str]) -> None:
         """Removes all rows of a table and alters it, if it is still `existing`: another driver may have replaced the key and
-        written rows since. May be repeated. Raises SinkBusyError if others keep the table locked for some seconds."""
+        written rows since. May be repeated. Raises SinkBusyError if others keep the table locked for some seconds; SinkError if
+        the server refuses the change: then the table keeps its rows."""
 
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:

@@ -14,6 +14,7 @@ POINTS = (
     "sink.after_commit",
     "driver.epoch_written",
     "sink.after_adding",
+    "sink.key_tried",
     "sink.key_replaced",
     "sink.after_key",
     "schema.before_altered",

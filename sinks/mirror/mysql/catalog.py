@@ -58,6 +58,7 @@ class Catalog:
                 unique_indexes=tuple(
                     dict.fromkeys(name for name, _, _ in indexes.get(target, ()) if name != "PRIMARY")
                 ),
+                indexed=tuple((name, column) for name, column, _ in indexes.get(target, ()) if name != "PRIMARY"),
                 foreign_keys=tuple(dict.fromkeys(foreign_keys.get(target, ()))),
                 engine_problem=_engine_problem(table_type, engine),
                 incarnation=None if created is None else str(created),

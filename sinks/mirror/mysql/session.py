@@ -1,6 +1,7 @@
 """A connection to a MySQL or MariaDB target."""
 
 import functools
+import hashlib
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,10 +21,19 @@ from tidemark.sinks.mirror.mysql.comparing import MySqlComparing
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
 from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
+from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.key_order import orders_of_mysql
-from tidemark.state.table import FENCE_TABLE, LEDGER_TABLE, REGISTRY_TABLE, REJECTS_TABLE, Column, TableSchema
+from tidemark.state.table import (
+    FENCE_TABLE,
+    LEDGER_TABLE,
+    REGISTRY_TABLE,
+    REJECTS_TABLE,
+    TRIAL_PREFIX,
+    Column,
+    TableSchema,
+)
 
 Connection: TypeAlias = "pymysql.Connection[pymysql.cursors.Cursor]"
 
@@ -266,6 +276,7 @@ class MySqlSession(LedgerSession):
         """See `tidemark.sinks.mirror.target.Session`. A statement that writes rows keeps the table from being altered: it
         removes rows of the table as it was found, and of no other."""
         doing = f"giving {target} another key"
+        self._try(target, clauses, doing)
         key = (
             "SELECT GROUP_CONCAT(CONCAT(s.COLUMN_NAME, ' ', c.COLUMN_TYPE) ORDER BY s.SEQ_IN_INDEX SEPARATOR ', ') "
             "FROM information_schema.STATISTICS s JOIN information_schema.COLUMNS c "
@@ -294,9 +305,25 @@ class MySqlSession(LedgerSession):
         self.execute(f"SET SESSION lock_wait_timeout = {KEY_LOCK_SECONDS}", doing=doing)
         try:
             self.execute(self.dialect.alter_table(target, clauses), doing=doing)
-        except SinkError as error:
-            raise SinkError(f"{error.message} The rows of {target} were removed before.", error.remedy) from error
+        except (SinkError, SinkBusyError) as error:
+            raise type(error)(f"{error.message} The rows of {target} were removed before.", error.remedy) from error
         self.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS}", doing=doing)
+
+    def _try(self, target: TargetName, clauses: Sequence[str], doing: str) -> None:
+        """Alters an empty table like `target`, with its indexes, partitions and checks, and drops it. Raises SinkError if the
+        server refuses that: this DDL can't be rolled back, and `target` must be empty before it is altered."""
+        digest = hashlib.sha256(target.table.encode()).hexdigest()[:16]
+        trial = TargetName(target.schema, f"{TRIAL_PREFIX}{digest}")
+        drop = f"DROP TABLE IF EXISTS {full_name(trial)}"
+        self.execute(drop, doing=doing)  # a driver that died may have left it
+        try:
+            self.execute(f"CREATE TABLE {full_name(trial)} LIKE {full_name(target)}", doing=doing)
+            failpoint("sink.key_tried")
+            self.execute(self.dialect.alter_table(trial, clauses), doing=doing)
+        except SinkError:
+            self.execute(drop, doing=doing)
+            raise
+        self.execute(drop, doing=doing)
 
     # Writing
 

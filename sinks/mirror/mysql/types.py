@@ -1,7 +1,7 @@
 """Tables in MySQL and MariaDB: the source's own types if the target has them, else types that hold the same values."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -156,6 +156,11 @@ class MySqlDialect:
 
     def drop_key(self, existing: TargetTable) -> list[str]:
         return ["DROP PRIMARY KEY"] if existing.key else []
+
+    def drop_indexes(self, existing: TargetTable, columns: Collection[str]) -> list[str]:
+        """MySQL would leave the index with the other columns. MariaDB refuses to drop the column."""
+        names = dict.fromkeys(index for index, column in existing.indexed if column in columns)
+        return [f"DROP INDEX {quoted(name)}" for name in names]
 
     def add_key(self, columns: Sequence[str]) -> str:
         return f"ADD PRIMARY KEY ({', '.join(map(quoted, columns))})"

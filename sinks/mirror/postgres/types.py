@@ -1,6 +1,6 @@
 """Tables in PostgreSQL: for each column the narrowest type that holds every value of the source's column."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -120,6 +120,9 @@ class PostgresDialect:
 
     def drop_key(self, existing: TargetTable) -> list[str]:
         return [] if existing.key_name is None else [f"DROP CONSTRAINT {quoted(existing.key_name)}"]
+
+    def drop_indexes(self, existing: TargetTable, columns: Collection[str]) -> list[str]:
+        return []
 
     def add_key(self, columns: Sequence[str]) -> str:
         return f"ADD PRIMARY KEY ({', '.join(map(quoted, columns))})"
