@@ -65,10 +65,11 @@ def check_rows(facts: TableFacts) -> list[Finding]:
     if facts.unlogged or unlogged:
         what = f"Partitions of {table} are" if unlogged else f"{table} is"
         names = f" ({', '.join(map(str, unlogged))})" if unlogged else ""
+        logged = "; ".join(f"ALTER TABLE {quote_table(t)} SET LOGGED" for t in unlogged or [table])
         found.append(
             refusal(
                 f"{what} unlogged{names}: changes are not in the log.",
-                "ALTER TABLE … SET LOGGED, or leave it out: source.exclude_tables.",
+                f"{logged}. Or leave {table} out: source.exclude_tables.",
                 table=table,
             )
         )

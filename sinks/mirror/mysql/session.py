@@ -69,6 +69,7 @@ _SESSION_MARIADB = {
     "idle_transaction_timeout": 0,  # a part may be read slowly; wait_timeout is enough
     "idle_write_transaction_timeout": 0,
 }
+_ABSENT = frozenset({ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
 _collations: dict[tuple[str, str], dict[str, str]] = {}
 
 
@@ -188,9 +189,15 @@ class MySqlSession(LedgerSession):
         return bool(self.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (schema,)))
 
     def exists(self, target: TargetName) -> bool:
-        arguments = (target.schema, target.table)
-        sql = "SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-        return bool(self.query(sql, arguments))
+        """The catalog hides tables from an account that has lost its rights: they are no reason to start over."""
+        try:
+            self.query(f"SELECT 1 FROM {full_name(target)} LIMIT 0")
+        except SinkError as error:
+            cause = error.__cause__
+            if isinstance(cause, pymysql.MySQLError) and mysql_errors.error_code(cause) in _ABSENT:
+                return False
+            raise
+        return True
 
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
         return Catalog(self.query, self.dialect.same_name).read(targets)
