@@ -126,6 +126,13 @@ def silent_replica(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Ser
         yield primary, replica
 
 
+def has_orders(database: Database) -> bool:
+    """The database may be not there yet."""
+    found = f"SELECT 1 FROM information_schema.tables WHERE table_schema = '{database.name}' AND table_name = 'orders'"
+    with contextlib.closing(database.server.connect()) as connection, connection.cursor() as cursor:
+        return bool(cursor.execute(found))
+
+
 def test_the_source_of_a_replica_that_does_not_log_is_read(
     silent_replica: tuple[Server, Server], postgres_database: Database, tmp_path: Path
 ) -> None:
@@ -133,7 +140,7 @@ def test_the_source_of_a_replica_that_does_not_log_is_read(
     with fresh_database(primary) as source:
         orders(source)
         there = replace(source, server=replica)
-        wait_until(lambda: ("orders",) in there.query("SELECT table_name FROM information_schema.tables"))
+        wait_until(lambda: has_orders(there))
         remedy = remedy_of(job_of(tmp_path, there, postgres_database), SourceNotUsableError)
         assert re.fullmatch(r"Restart it with log_(slave|replica)_updates=ON, or read from its source\.", remedy)
         job = job_of(tmp_path, source, postgres_database)
