@@ -163,6 +163,41 @@ def test_a_session_that_logs_no_whole_rows_has_only_that_table_read_again(
 
 
 @pytest.mark.pitfall(34)
+@pytest.mark.parametrize(
+    "write",
+    [
+        "UPDATE customers c JOIN orders o ON o.id <= c.version SET c.version = c.version + 1, o.version = o.version + 1",
+        "INSERT INTO customers (code, uid, version) SELECT CONCAT('new', id), 1000 + uid, 0 FROM orders WHERE id < 9",
+        "UPDATE customers SET version = version + 1",
+        "LOAD DATA INFILE '../{file}' INTO TABLE customers (code, uid, version)",
+    ],
+    ids=["tables", "select", "trigger", "load"],
+)
+def test_tables_that_a_write_in_statement_format_may_change_are_read_again(
+    source_database: Database, tmp_path: Path, write: str
+) -> None:
+    source = source_database
+    create_tables(source, rows=20, uids=Uids())
+    trigger = (
+        "CREATE TRIGGER counts BEFORE UPDATE ON customers FOR EACH ROW UPDATE order_lines SET version = version + 1"
+    )
+    source.execute(trigger, f"SELECT 'loaded', 5000, 1 INTO OUTFILE '../{source.name}.rows'")
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    source.execute("SET SESSION binlog_format = STATEMENT", write.replace("{file}", f"{source.name}.rows"))
+    source.execute(*UPDATE_ALL)
+    run_epochs(job, notes=(notes := Notes()))
+    assert sorted(told(notes)) == sorted((what, table) for what in ("joined", "left") for table in KEYS)
+    for _ in range(2):
+        assert_equal(tmp_path, source, *KEYS)
+        require_none_parked(load_job_file(job), state_of(tmp_path))
+        source.execute(*UPDATE_ALL)
+        run_epochs(job, notes=(notes := Notes()))
+        assert told(notes) == []
+
+
+@pytest.mark.pitfall(34)
 def test_tables_that_a_statement_of_an_unknown_kind_may_change_are_read_again(
     source_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

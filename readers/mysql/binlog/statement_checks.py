@@ -38,7 +38,9 @@ class StatementChecks:
             return []
         writes = meaning.writes or (meaning.calls and log.source.flavour == "mariadb")
         if writes and not self._is_ignored(meaning.written) and self._may_touch(found, meaning.target):
-            raise self.not_rows(meaning) if meaning.writes else self._by_functions(found, meaning)
+            if meaning.writes:
+                raise self.not_rows(meaning, found.updated_databases)
+            raise self._by_functions(found, meaning)
         if meaning.truncated is not None and alone and not log.options.replay and not self._depends_on_session():
             return self._named(meaning.truncated)
         changed = self._wanted(meaning) or self._lacking(meaning)
@@ -186,32 +188,23 @@ class StatementChecks:
             table,
         )
 
-    def not_rows(self, meaning: Statement) -> UnknownLogEventError:
-        """The error for a write that was logged as a statement. It concerns only one table if it certainly changes no other."""
+    def not_rows(self, meaning: Statement, updated: Collection[str] | None = None) -> UnknownLogEventError:
+        """The error for a write that was logged as a statement: that of the first wanted table that it may change. Without that
+        table, the next reading raises it for the next one; for the table that the statement names, last.
+        `updated`: the databases that MySQL lists for the statement.
+
+        A write of a table that the job does not copy stops the job: the job file may vouch for it (log.ignore_statements_on).
+        """
+        written, at = meaning.written, f"{self.log.position}: the log has {meaning.what} as a statement, not as rows"
         remedy = f"SET GLOBAL binlog_format=ROW on the source, let applications reconnect, then {START_OVER}."
-        target, written = meaning.target, meaning.written
-        named = [] if target is None else self._named(target)
-        if target is not None and len(named) == 1 and self._is_isolated(target):
-            return IncompleteRowsError(
-                f"{self.log.position}: the log has {meaning.what} as a statement, not as rows. It writes {named[0]}, and no "
-                "other table.",
-                remedy,
-                named[0],
-            )
         if written is not None and not self._named(written):
-            remedy = (
-                "If no trigger, foreign key or function lets it change captured tables: log.ignore_statements_on: "
-                f"[{written}]. Else: {remedy}"
-            )
-        if target is not None and not self._named(target):
-            remedy = (
-                f"GRANT TRIGGER ON {target} TO <account> and start the job again: it continues if the table has no triggers "
-                f"and no foreign keys refer to it. {remedy}"
-            )
-        return UnknownLogEventError(
-            f"{self.log.position}: the log has {meaning.what} as a statement, not as rows, and it may change captured tables.",
-            remedy,
-        )
+            return _may_change_others(f"{at}, and it may change captured tables.", meaning, written, remedy)
+        named = [] if meaning.target is None else self._named(meaning.target)
+        if meaning.target is not None and len(named) == 1 and self._is_isolated(meaning.target):
+            return IncompleteRowsError(f"{at}. It writes {named[0]}, and no other table.", remedy, named[0])
+        touched, own = self._in_databases(updated), [] if written is None else self._named(written)
+        table = next((table for table in touched if table not in own), touched[0])
+        return IncompleteRowsError(f"{at}, and it may change {table}.", remedy, table)
 
 
 def _is_gone(known: Column | None, old: DroppedColumn) -> bool:
@@ -237,3 +230,17 @@ def _is_default(charset: str, known: Column) -> bool:
     if not known.narrower or known.charset is None:
         return False
     return charset == "default" or charset.startswith(known.charset.removesuffix("mb3"))
+
+
+def _may_change_others(message: str, meaning: Statement, written: TableId, remedy: str) -> UnknownLogEventError:
+    """The error for a write of a table that the job does not copy."""
+    remedy = (
+        "If no trigger, foreign key or function lets it change captured tables: log.ignore_statements_on: "
+        f"[{written}]. Else: {remedy}"
+    )
+    if meaning.target is not None:
+        remedy = (
+            f"GRANT TRIGGER ON {meaning.target} TO <account> and start the job again: it continues if the table has no "
+            f"triggers and no foreign keys refer to it. {remedy}"
+        )
+    return UnknownLogEventError(message, remedy)
