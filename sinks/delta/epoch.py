@@ -105,6 +105,8 @@ class EpochWriter:
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
             _METADATA: f"{EPOCH_METADATA}{found.epoch}{WHOLE if replaces else ''}",
+            # Spark writes an instant of a partition as a local time, which two instants have when summer ends.
+            "spark.sql.session.timeZone": "UTC",
             # Spark turns it off for streams. Without it, each shuffle of a MERGE has 200 tasks.
             "spark.sql.adaptive.enabled": "true",
             # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.

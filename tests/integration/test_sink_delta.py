@@ -254,6 +254,27 @@ def test_an_empty_text_in_a_key_by_which_the_table_is_partitioned(delta: Callabl
     assert sorted(rows_of_delta(sink, ITEMS)) == [(1, None, 5), (3, None, 3), (4, None, 6)]
 
 
+def test_instants_of_a_partition_stay_apart_when_summer_ends(
+    delta: Callable[..., DeltaSink], delta_session: SparkSession
+) -> None:
+    """Where Spark's clock is local, two of them have one local time."""
+    dated = replace(ORDERS, columns=(ORDERS.columns[0], column("at", "timestamp", "timestamptz")))
+    ends, hour = 1_729_987_200_000_000, 3_600_000_000  # 2024-10-27 00:00 UTC
+    instants = [(n, ends + n * hour) for n in range(3)]
+    context: Any = delta_session.sparkContext._jsc
+    settings = context.sc().conf()  # those of each new session
+    settings.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        sink = delta(orders=("at",))
+        sink.prepare(JOB, [dated])
+        write_epochs(sink, JOB, snapshot_part(1, 1, dated, instants[:2]), {(dated.table, 1): dated})
+        changes = [(UPDATE, (0, ends + hour)), (UPDATE, (1, ends)), (INSERT, instants[2])]
+        write_epochs(sink, JOB, log_part(2, (dated, changes)), {(dated.table, 1): dated})
+    finally:
+        settings.remove("spark.sql.session.timeZone")
+    assert sorted(rows_of_delta(sink, dated)) == [(0, ends + hour), (1, ends), instants[2]]
+
+
 def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
     sink = delta(orders=("customer",), nothing=("x",))
     assert [str(finding.text) for finding in sink.check([ORDERS]) if finding.is_problem] == [
