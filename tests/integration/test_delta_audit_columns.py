@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from tests.integration.test_delta_comparing import found
 from tests.integration.test_delta_set_back import before_a_commit
+from tests.integration.test_repairs import repair
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -33,10 +34,12 @@ from tests.support.change_parts import (
 from tests.support.delta import commits_of, newest_version, write_epochs
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.reconciling import assert_equal, compared, found_keys
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.spark import session as spark_session
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.audit import AuditColumns
 from tidemark.sinks.delta.locations import FolderLake
@@ -276,9 +279,13 @@ class Job:
         run_epochs(self.path, notes=(notes := Notes()))
         return [event for event, _ in notes.found if event in {"left", "joined", "altered", "parked"}]
 
-    def restore(self) -> None:
-        version = newest_version(self.place) - 1
-        self.session.newSession().sql(f"RESTORE TABLE delta.`{self.place}` TO VERSION AS OF {version}")
+    def restore(self, before: int = 1) -> None:
+        """Sets the copy back to so many versions before the newest one."""
+        self.sql(f"RESTORE TABLE {{copy}} TO VERSION AS OF {newest_version(self.place) - before}")
+
+    def sql(self, statement: str) -> None:
+        """Runs a statement on the copy, as `{copy}`."""
+        self.session.newSession().sql(statement.format(copy=f"delta.`{self.place}`"))
 
     def ids(self, condition: str) -> set[int]:
         found = self.session.sql(f"SELECT id FROM delta.`{self.place}` WHERE {condition}").collect()
@@ -331,3 +338,40 @@ def test_a_job_keeps_deleted_rows_whatever_becomes_of_its_copy(
     copied.write({"deleted": "gone"})
     with pytest.raises(CheckpointError, match=r"started with sink\.audit_columns: deleted: _deleted, synced_at: _sync"):
         copied.run()
+
+
+DAMAGE = (
+    "UPDATE {copy} SET v = 9 WHERE id = 1",
+    "DELETE FROM {copy} WHERE id = 2",
+    "UPDATE {copy} SET _deleted = id <> 3 WHERE id IN (3, 4)",
+    "INSERT INTO {copy} SELECT * FROM {copy} WHERE id = 5",
+    "INSERT INTO {copy} VALUES (99, 0, false, NULL)",
+)
+"""A changed cell, a row that is missing, a deleted one that is there again, one that is marked, one that is there twice, and
+one that the source never had."""
+
+
+def test_rows_that_differ_are_read_again_and_deleted_ones_stay(
+    job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `reconcile --repair`; also if RESTORE sets the copy back before the job has read them."""
+    copied = job()
+    monkeypatch.setattr(spark_session, "open_session", lambda *_: copied.session)
+    copied.source.execute("DELETE FROM a WHERE id = 3", "INSERT INTO a VALUES (4, 0), (5, 0), (6, 0)")
+    assert copied.run() == []
+    for statement in DAMAGE:
+        copied.sql(statement)
+    found = compared(copied.path)["a"]
+    assert found_keys(found) == {
+        "different": {("1",), ("5",)},
+        "missing": {("2",), ("4",)},
+        "surplus": {("3",), ("99",)},
+    }
+    for comes_back in ([], ["left", "joined"]):
+        repair(copied.path)
+        if comes_back:
+            copied.restore(before=2)  # the rows of the first repair go
+        assert copied.run() == comes_back
+        copied.assert_held({3, 99})
+        assert_equal(copied.path, {"a": 5})
+        copied.sql("DELETE FROM {copy} WHERE id = 6")
