@@ -306,9 +306,9 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 
 @dataclass(frozen=True, slots=True)
 class LastEpoch:
-    """The newest epoch that wrote to a table, and its version of the table. `set_back`: RESTORE has taken epochs out of the
-    table, and no commit since then is `WHOLE`. `is_repairable`: nothing was written after that, so that RESTORE can put
-    them back."""
+    """The newest epoch that wrote to a table, and its version of the table. Both are 0 if no commit that Delta's log still has
+    is an epoch's. `set_back`: RESTORE has taken epochs out of the table, or commits that the log no longer has, and no commit
+    since then is `WHOLE`. `is_repairable`: nothing was written after that, so that RESTORE can put them back."""
 
     epoch: int
     version: int
@@ -317,8 +317,8 @@ class LastEpoch:
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
-    """Looks at the table's newest commits, and at all of them if these do not tell. None if there is no epoch at all. Runs no
-    Spark job."""
+    """Looks at the table's newest commits, and at all of them if these do not tell. None if the log has no epoch, and the
+    table may have some: it keeps commits for 30 days. Runs no Spark job."""
     newest = _commits(session, location, f" LIMIT {HISTORY_COMMITS}")
     are_all = bool(newest) and newest[-1]["version"] == 0
     last = _last_epoch(newest, is_whole=are_all)
@@ -342,7 +342,9 @@ def require_not_set_back(table: TableId, location: Location, last: LastEpoch) ->
     if not last.set_back:
         return
     text = (
-        f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}."
+        f"{location} was set back by RESTORE, and its log no longer has the commits that RESTORE took out."
+        if not last.epoch
+        else f"{location} was set back by RESTORE to a version before {last.version}, which has epoch {last.epoch}."
         if last.is_repairable
         else f"{location} was set back by RESTORE, and lacks epochs although later ones were written, up to epoch {last.epoch}."
     )
@@ -382,9 +384,12 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
         elif is_kept and commit["operation"] == "RESTORE":
             target = commit["operationParameters"].get("version")
             kept_until = -1 if target is None else int(target)
-    if last is None or not (is_whole or kept_until >= commits[-1]["version"]):
-        return None
-    return LastEpoch(*last, set_back=False)
+    oldest = commits[-1]["version"] if commits else 0
+    if last is not None and (is_whole or kept_until >= oldest):
+        return LastEpoch(*last, set_back=False)
+    if last is None and is_whole and (oldest == 0 or kept_until < oldest - 1):
+        return LastEpoch(0, 0, set_back=oldest > 0, is_repairable=False)
+    return None
 
 
 def quoted(name: str) -> str:

@@ -218,7 +218,7 @@ class DeltaSink:
             if schema.table in written:
                 self._require_not_set_back(schema, last, planned)
                 self._require_newest(schema, last, written_epochs)
-            if last.epoch == planned:
+            if last.epoch == planned > 0:
                 self._require_published(schema, planned)
 
     def _require_not_set_back(self, schema: TableSchema, last: LastEpoch, planned: int) -> None:
@@ -231,16 +231,17 @@ class DeltaSink:
             require_not_set_back(schema.table, self.lake.location_of(schema.table), last)
 
     def _require_newest(self, schema: TableSchema, last: LastEpoch, written: "_WrittenEpochs") -> None:
-        """Raises CopySetBackError if the job has written a later epoch of the log to the table than `last`: its files were set
-        back, with Delta's log among them. The checkpoint has the reports of the newest epochs."""
+        """Raises CopySetBackError if the job has written a later epoch to the table than `last`: its files were set back, with
+        Delta's log among them. The checkpoint has the plans and reports of the newest epochs."""
         for epoch in written.newest_first:
             if epoch <= last.epoch or (schema.table, schema.version) not in written.tables_of(epoch):
                 return  # the table came back to the job later
             if schema.table in written.changed_in(epoch):
                 location = self.lake.location_of(schema.table)
+                newest = f"no epoch after {last.epoch}" if last.epoch else "no epoch"
                 raise CopySetBackError(
-                    f"{location} has no epoch after {last.epoch}, but the job has written epoch {epoch} to it: its files were "
-                    "set back to an older state.",
+                    f"{location} has {newest}, but the job has written epoch {epoch} to it: its files were set back to an "
+                    "older state.",
                     f"Put back its newest files, and start the job again; or {START_OVER}.",
                     schema.table,
                 )
@@ -317,7 +318,8 @@ class _WrittenEpochs:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         committed = checkpoint.committed_epoch()
-        self.newest_first = [epoch for epoch in reversed(checkpoint.plan_epochs()) if epoch <= committed]
+        self._epochs = checkpoint.plan_epochs()
+        self.newest_first = [epoch for epoch in reversed(self._epochs) if epoch <= committed]
         self._checkpoint = checkpoint
         self._tables: dict[int, frozenset[tuple[TableId, int]]] = {}
         self._changed: dict[int, frozenset[TableId]] = {}
@@ -330,12 +332,24 @@ class _WrittenEpochs:
         return self._tables[epoch]
 
     def changed_in(self, epoch: int) -> frozenset[TableId]:
-        """Returns the tables with changes in the epoch, none for an epoch of splits."""
+        """Returns the tables with rows or changes in the epoch, as far as its log's report or the next plan tells them."""
         if epoch not in self._changed:
             has_report = self._checkpoint.has_log_report(epoch)
             changes = self._checkpoint.log_report(epoch).changes if has_report else ()
-            self._changed[epoch] = frozenset(changed.table for changed in changes)
+            changed = {changes_of.table for changes_of in changes}
+            self._changed[epoch] = frozenset(changed if has_report else self._read_in(epoch))
         return self._changed[epoch]
+
+    def _read_in(self, epoch: int) -> Iterator[TableId]:
+        """Yields the tables of which the epoch's splits have rows. Staged chunks are written by later epochs."""
+        planned = self._checkpoint.plan(epoch)
+        if not isinstance(planned.plan.work, SnapshotWork) or epoch + 1 not in self._epochs:
+            return
+        written = {split.table for task in planned.plan.work.tasks for split in task if split.pages is None}
+        before = {table.table: table.done_rows for table in planned.state.tables}
+        for table in self._checkpoint.plan(epoch + 1).state.tables:
+            if table.table in written and table.done_rows > before.get(table.table, table.done_rows):
+                yield table.table
 
 
 def _id_file(table: TableId) -> str:

@@ -27,6 +27,9 @@ from tidemark.state.errors import SinkError, TablesParkedError
 pytestmark = [pytest.mark.integration, pytest.mark.pitfall(90), pytest.mark.timeout(900)]
 
 
+EVOLVING = {"type": "delta", "path": "./lake", "on_schema_change": "evolve"}
+
+
 class Copied:
     """A job that has copied the tables a and b, and then changes of both in one epoch."""
 
@@ -36,8 +39,7 @@ class Copied:
             source.execute(
                 f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)", f"INSERT INTO {table} VALUES (1, 0), (2, 0)"
             )
-        into = {"type": "delta", "path": "./lake", "on_schema_change": "evolve", **sink}
-        self.path = write_job(folder, source=source_of(source, on_table_error="park"), sink=into)
+        self.path = write_job(folder, source=source_of(source, on_table_error="park"), sink=EVOLVING | sink)
         self.added = 2
         assert self.run() == []
         self.change()
@@ -250,3 +252,29 @@ def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Co
     job.change()
     assert job.run() == []
     job.assert_equal()
+
+
+def test_a_copy_whose_files_are_those_before_its_first_rows_is_read_again(
+    delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No change was written to it since the splits."""
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    for table in ("a", "b"):
+        mysql_database.execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY)", f"INSERT INTO {table} VALUES (1), (2), (3)"
+        )
+    job = write_job(tmp_path, source=source_of(mysql_database, on_table_error="park"), sink=EVOLVING)
+    place = tmp_path / "lake" / f"{mysql_database.schema}.a"
+    die_at(job, "planner.after_plan")
+    shutil.copytree(place, tmp_path / "backup")
+    run_epochs(job)
+    mysql_database.execute("INSERT INTO b VALUES (4)")
+    run_epochs(job)
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "backup", place)
+    delta_session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    run_epochs(job, notes=(notes := Notes()))
+    (left,) = (facts["text"] for event, facts in notes.found if event == "left")
+    assert "has no epoch, but the job has written epoch 1 to it" in left
+    copy = delta_session.read.format("delta").load(str(place)).select("id")
+    assert sorted(map(tuple, copy.collect())) == mysql_database.query("SELECT id FROM a ORDER BY id")

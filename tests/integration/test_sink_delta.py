@@ -45,7 +45,7 @@ from tidemark.sinks.sink import JobIdentity
 from tidemark.state.checkpoint.codec import PLAN
 from tidemark.state.checkpoint.layout import JOB_FILE, plan_file
 from tidemark.state.checkpoint.store import LocalStore
-from tidemark.state.errors import CheckpointError, SinkError
+from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
@@ -413,6 +413,29 @@ def test_a_table_that_was_set_back_before_its_last_epoch_is_noticed(
         monkeypatch.setattr(locations, "HISTORY_COMMITS", commits)
         sink.prepare(JOB, [ORDERS], written)
     assert rows_of_delta(sink, ORDERS) == [order(4)]
+
+
+@pytest.mark.pitfall(90)
+def test_a_table_that_was_set_back_to_what_its_log_no_longer_has_is_noticed(delta: Callable[..., DeltaSink]) -> None:
+    """A checkpoint of Delta removes commits that are older than 30 days."""
+    sink = delta()
+    sink.prepare(JOB, [ORDERS])
+    sink.checkpoint.create(JOB_FILE, b"a job")
+    sink.checkpoint.create(plan_file(9), PLAN.encode(LOG_PLAN))
+    relation, log = sink.lake.location_of(ORDERS.table).relation, folder_of(sink, ORDERS) / "_delta_log"
+    sink.session().sql(f"ALTER TABLE {relation} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    for epoch in (1, 2):
+        write_epochs(sink, JOB, snapshot_part(epoch, epoch, ORDERS, [order(epoch)]), SCHEMAS)
+    sink.session().sql(f"RESTORE TABLE {relation} TO VERSION AS OF 2")
+    for file in [path for path in log.iterdir() if path.name.lstrip(".")[:20].isdigit()]:
+        if int(file.name.lstrip(".").split(".")[0]) < 4:
+            file.unlink()
+    sink.session()._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    with pytest.raises(CopySetBackError, match="its log no longer has the commits that RESTORE took out"):
+        sink.prepare(JOB, [ORDERS], {ORDERS.table})
+    whole = log_part(3, (ORDERS, [(TRUNCATE, [None] * 5)]), (ORDERS, [(INSERT, order(4))]))
+    write_epochs(sink, JOB, whole, SCHEMAS)
+    sink.prepare(JOB, [ORDERS], {ORDERS.table})
 
 
 def test_jars_are_named_unless_the_user_does() -> None:
