@@ -120,7 +120,7 @@ class EpochWriter:
                 if head.may_lack_epochs and not replaces:
                     _require_not_set_back(batch.sparkSession, location, table)
                 try:
-                    with spark_errors(location):
+                    with spark_errors(location, table):
                         self._commit(rows, schema, found, location)
                 except SinkBusyError:
                     if attempt == MAX_ATTEMPTS:
@@ -226,7 +226,7 @@ def _condition(session: SparkSession, schema: TableSchema, ranges: tuple[Integer
     if condition is None:
         raise SinkError(
             f"{location}: the key's columns ({', '.join(ranges[0].columns)}) are no integers any more.",
-            f"Give them their types again. {read_again(TableName(schema.table.database, schema.table.name))}",
+            f"Delete that table and let the job create it. {read_again(TableName(schema.table.database, schema.table.name))}",
             schema.table,
         )
     return condition

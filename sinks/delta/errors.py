@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 
 from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import SinkError, from_text
+from tidemark.state.table import TableId
 
 _CONFLICT = re.compile(
     r"DELTA_(CONCURRENT_(APPEND|DELETE_READ|DELETE_DELETE|WRITE)|METADATA_CHANGED)"
@@ -17,24 +18,34 @@ _CONFLICT = re.compile(
 """Somebody else's commit, such as an OPTIMIZE, came in between: docs.delta.io/concurrency-control.html. Versions name them
 in one of two ways. Not among them: another transaction of the same application, which is another driver."""
 
+_OWN_RULES = re.compile(
+    r"DELTA_(CANNOT_MODIFY_APPEND_ONLY|EXCEED_CHAR_VARCHAR_LIMIT|NOT_NULL_CONSTRAINT_VIOLATED|VIOLATE_CONSTRAINT_WITH_VALUES)"
+)
+"""The table has a rule that the source's rows break: a constraint, or that nothing but appends is allowed."""
+_VALUE = re.compile(r'Value ".*" exceeds', re.DOTALL)
+
 
 @contextmanager
-def spark_errors(location: object) -> Iterator[None]:
+def spark_errors(location: object, table: TableId | None = None) -> Iterator[None]:
     """Raises SinkError for errors of Delta and Spark, with their first line; SinkBusyError for a conflict with another
-    writer's commit: nothing of the own one took effect."""
+    writer's commit: nothing of the own one took effect. `table`: the source's table whose rows are written. If a rule of the
+    copy refuses them, the error is about this table alone."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
         known = from_text(str(error))
         if known is not None:
             raise known from None
-        text = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+        text = _VALUE.sub("A value exceeds", str(error.java_exception if isinstance(error, Py4JJavaError) else error))
         first = next(iter(text.strip().splitlines()), type(error).__name__)
         if _CONFLICT.search(text):
             raise SinkBusyError(
                 f"{location} was written by somebody else at the same time: {first}",
                 "Run the job again: it continues. Let other writers of the table run less often.",
             ) from error
+        if table is not None and _OWN_RULES.search(text):
+            remedy = "Remove that rule from the Delta table, or delete the table and let the job create it."
+            raise SinkError(f"{location} refuses rows of {table}: {first}", remedy, table) from error
         raise SinkError(
             f"{location} could not be written or read: {first}",
             "Correct the cause, then start the job again: it continues where it was.",

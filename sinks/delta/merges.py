@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from tidemark.sinks.audit import Marks
 from tidemark.sinks.delta.locations import Location, quoted, text_literal
-from tidemark.state.remedies import log_whole_rows
+from tidemark.sinks.mirror.unchanged import missing_value_error
 from tidemark.state.table import Column, TableSchema
 
 
@@ -103,11 +103,8 @@ def _values(schema: TableSchema, location: Location) -> tuple[dict[str, str], di
 
 
 def _raise_not_there(schema: TableSchema, location: Location) -> str:
-    text = (
-        f"SinkError: {schema.table}: The log leaves values out of changes to rows that {location} does not have. "
-        f"Remedy: {log_whole_rows(schema.table)}"
-    )
-    return f"raise_error({text_literal(text)})"
+    what = f"The log leaves values out of changes to rows that {location} does not have"
+    return f"raise_error({text_literal(f'SinkError: {missing_value_error(schema, what)}')})"
 
 
 def _set(values: Mapping[str, str]) -> str:

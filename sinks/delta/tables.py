@@ -27,6 +27,10 @@ PUT_BACK = f"Put it back, or {START_OVER}."
 _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
+_SIZED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
+"""In the metadata of a field, Spark keeps the type CHAR(n) or VARCHAR(n), and tells the type STRING."""
+_MERGE_NAMES = ("_metadata", "_source_row_present_", "_target_row_present_")
+"""Columns of its own that Delta joins to the table's in a MERGE (4.4.0)."""
 _WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
 
 
@@ -130,6 +134,8 @@ def schema_findings(
     for column in schema.captured:
         if column.name.lower() in seen and column.name not in reserved:
             yield Finding(table, f"Its column {column.name} has the same name as another one for Delta Lake.", exclude)
+        if style == "mirror" and column.name.lower() in _MERGE_NAMES:
+            yield Finding(table, f"Delta Lake needs the name of its column {column.name} to merge changes.", exclude)
         if "`" in column.name:
             yield Finding(
                 table, f"Delta Lake can't merge into a column with a backtick in its name: {column.name}.", exclude
@@ -139,7 +145,7 @@ def schema_findings(
     for name in partition_columns(schema, partition_by):
         if name not in columns:
             yield Finding(table, f"It has no column {name}.", "Correct sink.partition_by.")
-        elif columns[name].arrow_type == "binary" or columns[name].arrow_type.startswith("list"):
+        elif columns[name].arrow_type == "binary" or columns[name].arrow_type.startswith("list") or "." in name:
             yield Finding(
                 table, f"Delta Lake does not partition by a column like {name}.", "Correct sink.partition_by."
             )
@@ -198,14 +204,21 @@ def table_findings(
 ) -> Iterator[Finding]:
     """Yields why a table that this job may use can't store the rows unchanged. `schema`: of the copy."""
     remedy = f"Delete that table and let the job create it, or change {location.setting}."
-    existing = {field.name.lower(): field.dataType.simpleString() for field in found.columns.fields}
+    existing = {field.name.lower(): field for field in found.columns.fields}
+    never_null = {column.name for column in schema.captured if not column.nullable} if style == "mirror" else set[str]()
     for field in columns_of(schema, style).fields:
-        kind = existing.get(field.name.lower())
-        if kind is None:
+        held = existing.get(field.name.lower())
+        if held is None:
             yield Finding(schema.table, f"{location} has no column {field.name}.", remedy)
-        elif kind != field.dataType.simpleString():
+            continue
+        kind = held.metadata.get(_SIZED_TEXT, held.dataType.simpleString())
+        if kind != field.dataType.simpleString():
             text = f"{location} has {field.name} as {kind}, not as {field.dataType.simpleString()}."
             yield Finding(schema.table, text, remedy)
+        elif not held.nullable and field.name not in never_null:
+            text = f"{location} has {field.name} as NOT NULL, but it may be NULL in the source."
+            let = f"ALTER TABLE {location.relation} ALTER COLUMN {quoted(held.name)} DROP NOT NULL"
+            yield Finding(schema.table, text, f"Allow NULL ({let}). Or delete that table and let the job create it.")
     wanted = partition_columns(schema, partition_by)
     if wanted and wanted != found.partition_columns:
         listed = ", ".join(found.partition_columns) or "nothing"

@@ -96,7 +96,7 @@ def moved(old: int, new: int) -> list[Any]:
 
 
 @pytest.mark.pitfall(61)
-def test_values_left_out_stay_and_rows_that_are_missing_stop_the_job(delta: Callable[..., DeltaSink]) -> None:
+def test_values_left_out_stay_and_rows_that_are_missing_concern_their_table(delta: Callable[..., DeltaSink]) -> None:
     sink = delta()
     sink.prepare(JOB, [NOTES])
     size = [Decimal(f"{n}.00") for n in range(10)]
@@ -107,8 +107,9 @@ def test_values_left_out_stay_and_rows_that_are_missing_stop_the_job(delta: Call
     assert sorted(rows_of_delta(sink, NOTES)) == expected
     with pytest.raises(
         SinkError, match=r"public.notes: The log leaves values out of changes to rows that .* does not have"
-    ):
+    ) as caught:
         write_epochs(sink, JOB, log_part(3, (NOTES, [(UPDATE, note(1, 1)), (UPDATE, note(4, 1))])), SCHEMAS)
+    assert caught.value.table == NOTES.table
     assert sorted(rows_of_delta(sink, NOTES)) == expected
 
 
@@ -275,6 +276,18 @@ def test_instants_of_a_partition_stay_apart_when_summer_ends(
     assert sorted(rows_of_delta(sink, dated)) == [(0, ends + hour), (1, ends), instants[2]]
 
 
+def test_columns_that_delta_can_not_have_are_refused(delta: Callable[..., DeltaSink]) -> None:
+    names = ["a.b", "_metadata", "_SOURCE_row_present_", "_target_row_present_"]
+    odd = replace(ORDERS, columns=(ORDERS.columns[0], *(column(name, "int", "int32") for name in names)))
+    needed = [f"Delta Lake needs the name of its column {name} to merge changes." for name in names[1:]]
+    assert [f.text for f in delta().check([odd]) if f.is_problem] == needed
+    assert [f.text for f in delta("changelog").check([odd]) if f.is_problem] == []
+    plain = replace(odd, columns=odd.columns[:2])
+    assert [f.text for f in delta(orders=("a.b",)).check([plain]) if f.is_problem] == [
+        "Delta Lake does not partition by a column like a.b."
+    ]
+
+
 def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
     sink = delta(orders=("customer",), nothing=("x",))
     assert [str(finding.text) for finding in sink.check([ORDERS]) if finding.is_problem] == [
@@ -282,16 +295,20 @@ def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], del
     ]
     sink = delta(orders=("customer",))
     place = sink.lake.location_of(ORDERS.table)
-    delta_session.sql(f"CREATE TABLE {place.relation} (id BIGINT, customer STRING, amount DOUBLE) USING delta")
+    columns = "id BIGINT NOT NULL, customer CHAR(60), amount DOUBLE, note STRING NOT NULL"
+    delta_session.sql(f"CREATE TABLE {place.relation} ({columns}) USING delta")
     with pytest.raises(SinkError) as caught:
         sink.prepare(JOB, [ORDERS])
     for text in (
+        "has customer as char(60), not as string.",
         "has amount as double, not as decimal(12,2).",
+        "has note as NOT NULL, but it may be NULL in the source.",
         "has no column placed_at.",
         "is partitioned by nothing, not by customer.",
     ):
         assert text in str(caught.value)
-    delta_session.sql(f"INSERT INTO {place.relation} VALUES (1, 'a', 2.0)")
+    assert "has id" not in str(caught.value)
+    delta_session.sql(f"INSERT INTO {place.relation} VALUES (1, 'a', 2.0, 'b')")
     with pytest.raises(SinkError, match="has rows that this job did not write"):
         sink.prepare(JOB, [ORDERS])
 
