@@ -52,7 +52,7 @@ test-sinks: setup servers ## tests of the sinks: files, mirrors, Delta, console
 test-airflow: setup servers .venv-airflow/.installed ## the DAGs of examples/airflow in a real Airflow
 	.venv/bin/pytest -m airflow tests/airflow
 
-smoke-spark: wheel servers ## two jobs with the oldest and the newest Spark (SPARK="3.5 4.3")
+smoke-spark: wheel servers ## some jobs with the oldest and the newest Spark (SPARK="3.5 4.3")
 	for version in $(SPARK); do PYTHON=$(PY) sh scripts/smoke_spark.sh $$version $(DIST)/tidemark_cdc-*.whl || exit 1; done
 
 .venv-airflow/.installed: examples/airflow/requirements.lock

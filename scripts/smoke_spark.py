@@ -1,5 +1,5 @@
-"""Two jobs whose rows and log Spark reads: MySQL to Parquet files, PostgreSQL to a mirror. `smoke_spark.sh` runs this with each
-version of Spark."""
+"""Jobs whose rows and log Spark reads: MySQL to Parquet files, PostgreSQL to a mirror, and MySQL to Delta, if Spark has a build
+of it. `smoke_spark.sh` runs this with each version of Spark."""
 
 import argparse
 import sys
@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow.dataset
 import pyspark
 import yaml
+from pyspark.sql import SparkSession
 
 import tidemark
 from devtools.databases import Database, fresh_database
 from devtools.job_process import ROOT, start_tidemark
 from devtools.servers import start_server
+from tidemark.sinks.delta.settings import PACKAGES, delta_settings
 
 ROWS = 1000
 SPLIT_ROWS = 300
@@ -34,7 +36,9 @@ def main() -> None:
         sys.exit("the wheel is not installed")
     _mysql_to_parquet()
     _postgres_to_mirror()
-    print(f"pyspark {pyspark.__version__}: both jobs are right.")
+    if version in PACKAGES:
+        _mysql_to_delta()
+    print(f"pyspark {pyspark.__version__}: {'all' if version in PACKAGES else 'both'} jobs are right.")
 
 
 def _mysql_to_parquet() -> None:
@@ -62,6 +66,27 @@ def _postgres_to_mirror() -> None:
         sink = {"type": "mirror", "url": target.url, "table": "public.{table}"}
         section = {"url": source.url, "tables": ["public.t"], "slot": source.name, "publication": source.name}
         _run_twice(folder, source, section, sink, lambda: _sums(target))
+
+
+def _mysql_to_delta() -> None:
+    with ExitStack() as stack:
+        source = stack.enter_context(fresh_database(stack.enter_context(start_server("mysql"))))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        out = folder / "out"
+
+        def copied() -> Sums:
+            builder = SparkSession.builder.master("local[1]")
+            for name, value in delta_settings({}, submitted=False).items():
+                builder = builder.config(name, value)
+            session = builder.getOrCreate()
+            try:
+                rows = session.read.format("delta").load(f"{out}/{source.name}.t").select("v").collect()
+            finally:
+                session.stop()
+            return len(rows), sum(row["v"] for row in rows)
+
+        sink = {"type": "delta", "path": str(out)}
+        _run_twice(folder, source, {"url": source.server.url, "tables": [f"{source.name}.t"]}, sink, copied)
 
 
 def _run_twice(

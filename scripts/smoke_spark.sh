@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs two jobs with a version of Spark, in a fresh environment with the wheel and the other packages of requirements.lock. The
+# Runs three jobs with a version of Spark, two if Delta has no build for it, in a fresh environment with the wheel and the other packages of requirements.lock. The
 # version may be one that pyproject.toml does not admit yet.
 # smoke_spark.sh VERSION WHEEL, such as smoke_spark.sh 3.5 dist/tidemark_cdc-0.1.0-py3-none-any.whl; PYTHON chooses the interpreter.
 set -eu

@@ -12,8 +12,13 @@ from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The build for Spark 4.2, the version that jobs run on."""
+PACKAGES: Final = {
+    "3.5": "io.delta:delta-spark_2.12:3.3.3",
+    "4.0": "io.delta:delta-spark_4.0_2.13:4.4.0",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+}
+"""Delta's build for each version of Spark. PySpark 3.5 has Scala 2.12."""
 SESSION_CATALOG: Final = "spark_catalog"
 DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -23,6 +28,7 @@ _EXCLUDED = (
     "com.google.code.findbugs:*",
     "io.delta:delta-kernel-*",
     "io.unitycatalog:*",
+    "org.antlr:*",
     "org.apache.hadoop:*",
     "org.apache.logging.log4j:*",
     "org.apache.parquet:*",
@@ -69,8 +75,22 @@ def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, st
     settings = {name: value for name, value in settings.items() if name not in given}
     settings["spark.sql.extensions"] = ",".join(dict.fromkeys([*extensions, _EXTENSION]))
     if not submitted and not given.keys() & {"spark.jars", "spark.jars.packages"}:
-        settings |= {"spark.jars.packages": PACKAGE, "spark.jars.excludes": ",".join(_EXCLUDED)}
+        settings |= {"spark.jars.packages": delta_package(), "spark.jars.excludes": ",".join(_EXCLUDED)}
     return settings
+
+
+def delta_package() -> str:
+    """Returns Delta's build for the installed version of Spark. Raises SinkError if there is none."""
+    from pyspark.version import __version__
+
+    package = PACKAGES.get(".".join(__version__.split(".")[:2]))
+    if package is None:
+        raise SinkError(
+            f"Tidemark knows no build of Delta Lake for Spark {__version__}.",
+            f"Use Spark {', '.join(PACKAGES)}, or give Spark the jars of a build for its version, delta-spark and "
+            "delta-storage, by spark.jars.",
+        )
+    return package
 
 
 def require_delta(session: "SparkSession") -> None:
@@ -87,7 +107,11 @@ def require_delta(session: "SparkSession") -> None:
 
 
 def how_to_have_delta() -> str:
+    try:
+        package = delta_package()
+    except SinkError as error:
+        return error.remedy
     return (
-        f"Let Spark download {PACKAGE} (spark-submit --packages, or spark.conf spark.jars.packages in the job file), or give "
+        f"Let Spark download {package} (spark-submit --packages, or spark.conf spark.jars.packages in the job file), or give "
         "its jars, delta-spark and delta-storage, by spark.jars."
     )

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
+from pyspark.version import __version__ as spark_version
 
 TABLES_AT_ONCE = 4
 _Table = TypeVar("_Table")
@@ -39,11 +40,20 @@ def write_side_by_side(session: SparkSession, tables: Sequence[_Table], write: C
     if not tables:
         return
     with ThreadPoolExecutor(min(TABLES_AT_ONCE, len(tables))) as threads:
-        # The wrapper copies this thread's Spark properties, so that stopping the query stops the threads' Spark jobs too.
-        running = [threads.submit(inheritable_thread_target(session)(write), table) for table in tables]
+        # With this thread's Spark properties, stopping the query stops the threads' Spark jobs, too.
+        running = [threads.submit(_inheriting(session, write), table) for table in tables]
         wait(running, return_when=FIRST_EXCEPTION)
         for future in running:
             future.cancel()
     for future in running:
         if not future.cancelled():
             future.result()
+
+
+def _inheriting(session: SparkSession, write: Callable[[_Table], None]) -> Callable[[_Table], None]:
+    """Returns `write` with the Spark properties of this thread, for another one."""
+    if spark_version.startswith("3."):
+        inheriting: Callable[[_Table], None] = inheritable_thread_target(write)
+    else:  # with the session's tags, too
+        inheriting = inheritable_thread_target(session)(write)
+    return inheriting

@@ -37,7 +37,7 @@ from tidemark.sinks.delta import buckets, locations
 from tidemark.sinks.delta import epoch as delta_epoch
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.locations import CatalogLake, FolderLake
-from tidemark.sinks.delta.settings import PACKAGE, delta_settings
+from tidemark.sinks.delta.settings import delta_package, delta_settings
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
@@ -456,7 +456,7 @@ def test_a_table_that_was_set_back_to_what_its_log_no_longer_has_is_noticed(delt
 
 
 def test_jars_are_named_unless_the_user_does() -> None:
-    assert delta_settings({}, submitted=False)["spark.jars.packages"] == PACKAGE
+    assert delta_settings({}, submitted=False)["spark.jars.packages"] == delta_package()
     assert "spark.jars.packages" not in delta_settings({}, submitted=True)
     assert "spark.jars.packages" not in delta_settings({"spark.jars": "/x.jar"}, submitted=False)
     assert delta_settings({"spark.sql.extensions": "a.B"}, submitted=True)["spark.sql.extensions"].startswith("a.B,")
@@ -471,4 +471,4 @@ def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -
     sink = {"type": "delta", "path": "./lake"}
     process = run_to_end(write_job(tmp_path, source=source_of(mysql_database), sink=sink, spark=spark), expect=5)
     assert "This Spark has no Delta Lake." in process.error_text()
-    assert PACKAGE in process.error_text().splitlines()[-1]
+    assert delta_package() in process.error_text().splitlines()[-1]
