@@ -22,8 +22,7 @@ from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.buckets import spread
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
-    EPOCH_METADATA,
-    WHOLE,
+    EpochCommit,
     Head,
     Lake,
     Location,
@@ -104,7 +103,6 @@ class EpochWriter:
         settings = {
             _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
             _VERSION: str(found.epoch),
-            _METADATA: f"{EPOCH_METADATA}{found.epoch}{WHOLE if replaces else ''}",
             # Spark writes an instant of a partition as a local time, which two instants have when summer ends.
             "spark.sql.session.timeZone": "UTC",
             # Spark turns it off for streams. Without it, each shuffle of a MERGE has 200 tasks.
@@ -119,8 +117,9 @@ class EpochWriter:
                 head = self._own_head(batch.sparkSession, location, table)
                 if head.may_lack_epochs and not replaces:
                     _require_not_set_back(batch.sparkSession, location, table)
+                metadata = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
                 try:
-                    with spark_errors(location, table):
+                    with spark_errors(location, table), session_settings(batch.sparkSession, metadata):
                         self._commit(rows, schema, found, location)
                 except SinkBusyError:
                     if attempt == MAX_ATTEMPTS:

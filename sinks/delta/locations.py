@@ -82,11 +82,8 @@ class Lake(Protocol):
         """Creates the schema that the copy needs."""
 
 
-EPOCH_METADATA = "tidemark epoch "
-"""Begins the metadata of a commit that wrote an epoch. The epoch's number follows."""
-WHOLE = " whole"
-"""Follows the number if the commit replaced all rows. In a changelog, and in a table that keeps deleted rows: if a TRUNCATE
-precedes all rows, which are read again."""
+_EPOCH_METADATA = re.compile(r"tidemark epoch (\d+)(?: after (\d+))?( whole)?")
+"""The metadata of a commit that wrote an epoch."""
 HISTORY_COMMITS = 100
 """The newest commits, which are looked at first. Usually an epoch is among them."""
 
@@ -225,28 +222,69 @@ class CatalogLake:
 
 def _found(session: SparkSession, location: Location) -> Found | Occupied:
     with spark_errors(location):
-        detail = session.sql(f"DESCRIBE DETAIL {location.relation}").collect()[0]
-        if detail["format"] != "delta":
-            return Occupied(f"is a table of the format {detail['format']}")
+        facts = _metadata_of(_loaded(session, location))
+        if facts is None:
+            detail = session.sql(f"DESCRIBE DETAIL {location.relation}").collect()[0]  # counts the table's files
+            if detail["format"] != "delta":
+                return Occupied(f"is a table of the format {detail['format']}")
+            facts = {**detail.asDict(), "configuration": detail["properties"]}
         rows = session.table(location.relation)
-        owned = JOB_UUID in detail["properties"]
+        owned = JOB_UUID in facts["configuration"]
         return Found(
-            table_id=detail["id"],
+            table_id=facts["id"],
             columns=rows.schema,
-            partition_columns=tuple(detail["partitionColumns"]),
-            properties=detail["properties"],
+            partition_columns=tuple(facts["partitionColumns"]),
+            properties=facts["configuration"],
             is_empty=not owned and rows.isEmpty(),
         )
 
 
+def _metadata_of(table: Any) -> Mapping[str, Any] | None:
+    """Returns the newest `metaData` action of a `DeltaTableV2`: github.com/delta-io/delta/blob/master/PROTOCOL.md. None if
+    `table` is none."""
+    try:
+        text = table.update().metadata().json()
+    except Py4JJavaError:
+        raise
+    except Py4JError:  # there is no such method
+        return None
+    metadata: Mapping[str, Any] = json.loads(text)["metaData"]
+    return metadata
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A table's newest version. `owner`: the uuid of its job, None without one. `may_lack_epochs`: False if its commit wrote an
-    epoch, or is the table's first: then RESTORE has taken no epoch out since the newest one."""
+    """A table's newest version. `owner`: the uuid of its job, None without one. `may_lack_epochs`: False if its commit is the
+    table's first, or wrote an epoch right after a version that lacked none."""
 
     owner: str | None
     version: int
     may_lack_epochs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommit:
+    """What a commit's metadata tell of the epoch that it wrote.
+
+    `after`: the version at which the writer made sure that the table lacked no epoch; None in commits of earlier versions of
+    Tidemark. `is_whole`: the commit replaced all rows. In a changelog, and in a table that keeps deleted rows: a TRUNCATE
+    precedes all rows, which are read again."""
+
+    epoch: int
+    after: int | None
+    is_whole: bool
+
+    def __str__(self) -> str:
+        after = "" if self.after is None else f" after {self.after}"
+        return f"tidemark epoch {self.epoch}{after}{' whole' if self.is_whole else ''}"
+
+    def proves(self, version: int) -> bool:
+        """True if the table lacks no epoch at `version`, which this commit made: nobody has written in between."""
+        return self.is_whole or self.after == version - 1
+
+    def may_lack_epochs(self, version: int) -> bool:
+        """False for commits of earlier versions of Tidemark, too."""
+        return self.after is not None and not self.proves(version)
 
 
 def head_of(session: SparkSession, location: Location) -> Head:
@@ -258,9 +296,11 @@ def head_of(session: SparkSession, location: Location) -> Head:
         owner = table.properties().get(JOB_UUID)
     if newest is None:
         (last,) = _commits(session, location, " LIMIT 1")
-        return Head(owner, int(last["version"]), may_lack_epochs=_epoch_of(last["userMetadata"]) is None)
-    version, commit = newest
-    return Head(owner, version, may_lack_epochs=version != 0 and _epoch_of(commit.get("userMetadata")) is None)
+        version, metadata = int(last["version"]), last["userMetadata"]
+    else:
+        version, metadata = newest[0], newest[1].get("userMetadata")
+    of = _epoch_of(metadata)
+    return Head(owner, version, may_lack_epochs=version != 0 and (of is None or of.may_lack_epochs(version)))
 
 
 def _loaded(session: SparkSession, location: Location) -> Any:
@@ -308,7 +348,7 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 class LastEpoch:
     """The newest epoch that wrote to a table, and its version of the table. Both are 0 if no commit that Delta's log still has
     is an epoch's. `set_back`: RESTORE has taken epochs out of the table, or commits that the log no longer has, and no commit
-    since then is `WHOLE`. `is_repairable`: nothing was written after that, so that RESTORE can put them back."""
+    since then is whole (`EpochCommit`). `is_repairable`: nothing was written after that, so that RESTORE can put them back."""
 
     epoch: int
     version: int
@@ -317,8 +357,15 @@ class LastEpoch:
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
-    """Looks at the table's newest commits, and at all of them if these do not tell. None if the log has no epoch, and the
-    table may have some: it keeps commits for 30 days. Runs no Spark job."""
+    """Looks at the table's newest commit, then at its newest ones, and at all of them if these do not tell. None if the log
+    has no epoch, and the table may have some: it keeps commits for 30 days. Runs no Spark job."""
+    with spark_errors(location):
+        head = _newest_of(session, _loaded(session, location))
+    if head is not None:
+        version, commit = head
+        of = _epoch_of(commit.get("userMetadata"))
+        if of is not None and of.proves(version):
+            return LastEpoch(of.epoch, version, set_back=False)
     newest = _commits(session, location, f" LIMIT {HISTORY_COMMITS}")
     are_all = bool(newest) and newest[-1]["version"] == 0
     last = _last_epoch(newest, is_whole=are_all)
@@ -360,10 +407,12 @@ def _commits(session: SparkSession, location: Location, limit: str) -> list[Row]
     return sorted(commits, key=lambda row: int(row["version"]), reverse=True)
 
 
-def _epoch_of(metadata: str | None) -> int | None:
-    """Returns the epoch that a commit with this metadata wrote."""
-    text = metadata or ""
-    return int(text.removeprefix(EPOCH_METADATA).split()[0]) if text.startswith(EPOCH_METADATA) else None
+def _epoch_of(metadata: str | None) -> EpochCommit | None:
+    """Returns what a commit with this metadata tells of the epoch that it wrote, None if it wrote none."""
+    found = _EPOCH_METADATA.fullmatch(metadata or "")
+    if found is None:
+        return None
+    return EpochCommit(int(found[1]), None if found[2] is None else int(found[2]), found[3] is not None)
 
 
 def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch | None:
@@ -372,14 +421,14 @@ def _last_epoch(commits: Sequence[Row], *, is_whole: bool = False) -> LastEpoch 
     kept_until = commits[0]["version"] if commits else 0
     """The table has the given commits up to this version."""
     for commit in commits:
-        version, epoch = commit["version"], _epoch_of(commit["userMetadata"])
+        version, of = commit["version"], _epoch_of(commit["userMetadata"])
         is_kept = version <= kept_until
-        if epoch is not None:
+        if of is not None:
             if not is_kept:
-                _, newest = last = last or (epoch, version)
+                _, newest = last = last or (of.epoch, version)
                 return LastEpoch(*last, set_back=True, is_repairable=newest == version)
-            last = last or (epoch, version)
-            if str(commit["userMetadata"]).endswith(WHOLE):
+            last = last or (of.epoch, version)
+            if of.is_whole:
                 return LastEpoch(*last, set_back=False)
         elif is_kept and commit["operation"] == "RESTORE":
             target = commit["operationParameters"].get("version")
