@@ -1,6 +1,7 @@
 """Runs an epoch's tasks: few rows and little log in the driver's own process, everything else as a Spark job.
 
-Both run the same function (`epoch/write_parts.py`, `TaskWriting`). A run that finds little to do never starts a JVM.
+Both run the same function (`epoch/write_parts.py`, `TaskWriting`). A run that finds little to do never starts a JVM. If Spark
+itself writes the sink, the driver stages the rows of a small epoch as files, in local mode. Then no Python worker is needed.
 
 In local mode a Spark task is one more process of this machine, which has to be started first. So there the driver reads all
 of the log, which is one task, and splits by threads, as many as Spark would run tasks: kernels and Arrow release the GIL. It
@@ -13,15 +14,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
+from typing import TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.read_parts import PartTask, SplitsTask, tasks_of_plan
 from tidemark.jobs.epoch.run_context import RunContext
-from tidemark.jobs.epoch.write_parts import TaskWriting, Writing, Written
+from tidemark.jobs.epoch.write_parts import TaskWriting, Writing, Written, read_items
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.spark.submitted import local_slots
-from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError
-from tidemark.state.change_batch import LOG_PART, split_part
+from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError, TakesItems
+from tidemark.state.change_batch import LOG_PART, PartItem, split_part
 from tidemark.state.errors import SinkError, TidemarkError
 from tidemark.state.plan import (
     AwaitedLog,
@@ -33,6 +35,8 @@ from tidemark.state.plan import (
     SnapshotWork,
     TableState,
 )
+
+T = TypeVar("T")
 
 MAX_SPLITS_HERE = 16
 """Splits that the driver reads itself. A split has at most about `snapshot.split_rows` rows, whatever the server estimates."""
@@ -47,6 +51,8 @@ WORTH_SECONDS = 20.0
 rows: Spark's start takes 4 s and 8 s of processor time, as much as 3,000,000 rows."""
 ASSUMED_ROWS_PER_SECOND = 500_000.0
 """The assumed speed until the driver has read for a second."""
+MAX_ITEMS_BYTES = 128 << 20
+"""The greatest size in Arrow of an epoch that this process reads for a sink that Spark writes."""
 MAX_ATTEMPTS = 4
 """Attempts at a task in the driver's process: as many as Spark makes by default."""
 
@@ -75,6 +81,8 @@ class Engine:
         tasks = tasks_of_plan(self._context, record)
         sink, job = self._writing.sink, self._context.job
         if isinstance(sink, EpochSink):
+            if isinstance(sink, TakesItems) and (items := self._read_here(record, tasks)) is not None:
+                return self._sessions.write_items(tasks, items, sink, self._writing)
             return self._sessions.write_epoch(tasks, sink, self._writing)
         writing = TaskWriting(sink, self._writing.job, self._writing.schemas)
         if self.is_small(record):
@@ -84,6 +92,16 @@ class Engine:
         left = deque(_in_few_splits(tasks))
         written = self._written_here(writing, left, lambda rows: self._stays_here(record, rows))
         return [*written, *self._sessions.write_tasks(left, writing)] if left else written
+
+    def _read_here(self, record: PlanRecord, tasks: Sequence[PartTask]) -> list[PartItem] | None:
+        """Reads a small epoch for a sink that Spark writes. None if Spark should read it: it is large, or Spark's tasks may run
+        where they don't see this machine's files."""
+        if local_slots(self._context.job) is None or not self.is_small(record):
+            return None
+        awaited = record.state.awaited
+        if isinstance(awaited, AwaitedLog) and awaited.size_bytes > DRIVER_BYTES:
+            return None
+        return self._tried(lambda: read_items(tasks, self._given_up, MAX_ITEMS_BYTES))
 
     def _stays_here(self, record: PlanRecord, rows_of_epoch: int) -> bool:
         """False once Spark runs. Starts it if the driver would need long for all rows that are left."""
@@ -154,17 +172,20 @@ class Engine:
         """True for an epoch that this process runs."""
         return is_small(record.state, self._context.job)
 
-    def _written(self, writing: TaskWriting, task: PartTask) -> Iterator[Written]:
-        """Tries again after an error that may pass: what is durable is skipped by the next attempt."""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+    def _written(self, writing: TaskWriting, task: PartTask) -> list[Written]:
+        """What is durable is skipped by the next attempt."""
+        return self._tried(lambda: list(writing.write(task, self._given_up)))
+
+    def _tried(self, attempt: Callable[[], T]) -> T:
+        """Calls `attempt` again after an error that may pass."""
+        for _ in range(MAX_ATTEMPTS - 1):
             try:
-                yield from list(writing.write(task, self._given_up))
+                return attempt()
             except Exception as error:
                 may_pass = not isinstance(error, TidemarkError) or isinstance(error, SinkBusyError)
-                if attempt == MAX_ATTEMPTS or self._given_up.is_set() or not may_pass:
+                if self._given_up.is_set() or not may_pass:
                     raise
-            else:
-                return
+        return attempt()
 
 
 def _in_few_splits(tasks: Sequence[PartTask]) -> Iterator[PartTask]:

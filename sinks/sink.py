@@ -229,6 +229,16 @@ class EpochSink(Sink, Protocol):
 
 
 @runtime_checkable
+class TakesItems(Protocol):
+    """An `EpochSink` that can also write an epoch of which the driver has read all parts: a small one, in local mode."""
+
+    def write_items(
+        self, items: Sequence[PartItem], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
+    ) -> list[PartEnd]:
+        """Writes a whole epoch, as `write_epoch` does."""
+
+
+@runtime_checkable
 class Adapts(Protocol):
     """A sink whose existing copies must fit. Others, such as files, take rows of any columns."""
 

@@ -1,5 +1,6 @@
 """Runs the tasks of an epoch: each one reads its parts and writes them to the sink, in one process."""
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ import pyarrow as pa
 from tidemark.conf.redaction import redact_exception
 from tidemark.jobs.epoch.read_parts import PartTask, read_part
 from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, PartWriter, Schemas
-from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
+from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
 
 MAX_ITEMS_AHEAD = 4
@@ -94,6 +95,30 @@ class TaskReading:
                 for index in batch.column(0).to_pylist():
                     for item in read_part(self.tasks[index]):
                         yield to_transport(item)
+
+
+def read_items(tasks: Iterable[PartTask], given_up: threading.Event, max_bytes: int) -> list[PartItem] | None:
+    """Returns all items of an epoch, None if they have more than `max_bytes`. Raises TidemarkError without secrets in its text,
+    GivenUpError once `given_up` is set."""
+    items: list[PartItem] = []
+    left = max_bytes
+    try:
+        for item in _until(given_up, itertools.chain.from_iterable(map(read_part, tasks))):
+            left -= item.rows.nbytes if isinstance(item, ChangeBatch) else 0
+            if left < 0:
+                return None
+            items.append(item)
+    except BaseException as error:
+        redact_exception(error)
+        raise
+    return items
+
+
+def _until(given_up: threading.Event, items: Iterator[PartItem]) -> Iterator[PartItem]:
+    for item in items:
+        if given_up.is_set():
+            raise GivenUpError
+        yield item
 
 
 class _Ahead:

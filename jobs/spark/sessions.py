@@ -12,10 +12,11 @@ from tidemark.jobs.epoch.read_parts import LogTask, PartTask
 from tidemark.jobs.epoch.write_parts import TaskReading, TaskWriting, Writing, Written
 from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.sinks import sink_needs
-from tidemark.sinks.sink import EpochSink
-from tidemark.state.change_batch import TRANSPORT
+from tidemark.sinks.sink import EpochSink, TakesItems
+from tidemark.state.change_batch import TRANSPORT, PartItem
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
+from tidemark.state.table import TableId
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -67,8 +68,10 @@ class SparkSessions:
         with self._lock:
             if self._session is None:
                 self._notes.add("spark", text="starting Spark")
-                self._session = open_session(self._job, sink_needs(self._job.sink).spark)
-                self._workers = start_workers(self._session)
+                needs = sink_needs(self._job.sink).spark
+                self._session = open_session(self._job, needs)
+                if needs is None:  # else Spark writes, and perhaps reads nothing
+                    self._workers = start_workers(self._session)
             return self._session
 
     def stop(self) -> None:
@@ -100,8 +103,17 @@ class SparkSessions:
         indices = session.range(0, len(tasks), 1, len(tasks))
         with _causes(), self._outages(session.sparkContext) as outages:
             batch = indices.mapInArrow(TaskReading(tasks, outages), from_arrow_schema(TRANSPORT))
-            emptied = [table for task in tasks if isinstance(task.work, LogTask) for table in task.work.empties or ()]
-            ends = sink.write_epoch(batch, writing.job, writing.schemas, emptied)
+            ends = sink.write_epoch(batch, writing.job, writing.schemas, _emptied(tasks))
+        return [Written(end.part, end.row_count) for end in ends]
+
+    def write_items(
+        self, tasks: Sequence[PartTask], items: Sequence[PartItem], sink: TakesItems, writing: Writing
+    ) -> list[Written]:
+        """Lets the sink write an epoch whose tasks this process has read as `items`."""
+        session = self.open(tasks[0].job_uuid)
+        session.sparkContext.setJobDescription(_description(tasks[0]))
+        with _causes():
+            ends = sink.write_items(items, writing.job, writing.schemas, _emptied(tasks))
         return [Written(end.part, end.row_count) for end in ends]
 
     @contextmanager
@@ -123,6 +135,10 @@ class SparkSessions:
             return
         if self._workers is not None:
             self._workers.join()
+
+
+def _emptied(tasks: Sequence[PartTask]) -> list[TableId]:
+    return [table for task in tasks if isinstance(task.work, LogTask) for table in task.work.empties or ()]
 
 
 def _description(task: PartTask) -> str:

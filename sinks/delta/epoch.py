@@ -6,20 +6,25 @@ name the epoch, too. Delta's history shows it, and a checkpoint that was set bac
 """
 
 import datetime
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
 from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
-from tidemark.sinks.delta.buckets import spread
+from tidemark.sinks.delta.epoch_rows import EpochRows, EpochTable, RowsOfTasks, StagedRows
 from tidemark.sinks.delta.errors import spark_errors
 from tidemark.sinks.delta.locations import (
     EpochCommit,
@@ -31,11 +36,11 @@ from tidemark.sinks.delta.locations import (
     was_set_back,
 )
 from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping
-from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
+from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
-from tidemark.state.change_batch import LOG_PART, PartEnd
+from tidemark.state.change_batch import LOG_PART, TRANSPORT, PartEnd, PartItem, to_transport
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
@@ -51,6 +56,11 @@ _APPLICATION, _VERSION = "spark.databricks.delta.write.txnAppId", "spark.databri
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates", "range")
+
+EpochHead: TypeAlias = Row | dict[str, Any]
+"""The columns _HEAD of a row of TRANSPORT, with `byte_count`, the size of its payload."""
+Read: TypeAlias = Callable[[Shape], DataFrame]
+"""Reads the rows of a table's share of an epoch."""
 
 
 class DriverClock:
@@ -78,25 +88,37 @@ class EpochWriter:
         batch.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             heads = batch.select(*_HEAD, F.length("payload").alias("byte_count")).collect()
-            ends = _checked_ends(heads)
             batch.createOrReplaceGlobalTempView(view)  # visible to other sessions
-
-            def write_table(found: _EpochTable) -> None:
-                failpoint("sink.before_commit")
-                with self.sessions.borrowed(batch.sparkSession) as session:
-                    self._write_table(session.table(f"global_temp.{view}"), found)
-                failpoint("sink.after_commit")
-
-            write_side_by_side(batch.sparkSession, _tables(heads), write_table)
+            return self._write(batch.sparkSession, heads, partial(RowsOfTasks, f"global_temp.{view}"))
         finally:
             batch.sparkSession.catalog.dropGlobalTempView(view)
             batch.unpersist()
+
+    def write_items(self, session: SparkSession, items: Sequence[PartItem]) -> list[PartEnd]:
+        """Writes `items`, a whole epoch. Spark reads them from Parquet files, so its tasks must see this machine's files."""
+        rows = pa.Table.from_batches(map(to_transport, items), schema=TRANSPORT)
+        sizes = pc.binary_length(rows.column("payload"))
+        heads = rows.select(list(_HEAD)).append_column("byte_count", sizes).to_pylist()
+        with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:  # mode 700
+            return self._write(session, heads, partial(StagedRows, items, Path(folder)))
+
+    def _write(
+        self, session: SparkSession, heads: Sequence[EpochHead], rows_of: Callable[[EpochTable], EpochRows]
+    ) -> list[PartEnd]:
+        ends = _checked_ends(heads)
+
+        def write_table(found: EpochTable) -> None:
+            failpoint("sink.before_commit")
+            with self.sessions.borrowed(session) as side:
+                self._write_table(side, found, rows_of(found))
+            failpoint("sink.after_commit")
+
+        write_side_by_side(session, _tables(heads), write_table)
         return ends
 
-    def _write_table(self, batch: DataFrame, found: "_EpochTable") -> None:
+    def _write_table(self, session: SparkSession, found: EpochTable, rows: EpochRows) -> None:
         table = found.table
         schema = self.schemas[table, found.schema_version]
-        rows = batch.where((F.col("database") == table.database) & (F.col("table") == table.name))
         location = self.lake.location_of(table)
         keeps_rows = self.style == "changelog" or self.audit.keeps_deleted
         replaces = found.truncates and (table in self.emptied or not keeps_rows)
@@ -109,24 +131,23 @@ class EpochWriter:
             "spark.sql.adaptive.enabled": "true",
             # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.
             "spark.sql.sources.partitionOverwriteMode": "static",
-            # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
-            "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+            **rows.settings,
         }
-        with session_settings(batch.sparkSession, settings):
+        with session_settings(session, settings):
             for attempt in range(1, MAX_ATTEMPTS + 1):
-                head = self._own_head(batch.sparkSession, location, table)
+                head = self._own_head(session, location, table)
                 if head.may_lack_epochs and not replaces:
-                    _require_not_set_back(batch.sparkSession, location, table)
+                    _require_not_set_back(session, location, table)
                 metadata = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
                 try:
-                    with spark_errors(location, table), session_settings(batch.sparkSession, metadata):
-                        self._commit(rows, schema, found, location)
+                    with spark_errors(location, table), session_settings(session, metadata):
+                        self._commit(partial(rows.read, session, schema), schema, found, location, session)
                 except SinkBusyError:
                     if attempt == MAX_ATTEMPTS:
                         raise
                     time.sleep(attempt * RETRY_SECONDS)
                 else:
-                    self._look_back(batch.sparkSession, location, table, head)
+                    self._look_back(session, location, table, head)
                     return
 
     def _look_back(self, session: SparkSession, location: Location, table: TableId, before: Head) -> None:
@@ -137,35 +158,38 @@ class EpochWriter:
         if head.version != before.version and not is_own:
             _require_not_set_back(session, location, table)
 
-    def _commit(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
+    def _commit(
+        self, read: Read, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
+    ) -> None:
         if self.style == "changelog" and found.ranges:
             raise SinkError(f"A split of {schema.table} replaces a range of a changelog.", _REPORT)
         if self.style == "changelog":
-            _append(_unpacked(rows, schema, "changes"), location)
+            _append(read("changes"), location)
         else:
-            self._commit_rows(rows, schema, found, location)
+            self._commit_rows(read, schema, found, location, session)
 
-    def _commit_rows(self, rows: DataFrame, schema: TableSchema, found: "_EpochTable", location: Location) -> None:
+    def _commit_rows(
+        self, read: Read, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
+    ) -> None:
         marks = self.audit.marks(DriverClock())
-        spread_rows = spread(rows, schema, found.byte_count) if found.is_log else rows
         if self.audit.keeps_deleted and found.is_log:
             statement = merge_keeping(schema, location, _VIEW, marks, "TRUE" if found.truncates else None)
-            with _completed(_unpacked(spread_rows, schema, "kept effect"), schema, location) as effect:
+            with _completed(read("kept effect"), schema, location) as effect:
                 _merge(effect, statement)
         elif self.audit.keeps_deleted and (found.ranges or found.schema_version > 1):
             # The table came back: the target may have rows with these keys, marked as deleted if they are in no range.
-            others = _condition(rows.sparkSession, schema, found.ranges, location) if found.ranges else None
-            _merge(_unpacked(rows, schema, "kept rows"), merge_keeping(schema, location, _VIEW, marks, others))
+            others = _condition(session, schema, found.ranges, location) if found.ranges else None
+            _merge(read("kept rows"), merge_keeping(schema, location, _VIEW, marks, others))
         elif found.truncates:
-            _replace(_marked(_unpacked(spread_rows, schema, "rest"), marks.kept), location)
+            _replace(_marked(read("rest"), marks.kept), location)
         elif found.is_log:
-            _merge(_unpacked(spread_rows, schema, "effect"), merge(schema, location, _VIEW, marks))
+            _merge(read("effect"), merge(schema, location, _VIEW, marks))
         elif found.ranges:
-            condition = _condition(rows.sparkSession, schema, found.ranges, location)
-            _replace_ranges(_marked(_unpacked(rows, schema, "rows"), marks.kept), condition, location)
+            condition = _condition(session, schema, found.ranges, location)
+            _replace_ranges(_marked(read("rows"), marks.kept), condition, location)
         else:
             # Splits have keys of their own: the target has none of their rows.
-            _append(_marked(_unpacked(rows, schema, "rows"), marks.kept), location)
+            _append(_marked(read("rows"), marks.kept), location)
 
     def _own_head(self, session: SparkSession, location: Location, table: TableId) -> Head:
         if not self.lake.holds(session, location):
@@ -180,19 +204,6 @@ class EpochWriter:
         """Returns the table if another one's copy is there. Otherwise it is not one table's trouble."""
         others = {other for other, _ in self.schemas} - {table}
         return table if any(self.lake.holds(session, self.lake.location_of(other)) for other in others) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _EpochTable:
-    """A table's share of an epoch: rows of splits, or changes of the log. `ranges`: those that the rows of splits replace."""
-
-    table: TableId
-    schema_version: int
-    epoch: int
-    is_log: bool
-    byte_count: int
-    truncates: bool
-    ranges: tuple[IntegerRange, ...]
 
 
 def _require_not_set_back(session: SparkSession, location: Location, table: TableId) -> None:
@@ -263,13 +274,6 @@ def _viewed(rows: DataFrame, view: str) -> Iterator[None]:
         rows.sparkSession.catalog.dropTempView(view)
 
 
-def _unpacked(rows: DataFrame, schema: TableSchema, shape: Shape) -> DataFrame:
-    columns = from_arrow_schema(schema_of(schema, shape))
-    for field in columns.fields:
-        field.nullable = True
-    return rows.mapInArrow(Unpacking(schema, shape), columns)
-
-
 @contextmanager
 def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Sets `settings` in the session while inside."""
@@ -286,15 +290,15 @@ def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iter
                 session.conf.set(name, old)
 
 
-def _tables(heads: list[Row]) -> list[_EpochTable]:
-    of_table: defaultdict[TableId, list[Row]] = defaultdict(list)
+def _tables(heads: Sequence[EpochHead]) -> list[EpochTable]:
+    of_table: defaultdict[TableId, list[EpochHead]] = defaultdict(list)
     for head in heads:
         if head["database"] is not None:
             of_table[TableId(head["database"], head["table"])].append(head)
     return [_share(table, found) for table, found in of_table.items()]
 
 
-def _share(table: TableId, heads: list[Row]) -> _EpochTable:
+def _share(table: TableId, heads: Sequence[EpochHead]) -> EpochTable:
     """Returns the table's share of the epoch of which it has the batches and ranges `heads`."""
     parts = {head["part"] for head in heads}
     ranges = tuple(IntegerRange.from_text(head["range"]) for head in heads if head["range"] is not None)
@@ -304,7 +308,7 @@ def _share(table: TableId, heads: list[Row]) -> _EpochTable:
         raise SinkError(f"An epoch has rows of {table} from splits and from the log.", _REPORT)
     if ranges and len(ranges) != len(parts):
         raise SinkError(f"Only some splits of {table} in an epoch replace ranges of the copy.", _REPORT)
-    return _EpochTable(
+    return EpochTable(
         table,
         heads[0]["schema_version"],
         heads[0]["epoch"],
@@ -315,7 +319,7 @@ def _share(table: TableId, heads: list[Row]) -> _EpochTable:
     )
 
 
-def _checked_ends(heads: list[Row]) -> list[PartEnd]:
+def _checked_ends(heads: Sequence[EpochHead]) -> list[PartEnd]:
     """Returns the end of each part. Raises SinkError if batches are missing."""
     counts: dict[str, tuple[int, int]] = {}
     for head in heads:

@@ -35,12 +35,12 @@ class Unpacking:
         try:
             items = (item for batch in batches for item in from_transport(batch))
             changes = (item for item in items if isinstance(item, ChangeBatch))
-            yield from self._unpacked(changes)
+            yield from self.unpacked(changes)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
 
-    def _unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
+    def unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
         match self.shape:
             case "changes":
                 yield from typed_batches(changes)

@@ -49,7 +49,7 @@ from tidemark.sinks.delta.tables import (
 from tidemark.sinks.fencing import published_lost, require_planned
 from tidemark.sinks.files.sink import table_folder_name
 from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
-from tidemark.state.change_batch import PartEnd
+from tidemark.state.change_batch import PartEnd, PartItem
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
@@ -263,7 +263,16 @@ class DeltaSink:
     def write_epoch(
         self, batch: DataFrame, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
     ) -> list[PartEnd]:
-        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit).write(batch)
+        return self._writer(job, schemas, emptied).write(batch)
+
+    def write_items(
+        self, items: Sequence[PartItem], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
+    ) -> list[PartEnd]:
+        """See `tidemark.sinks.sink.TakesItems`."""
+        return self._writer(job, schemas, emptied).write_items(self._session(), items)
+
+    def _writer(self, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId]) -> EpochWriter:
+        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit)
 
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:

@@ -143,7 +143,7 @@ def test_rows_are_marked_with_their_last_values_and_unmarked(delta_session: Spar
     )
     assert states() == sorted((n, *state) for n, state in expected.items())
     metadata = [commit["userMetadata"] for commit in commits_of(copy.sink, ORDERS)]
-    whole = ["tidemark epoch 5 whole", "tidemark epoch 6 whole"]
+    whole = ["tidemark epoch 5 after 4 whole", "tidemark epoch 6 after 5 whole"]
     assert [text for text in metadata if text and text.endswith("whole")] == whole, (
         "also if all rows were marked already"
     )

@@ -13,6 +13,7 @@ from tests.support.jobs import source_of, write_job
 from tests.support.servers import Database
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta import epoch as delta_epoch
+from tidemark.sinks.delta.epoch_rows import StagedRows
 from tidemark.sinks.sink import SinkBusyError
 
 pytestmark = pytest.mark.integration
@@ -32,13 +33,13 @@ def test_a_commit_that_conflicts_is_tried_again(
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
     job = write_job(tmp_path, source=source_of(database), sink={"type": "delta", "path": "./lake", "style": "mirror"})
     run_epochs(job)
-    original = delta_epoch._unpacked
+    original = StagedRows.read
 
-    def held(rows: DataFrame, schema: Any, shape: Any) -> DataFrame:
-        unpacked = original(rows, schema, shape)
-        return unpacked.mapInArrow(Held(tmp_path), unpacked.schema)
+    def held(*given: Any) -> DataFrame:
+        rows = original(*given)
+        return rows.mapInArrow(Held(tmp_path), rows.schema)
 
-    monkeypatch.setattr(delta_epoch, "_unpacked", held)
+    monkeypatch.setattr(StagedRows, "read", held)
     copy = f"delta.`{tmp_path / 'lake' / f'{database.schema}.t'}`"
     failures: list[BaseException] = []
 

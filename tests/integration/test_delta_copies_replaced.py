@@ -19,6 +19,7 @@ from tidemark.enumerator import enumerator
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta import epoch as delta_epoch
+from tidemark.sinks.delta.epoch_rows import RowsOfTasks
 from tidemark.sinks.delta.locations import CatalogLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity
@@ -72,11 +73,11 @@ def test_ranges_are_replaced_in_one_commit_and_once(
     below = replacing_part(2, 2, KINDS, IntegerRange(names, None, others[1]), [(*LEAST, "new")])
     above = replacing_part(2, 3, KINDS, IntegerRange(names, MIDDLE, None), [(*GREATEST, "new")])
     beside = replacing_part(2, 4, KINDS, IntegerRange(names, others[1], others[2]), [(0, 0, 0, 1, "new")])
-    unpacked = delta_epoch._unpacked
+    original = RowsOfTasks.read
 
-    def waiting(rows: DataFrame, schema: Any, shape: Any) -> DataFrame:
-        given = unpacked(rows, schema, shape)
-        return given.mapInArrow(Held(tmp_path), given.schema)
+    def waiting(*given: Any) -> DataFrame:
+        rows = original(*given)
+        return rows.mapInArrow(Held(tmp_path), rows.schema)
 
     def write_meanwhile() -> None:
         wait_for(tmp_path / "reached")
@@ -86,7 +87,7 @@ def test_ranges_are_replaced_in_one_commit_and_once(
     other = threading.Thread(target=write_meanwhile)
     other.start()
     with monkeypatch.context() as patch:
-        patch.setattr(delta_epoch, "_unpacked", waiting)
+        patch.setattr(RowsOfTasks, "read", waiting)
         write(above, below, beside)
     other.join()
     assert (tmp_path / "written").exists()

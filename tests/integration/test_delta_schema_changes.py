@@ -17,8 +17,7 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.spark.sessions import SparkSessions
-from tidemark.sinks.delta import epoch as delta_epoch
-from tidemark.sinks.delta import sink as delta_sink
+from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import SinkError
 
@@ -115,7 +114,8 @@ def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
     monkeypatch: pytest.MonkeyPatch,
     is_late: bool,
 ) -> None:
-    """`is_late`: it is set back just before an epoch is written to it, so that no version of it has all epochs."""
+    """`is_late`: it is set back between the look at it and the commit of an epoch, so that no version of it has all epochs. The
+    driver dies before its second look."""
     database = mysql_database
     database.execute("CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20))", "INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     job = write_job(tmp_path, source=source_of(database), sink={"type": "delta", "path": "./lake", "style": "mirror"})
@@ -123,14 +123,22 @@ def test_a_table_that_was_set_back_is_put_back_as_the_remedy_says(
     database.execute("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (3, 'c')")
     run_epochs(job)
     whole = read(database, "id", "name")
-    delta_session.sql(f"RESTORE TABLE delta.`{tmp_path}/lake/{database.schema}.t` TO VERSION AS OF 1")
-    assert read(database, "id", "name") != whole
     database.execute("INSERT INTO t VALUES (4, 'd')")
+    commit = EpochWriter._commit
+
+    def set_back(*given: Any) -> None:
+        delta_session.sql(f"RESTORE TABLE delta.`{tmp_path}/lake/{database.schema}.t` TO VERSION AS OF 1")
+        assert read(database, "id", "name") != whole
+        if given:
+            commit(*given)
+
     if is_late:
         with monkeypatch.context() as patch:
-            patch.setattr(delta_epoch, "was_set_back", lambda *_: None)
-            patch.setattr(delta_sink, "require_not_set_back", lambda *_: None)
+            patch.setattr(EpochWriter, "_commit", set_back)
+            patch.setattr(EpochWriter, "_look_back", lambda *_: None)
             run_epochs(job)
+    else:
+        set_back()
     with pytest.raises(SinkError, match="was set back by RESTORE") as caught:
         run_epochs(job)
     if is_late:

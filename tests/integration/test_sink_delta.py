@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from devtools.checkpoint_files import LOG_PLAN
+from devtools.job_process import start_tidemark
 from tests.support.change_parts import (
     DELETE,
     INSERT,
@@ -29,7 +30,7 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
-from tests.support.delta import commits_of, read_delta, rows_of_delta, transactions_of, write_epochs
+from tests.support.delta import commits_of, jars_of, read_delta, rows_of_delta, transactions_of, write_epochs
 from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.tables import TableName, parse_table_template
@@ -480,3 +481,46 @@ def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -
     process = run_to_end(write_job(tmp_path, source=source_of(mysql_database), sink=sink, spark=spark), expect=5)
     assert "This Spark has no Delta Lake." in process.error_text()
     assert delta_package() in process.error_text().splitlines()[-1]
+
+
+def test_a_small_job_in_local_mode_needs_no_python_worker(
+    mysql_database: Database, delta_session: SparkSession, tmp_path: Path
+) -> None:
+    """The driver reads small epochs itself. Here nothing else can run Python."""
+    mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+    sink = {"type": "delta", "path": str(tmp_path / "lake")}
+    spark = {**SPARK, "conf": {**SPARK["conf"], **jars_of(delta_session)}}
+    job = write_job(tmp_path, source=source_of(mysql_database), sink=sink, spark=spark)
+    for changes in ("UPDATE t SET v = 3 WHERE id = 1", "DELETE FROM t WHERE id = 2"):
+        process = start_tidemark(job, environment={"PYSPARK_PYTHON": str(tmp_path / "no python")})
+        assert process.wait() == 0, process.error_text()
+        mysql_database.execute(changes)
+    rows = delta_session.read.format("delta").load(f"{tmp_path}/lake/{mysql_database.name}.t").collect()
+    assert sorted(map(tuple, rows)) == [(1, 3), (2, 2)]
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["by tasks", "staged"])
+def test_values_are_the_same_however_spark_gets_them(delta: Callable[..., DeltaSink], *, staged: bool) -> None:
+    """Days and instants of the old calendar, values that only differ in their sign, and what a Parquet file could change."""
+    columns = (
+        column("id", "int", "int32", key=True),
+        column("day", "date", "date32"),
+        column("instant", "timestamp(6)", "timestamptz"),
+        column("clock", "datetime(6)", "timestamp"),
+        column("amount", "decimal(38,10)", "decimal(38,10)"),
+        column("ratio", "double", "float64"),
+        column("raw", "blob", "binary"),
+        column("a name, with {signs}", "varchar(9)", "string"),
+    )
+    odd = replace(ORDERS, table=TableId("shop", "odd"), columns=columns, key=("id",))
+    old, late = -62_135_596_800_000_000, 253_402_300_799_999_999
+    rows: list[tuple[Any, ...]] = [
+        (1, -719_162, old, old, Decimal("-9999999999999999999999999999.9999999999"), float("-inf"), b"", ""),
+        (2, 2_932_896, late, late, Decimal("0E-10"), -0.0, b"\x00\xff", "ü\x00"),
+        (3, -141_428, -12_219_292_800_000_001, -12_219_292_800_000_001, None, float("nan"), None, None),
+    ]
+    sink, schemas = delta(), {(odd.table, 1): odd}
+    sink.prepare(JOB, [odd])
+    write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows[:1]), schemas, staged=staged)
+    write_epochs(sink, JOB, log_part(2, (odd, [(INSERT, rows[1]), (INSERT, rows[2])])), schemas, staged=staged)
+    assert list(map(repr, sorted(rows_of_delta(sink, odd)))) == list(map(repr, rows))

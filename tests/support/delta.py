@@ -95,11 +95,16 @@ def epoch_of(session: SparkSession, items: Sequence[PartItem]) -> DataFrame:
     return session.createDataFrame(rows, from_arrow_schema(TRANSPORT)).coalesce(1)
 
 
-def write_epochs(sink: Any, job: JobIdentity, items: Sequence[PartItem], schemas: Schemas) -> list[PartResult]:
-    """Writes each epoch of `items`, whose parts follow one another."""
+def write_epochs(
+    sink: Any, job: JobIdentity, items: Sequence[PartItem], schemas: Schemas, *, staged: bool = False
+) -> list[PartResult]:
+    """Writes each epoch of `items`, whose parts follow one another: as rows of Spark's tasks, or `staged` by the driver."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
-        ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas)
+        if staged:
+            ends += sink.write_items(list(epoch), job, schemas)
+        else:
+            ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas)
     return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
 
 

@@ -126,7 +126,7 @@ class SinkCase:
     def write(self, *parts: list[ChangeBatch | PartEnd], schemas: Any = None) -> list[PartResult]:
         items = [item for items in parts for item in items]
         if isinstance(self.sink, EpochSink):
-            return write_epochs(self.sink, self.job, items, SCHEMAS if schemas is None else schemas)
+            return write_epochs(self.sink, self.job, items, SCHEMAS if schemas is None else schemas, staged=True)
         return list(self.sink.writer(self.job).write(items, SCHEMAS if schemas is None else schemas))
 
     def rows(self, schema: TableSchema) -> list[Row]:
