@@ -114,13 +114,14 @@ class DeltaSink:
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
         findings = self.check(schemas, job, written)
-        raise_problems([finding for finding in findings if finding.remedy == PUT_BACK], [s.table for s in schemas])
+        tables = [schema.table for schema in schemas]
+        raise_problems([finding for finding in findings if finding.remedy == PUT_BACK], tables)
         wrong = {finding.table for finding in findings if finding.is_problem}
         # RESTORE may have brought other columns.
         self._require_same_time(
             [s for s in schemas if s.table in wrong & set(written) and self._is_there(s.table)], written
         )
-        raise_problems(findings)
+        raise_problems(findings, tables)
         for schema in schemas:
             self._prepare_table(job, schema)
         if self.checkpoint.read(JOB_FILE) is not None:

@@ -1,0 +1,148 @@
+"""Remedies for trouble with copies in Delta, done as they are printed, all in one job: the tables come back, and the copies are
+those of the source."""
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.cli import CommandLine
+from tests.support.epochs import run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.remedies import run_command, run_through, what_is_told
+from tests.support.servers import Database
+from tidemark.jobs.spark.sessions import SparkSessions
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+AUDIT = {"deleted": "_deleted", "synced_at": "_synced_at"}
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """`says`: the remedy, a pattern. `before`: a statement on the copy of a table `(id, v)`, as `{copy}`, before the job
+    starts. `made`: such statements later. `written`: what the source writes then, as `{table}`. `done`: one on the copy,
+    "" for the one in the pattern's group. None: the copy is deleted. `v`: the type in the source."""
+
+    says: str
+    made: str = ""
+    written: str = "UPDATE {table} SET v = v + 1"
+    done: str | None = None
+    v: str = "INT"
+    before: str = ""
+
+
+RULE = r"Remove that rule from the Delta table, or delete the table and let the job create it\."
+TROUBLES = {
+    "a_check": Trouble(
+        RULE,
+        "ALTER TABLE {copy} ADD CONSTRAINT small CHECK (v < 99)",
+        "INSERT INTO {table} VALUES (7, 500)",
+        "ALTER TABLE {copy} DROP CONSTRAINT small",
+    ),
+    "only_appended": Trouble(RULE, "ALTER TABLE {copy} SET TBLPROPERTIES ('delta.appendOnly' = 'true')"),
+    "not_null": Trouble(
+        r"Allow NULL \((ALTER TABLE .* DROP NOT NULL)\)\.",
+        written="ALTER TABLE {table} MODIFY v INT; INSERT INTO {table} VALUES (7, NULL)",
+        done="",
+        v="INT NOT NULL",
+        before="CREATE TABLE {copy} (id INT, v INT NOT NULL, _deleted BOOLEAN, _synced_at TIMESTAMP) USING delta",
+    ),
+    "another_key": Trouble(
+        r"keeps deleted rows by the key \(id\), and the table's key is \(id, v\) now\. "
+        r"Delete that table and let the job create it",
+        written="ALTER TABLE {table} DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)",
+        v="INT NOT NULL",
+    ),
+    "renamed_column": Trouble(
+        r"has no column v\. .*Delete that table and let the job create it",
+        "ALTER TABLE {copy} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name'); ALTER TABLE {copy} RENAME COLUMN v TO w",
+    ),
+}
+
+
+class Lake:
+    """The copies of a job."""
+
+    def __init__(self, session: SparkSession, source: Database, folder: Path) -> None:
+        self.session, self.source, self.folder = session, source, folder
+
+    def place(self, table: str) -> Path:
+        return self.folder / "lake" / f"{self.source.schema}.{table}"
+
+    def sql(self, statements: str, table: str) -> None:
+        for statement in filter(None, statements.split("; ")):
+            self.session.newSession().sql(statement.format(copy=f"delta.`{self.place(table)}`"))
+
+    def there(self, table: str) -> list[tuple[Any, ...]]:
+        copy = self.session.read.format("delta").load(str(self.place(table))).where("NOT _deleted").select("id", "v")
+        return list(map(tuple, copy.collect()))
+
+    def assert_equal(self, *tables: str) -> None:
+        for table in tables:
+            there = self.source.query(f"SELECT id, v FROM {table}")
+            assert Counter(self.there(table)) == Counter(there), table
+
+
+@pytest.fixture
+def lake(
+    delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Lake:
+    """Jobs use the session of the tests."""
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    return Lake(delta_session, mysql_database, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("a_check", "another_key"), id="some"),
+        pytest.param(("only_appended", "not_null", "renamed_column"), id="others", marks=pytest.mark.every_server),
+    ],
+)
+def test_copies_that_can_not_have_their_rows(lake: Lake, tidemark: CommandLine, names: tuple[str, ...]) -> None:
+    source, troubles = lake.source, {name: TROUBLES[name] for name in names}
+    for table, trouble in {**troubles, "others": Trouble("")}.items():
+        source.execute(
+            f"CREATE TABLE {table} (id INT PRIMARY KEY, v {trouble.v})",
+            f"INSERT INTO {table} VALUES (1, 0), (2, 0), (3, 0)",
+        )
+        lake.sql(trouble.before, table)
+    sink = {"type": "delta", "path": "./lake", "on_schema_change": "evolve", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source, on_table_error="park"), sink=sink)
+    run_epochs(job)
+    for table, trouble in troubles.items():
+        lake.sql(trouble.made, table)
+        source.execute(f"DELETE FROM {table} WHERE id = 2", *trouble.written.format(table=table).split("; "))
+    source.execute("INSERT INTO others VALUES (4, 0)")
+    advice = what_is_told(job)
+    assert advice is not None
+    assert (4, 0) in lake.there("others"), advice
+    for table, trouble in troubles.items():
+        follow(lake, table, trouble, advice)
+    while advice is not None:  # the text has the command of one table at a time
+        run_command(advice, job, tidemark)
+        advice, before = what_is_told(job), advice
+        assert advice != before
+    lake.assert_equal(*names, "others")
+    for table in names:
+        source.execute(f"UPDATE {table} SET v = v + 1 WHERE id = 3", f"INSERT INTO {table} VALUES (9, 0)")
+    run_through(job)
+    lake.assert_equal(*names, "others")
+
+
+def follow(lake: Lake, table: str, trouble: Trouble, advice: str) -> None:
+    """Does what the part of the text about the table says."""
+    _, found, text = advice.partition(f"{lake.source.schema}.{table}")
+    assert found, advice
+    said = re.search(trouble.says, text)
+    assert said is not None, advice
+    if trouble.done is None:
+        shutil.rmtree(lake.place(table))
+    else:
+        lake.sql(trouble.done or said[1], table)
