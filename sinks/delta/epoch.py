@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
 from pyspark.storagelevel import StorageLevel
@@ -40,7 +38,7 @@ from tidemark.sinks.delta.rows import Shape
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
-from tidemark.state.change_batch import LOG_PART, TRANSPORT, PartEnd, PartItem, to_transport
+from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, to_transport
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
@@ -96,9 +94,7 @@ class EpochWriter:
 
     def write_items(self, session: SparkSession, items: Sequence[PartItem]) -> list[PartEnd]:
         """Writes `items`, a whole epoch. Spark reads them from Parquet files, so its tasks must see this machine's files."""
-        rows = pa.Table.from_batches(map(to_transport, items), schema=TRANSPORT)
-        sizes = pc.binary_length(rows.column("payload"))
-        heads = rows.select(list(_HEAD)).append_column("byte_count", sizes).to_pylist()
+        heads = [_head_of(item) for item in items]
         with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:  # mode 700
             return self._write(session, heads, partial(StagedRows, items, Path(folder)))
 
@@ -288,6 +284,11 @@ def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iter
                 session.conf.unset(name)
             else:
                 session.conf.set(name, old)
+
+
+def _head_of(item: PartItem) -> EpochHead:
+    (row,) = to_transport(item).select(list(_HEAD)).to_pylist()
+    return {**row, "byte_count": item.rows.nbytes if isinstance(item, ChangeBatch) else 0}
 
 
 def _tables(heads: Sequence[EpochHead]) -> list[EpochTable]:
