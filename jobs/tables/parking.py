@@ -36,10 +36,12 @@ from tidemark.state.job_state import JobState, Left
 from tidemark.state.partitions import Partition, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, LogWork
-from tidemark.state.remedies import in_shell, read_again, reason
+from tidemark.state.remedies import in_shell, read_again, reason, resnapshot_of
 from tidemark.state.signals import UNSTEERED, Answer, Signal, SignalKind, steering_of
 from tidemark.state.table import TableId, TableSchema
 
+MAX_REASONS = 3
+"""How many tables' reasons the error of parked tables has."""
 MAX_HEALS = 5
 """How many times in a row a table may come back by itself without its copy being complete in between."""
 NOT_FOUND = "The source has no such table, or hides it from the account."
@@ -293,9 +295,19 @@ def all_parked(job: JobFile, state: JobState) -> TablesParkedError | PausedError
 
 
 def _parked_error(job: JobFile, stale: Sequence[Left], message: str) -> TablesParkedError:
-    why = " ".join(f"{left.table}: {left.why or 'It waits to come back.'}" for left in stale[:3])
+    reasons = [f"{left.table}: {left.why or 'It waits to come back.'}" for left in stale[:MAX_REASONS]]
+    if len(stale) > MAX_REASONS:
+        reasons.append(f"`tidemark tables JOB.yaml` has the reasons of all {len(stale)}.")
+    message = " ".join([message, *reasons])
+    parked = [left for left in stale if left.is_parked]
+    wanted = [left for left in parked if not is_dropped(job, left)]
+    if not parked:
+        return TablesParkedError(message, "Run the job again.")
+    if len(wanted) < 2 or job.mode != "full+incremental":
+        return TablesParkedError(message, " ".join(way_back(job, left) for left in wanted or parked))
+    again = resnapshot_of(_name(left.table) for left in wanted)
     return TablesParkedError(
-        f"{message} {why}", way_back(job, stale[0]) if stale[0].is_parked else "Run the job again."
+        message, f"To read them again: {again}. To leave one as it is, name it in source.exclude_tables."
     )
 
 

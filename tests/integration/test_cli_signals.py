@@ -15,6 +15,7 @@ from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, run_to_end, running, source_of, write_job
+from tests.support.remedies import run_command
 from tests.support.servers import Database
 from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
@@ -75,6 +76,32 @@ def test_a_table_is_parked_while_the_job_runs_and_read_again_by_a_signal(
     assert f"tidemark signal JOB.yaml resnapshot --table {customers}" in last_line
     assert "exit 9" in printed(job, "status")
     assert tidemark("signal", job, "resnapshot", "--table", "no.such").code == 2
+
+
+def test_parked_tables_are_read_again_by_the_one_command_that_is_printed(
+    mysql_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
+    database = mysql_database
+    create_tables(database, rows=10, uids=Uids())
+    for n in range(3):
+        database.execute(f"CREATE TABLE extra{n} (id INT PRIMARY KEY)", f"INSERT INTO extra{n} VALUES (1)")
+    sink = {"type": "files", "path": str(tmp_path / "out")}
+    job = write_job(tmp_path, source=source_of(database, on_table_error="park"), sink=sink)
+    run_epochs(job)
+    parked = [f"extra{n}" for n in range(3)] + ["customers"]
+    for table in parked:
+        database.execute(f"ALTER TABLE {table} ADD COLUMN more INT")
+    database.execute(*UPDATE_ALL, *(f"INSERT INTO extra{n} VALUES (2, 2)" for n in range(3)))
+    ended = tidemark("run", job, *BY_DRIVER)
+    assert ended.code == 9
+    assert "but 4 tables are parked" in ended.last_line
+    assert "`tidemark tables JOB.yaml` has the reasons of all 4." in ended.last_line
+    run_command(ended.last_line, job, tidemark, number=1)  # the first one lists the reasons
+    assert tidemark("run", job, *BY_DRIVER).code == 0
+    assert_copied(tmp_path / "out", database)
+    for n in range(3):
+        folder = tmp_path / "out" / f"{database.schema}.extra{n}"
+        assert count_of(folder) >= 2
 
 
 def test_a_paused_job_waits_although_an_epoch_is_planned(
