@@ -40,6 +40,7 @@ from tidemark.jobs.tables.parking import (
     open_signals,
     park_absent,
     parks,
+    parks_altered_too,
     pause_left,
     raise_with_way_back,
     require_tables_left,
@@ -224,7 +225,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
             return False
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
-    if changes_columns(error, job, state, sink, events) or parks(error, job, state, events, at_start=True):
+    if changes_columns(error, job, state, sink, events) or _leave(error, job, state, events, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
         trouble.refused.add(error.table)
@@ -252,12 +253,21 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
     if not (
         removes_late_report(error, job, opened.writing.job, opened.writing.sink)
         or changes_columns(error, job, state, opened.writing.sink, events)
-        or parks(error, job, state, events)
+        or _leave(error, job, state, events)
         or follows_another_server(error, job, state, events)
         or reads_all_again(error, job, state, events)
         or goes_back(error, job, state, opened.writing.sink, events)
     ):
         raise_with_way_back(error, job, state)
+
+
+def _leave(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
+    """Takes the table that the error is about out of the job, as `parks` does, and others that were altered with it."""
+    if not parks(error, job, state, events, at_start=at_start):
+        return False
+    failpoint("tables.parked")
+    parks_altered_too(error, job, events)
+    return True
 
 
 def _prepare(job: JobFile, sink: Sink, owner: JobIdentity, state: JobState) -> None:

@@ -16,7 +16,7 @@ from tidemark.state.errors import (
     TidemarkError,
 )
 from tidemark.state.job_state import JobState
-from tidemark.state.partitions import Partition, WatchedTable
+from tidemark.state.partitions import Partition, Partitions, WatchedTable
 from tidemark.state.position import Position
 from tidemark.state.table import TableId, TableSchema
 
@@ -84,6 +84,28 @@ def removed_partition(without: Without, state: JobState, before: WatchedTable | 
         return next(gone, None)
 
     return _asked(without, state, look)
+
+
+def altered_beyond(
+    without: Without, state: JobState, tables: Collection[TableSchema], seen: Partitions | None
+) -> list[TableSchema]:
+    """Returns those of the tables whose columns were changed such that their rows must be read again. `seen`: as for
+    `FoundSource.extended`. Raises SourceUnavailableError."""
+
+    def look(found: FoundSource) -> list[TableSchema]:
+        now = found.schemas_now([known.table for known in tables])
+        there = [known for known in tables if known.table in now and now[known.table].oid == known.oid]
+        altered = [known for known in there if _types(now[known.table]) != _types(known)]
+        return [known for known in altered if found.extended(known, seen) is None]
+
+    return _asked(without, state, look) or []
+
+
+def _types(schema: TableSchema) -> dict[str, tuple[object, ...]]:
+    """Returns what decides on the values of the columns that are copied, by their names. Without generated columns:
+    PostgreSQL's log may leave them out, and then nothing of the table needs to be read again."""
+    copied = [column for column in schema.captured if not column.generated]
+    return {column.name: (column.number, column.source_type, column.charset, column.collation) for column in copied}
 
 
 def _differs(known: TableSchema, now: TableSchema) -> bool:

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.schema_changes import KINDS
 from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sinks import make_sink, sink_needs
-from tidemark.jobs.tables.kinds_of_change import is_to_stop, removed_partition, was_dropped
+from tidemark.jobs.tables.kinds_of_change import altered_beyond, is_to_stop, removed_partition, was_dropped
 from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.sinks.sink import JobIdentity, ProvesAbsence
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -158,6 +159,27 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
         text = f"{error.message} So it leaves the job, and comes back: its rows are read again (sink.on_schema_change)."
         events.note("left", table=str(schema.table), text=text)
     return True
+
+
+def parks_altered_too(error: TidemarkError, job: JobFile, events: Events) -> None:
+    """After `parks` took out a table that was altered: takes out the others whose rows must be read again because they were
+    altered, too, by the source's catalog. Otherwise the log would be read up to each of these changes, one after the other, and
+    the job opened again each time. Raises SourceUnavailableError."""
+    changes = job.sink.on_schema_change
+    if type(error) is not SchemaChangedError or changes.stops(*KINDS) or changes.truncate == "ignore":
+        return
+    checkpoint = Checkpoint.at(job.checkpoint)
+    state = checkpoint.job_state()
+    if state is None or not evolves(job) or unfinished_epoch(checkpoint) is not None:
+        return
+    seen = partitions_of_plan(checkpoint, state, max(checkpoint.plan_epochs(), default=0))
+    partitioned = {table.oid for table in ([] if seen is None else seen.tables) if table.partitions}
+    tables = [schema for schema in state.schemas if schema.oid not in partitioned]  # those may have lost some, too
+    for known in altered_beyond(partial(to_be_found, job, state), state, tables, seen):
+        message = f"The columns of {known.table} were changed, too, such that its rows must be read again."
+        altered = SchemaChangedError(message, read_again(_name(known.table)), known.table)
+        if (now := checkpoint.job_state()) is not None:
+            parks(altered, job, now, events)
 
 
 def _may_leave(

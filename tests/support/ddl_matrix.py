@@ -19,6 +19,7 @@ POINTS = (
     "sink.after_key",
     "schema.before_altered",
     "schema.after_altered",
+    "tables.parked",
     "tables.before_joined",
     "tables.after_joined",
     "signals.joined",
