@@ -13,7 +13,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
 
-TABLES = ("a", "b", "c", "longer", "same")
+TABLES = ("a", "b", "c", "longer", "wider", "same")
 
 
 @pytest.mark.parametrize("point", [None, "tables.parked"])
@@ -34,8 +34,9 @@ def test_they_leave_at_the_first_change_and_no_other_table_does(
     job = write_job(tmp_path, source=source_of(source, on_table_error="park"), sink=sink)
     run_epochs(job)
     source.execute("ALTER TABLE longer ADD COLUMN w INT", "INSERT INTO longer VALUES (2, 'y', 2)")
-    run_epochs(job)  # what the job knows of this table's columns is not what the catalog says
     type_of = "ALTER COLUMN v TYPE" if source.server.kind == "postgres" else "MODIFY v"
+    source.execute(f"ALTER TABLE wider {type_of} VARCHAR(20)", "INSERT INTO wider VALUES (2, 'y')")
+    run_epochs(job)  # what the job knows of these tables' columns is not what the catalog says
     for table in ("a", "b", "c"):
         source.execute(f"ALTER TABLE {table} {type_of} VARCHAR(5)", f"INSERT INTO {table} VALUES (2, 'y')")
     source.execute("INSERT INTO longer VALUES (3, 'z', 3)", "INSERT INTO same VALUES (3, 'z')")
