@@ -245,7 +245,8 @@ def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Co
     assert job.run() == []
     shutil.rmtree(job.place("a"))
     shutil.copytree(job.folder / "backup", job.place("a"))
-    job.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = job.session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     job.change()
     assert job.run() == ["a left", "a joined"]
     job.assert_equal()
@@ -272,7 +273,8 @@ def test_a_copy_whose_files_are_those_before_its_first_rows_is_read_again(
     run_epochs(job)
     shutil.rmtree(place)
     shutil.copytree(tmp_path / "backup", place)
-    delta_session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = delta_session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     run_epochs(job, notes=(notes := Notes()))
     (left,) = (facts["text"] for event, facts in notes.found if event == "left")
     assert "has no epoch, but the job has written epoch 1 to it" in left

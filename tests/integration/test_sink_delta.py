@@ -188,7 +188,8 @@ def test_a_table_whose_files_come_from_a_backup_is_not_noticed(
     write_epochs(sink, JOB, log_part(2, (ORDERS, [(INSERT, order(2))])), SCHEMAS)
     shutil.rmtree(folder_of(sink, ORDERS))
     shutil.copytree(tmp_path / "backup", folder_of(sink, ORDERS))
-    delta_session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = delta_session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     sink.prepare(JOB, [ORDERS], [ORDERS.table])
     write_epochs(sink, JOB, log_part(3, (ORDERS, [(INSERT, order(3))])), SCHEMAS)
     assert sorted(rows_of_delta(sink, ORDERS)) == [order(1), order(3)]
@@ -456,7 +457,8 @@ def test_a_table_that_was_set_back_to_what_its_log_no_longer_has_is_noticed(delt
     for file in [path for path in log.iterdir() if path.name.lstrip(".")[:20].isdigit()]:
         if int(file.name.lstrip(".").split(".")[0]) < 4:
             file.unlink()
-    sink.session()._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = sink.session()._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     with pytest.raises(CopySetBackError, match="its log no longer has the commits that RESTORE took out"):
         sink.prepare(JOB, [ORDERS], {ORDERS.table})
     whole = log_part(3, (ORDERS, [(TRUNCATE, [None] * 5)]), (ORDERS, [(INSERT, order(4))]))
