@@ -123,6 +123,7 @@ PACKAGES: tuple[Package, ...] = (
         lacks=frozenset({"binlog_row_metadata"}),
     ),
     DebianPackage("mariadb", "10.11-plugins", "bookworm", "mariadb-server", on_demand=True),  # has file_key_management
+    DebianPackage("mariadb", "11.8", "trixie", "mariadb-server-core", on_demand=True),
     DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", on_demand=True),
 )
 OLDER_LIBRARIES = DebianPackage(

@@ -195,6 +195,29 @@ def check_settings_of_tables(tables: Collection[TableId], settings: TableSetting
     ]
 
 
+def require_logged_key(table: TableId, key: Iterable[str], unlogged: Collection[str]) -> None:
+    """Raises JobFileError if a key has a column that the log lacks."""
+    for name in key:
+        if name in unlogged:
+            raise JobFileError(
+                f"Column {name} in the key of {table} is generated, and the log lacks generated columns.",
+                "Name another unique key in source.keys, or leave the table out.",
+            )
+
+
+def warnings_of_unlogged(table: TableId, columns: Sequence[str]) -> list[Finding]:
+    """Warns of generated columns that the log lacks, so that they are not copied."""
+    if not columns:
+        return []
+    return [
+        warning(
+            f"Generated columns of {table} are not copied, because the log lacks them: {', '.join(columns)}.",
+            "None is needed. To silence the warning, exclude them in source.columns.",
+            table=table,
+        )
+    ]
+
+
 def schema_or_findings(
     table: TableId, problems: Sequence[tuple[str, UnsupportedTypeError]], load: Callable[[], TableSchema]
 ) -> tuple[TableSchema | None, list[Finding]]:

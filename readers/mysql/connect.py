@@ -170,6 +170,16 @@ def version_of(connection: Connection) -> tuple[int, int, int]:
     return major, minor, patch
 
 
+LACKS_GENERATED_SINCE = (11, 8, 0)
+"""The first version of MariaDB that leaves generated columns out of the images of updated and deleted rows, also with
+binlog_row_image=FULL: 11.8.9 does, 11.4.5 and 10.11.18 don't."""
+
+
+def lacks_generated(flavour: Flavour, version: tuple[int, int, int]) -> bool:
+    """True if the server's log lacks generated columns."""
+    return flavour == "mariadb" and version >= LACKS_GENERATED_SINCE
+
+
 def quote_identifier(name: str) -> str:
     """The name in backticks, valid in any SQL mode."""
     if "\x00" in name:

@@ -19,6 +19,7 @@ from tidemark.readers.mysql.connect import (
     error_code,
     error_text,
     flavour_of,
+    lacks_generated,
     server_text,
     version_of,
 )
@@ -115,6 +116,10 @@ class ServerInfo:
     @property
     def logs_cascades(self) -> bool:
         return self.native_foreign_keys is False
+
+    @property
+    def lacks_generated(self) -> bool:
+        return lacks_generated(self.flavour, self.version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,7 @@ def decoded_image(schema: TableSchema, data: bytes) -> tuple[list[Any], int]:
         count,
         plan.code,
         plan.meta,
+        plan.wanted,
         buffers.lo,
         buffers.hi,
         buffers.valid,

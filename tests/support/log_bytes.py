@@ -266,6 +266,7 @@ class LogServer:
     lower_case_names: bool = False
     server_ids: tuple[int, ...] = (71, 72)
     logs_cascades: bool = True
+    lacks_generated: bool = False
     isolated: frozenset[TableId] = frozenset()
     primary_keys: dict[TableId, tuple[str, ...]] = field(default_factory=dict)
     cut: list[int | None] = field(default_factory=list)

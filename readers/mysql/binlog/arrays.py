@@ -106,6 +106,7 @@ class Tables(NamedTuple):
     column_count: Int32s
     code: Int32s
     meta: Int32s
+    wanted: Bytes
     key_count: Int32s
     key: Int32s
 

@@ -68,6 +68,10 @@ class LogSource(Protocol):
     def logs_cascades(self) -> bool:
         """True if the log has the row changes of foreign keys with CASCADE or SET NULL."""
 
+    @property
+    def lacks_generated(self) -> bool:
+        """True if the log lacks generated columns, so that the catalog's schemas do not capture them."""
+
     def is_isolated(self, table: TableId) -> bool:
         """True if a write to the table certainly changes no other table. Raises TidemarkError."""
 
@@ -95,6 +99,7 @@ class ServerLog:
     lower_case_names: bool
     server_ids: tuple[int, ...]
     logs_cascades: bool
+    lacks_generated: bool
     reconnect: Reconnect = AT_START
     accepted_writes: bool = False
 
@@ -116,6 +121,7 @@ class ServerLog:
             names,
             server_ids,
             server.logs_cascades,
+            server.lacks_generated,
             reconnect,
             not server.read_only,
         )

@@ -269,7 +269,7 @@ class LogState:
         state, where = self.state, str(self.position)
         if reason is Reason.DECODER:
             plan = self.tables.slots[int(state[w.ERROR_SLOT])].plan
-            return decode_error(plan, int(state[w.ERROR]), where)
+            return decode_error(plan, int(state[w.ERROR]), where, lacks_generated=self.source.lacks_generated)
         if reason is Reason.COLUMNS:
             table = self.tables.slots[int(state[w.ERROR_SLOT])].schema.table
             return damaged(f"rows of {table} at {where} have a different number of columns than their table")

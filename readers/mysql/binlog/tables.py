@@ -49,6 +49,7 @@ class KnownTables:
             np.zeros(1, np.int32),
             np.zeros((1, width), np.int32),
             np.zeros((1, width), np.int32),
+            np.zeros((1, width), np.uint8),
             np.zeros(1, np.int32),
             np.zeros((1, _MAX_KEY), np.int32),
         )
@@ -108,18 +109,20 @@ class KnownTables:
         column_count = np.zeros(count, np.int32)
         code = np.zeros((count, self.width), np.int32)
         meta = np.zeros((count, self.width), np.int32)
+        wanted = np.zeros((count, self.width), np.uint8)
         key_count = np.zeros(count, np.int32)
         key = np.zeros((count, _MAX_KEY), np.int32)
         for i, slot in enumerate(self.slots):
             column_count[i] = slot.plan.column_count
             code[i, : slot.plan.column_count] = slot.plan.code
             meta[i, : slot.plan.column_count] = slot.plan.meta
+            wanted[i, : slot.plan.column_count] = slot.plan.wanted
             names = [column.name for column in slot.logged.columns]
             indexes = [names.index(name) for name in slot.schema.key]
             key_count[i] = len(indexes)
             key[i, : len(indexes)] = indexes
         self.arrays = self.arrays._replace(
-            column_count=column_count, code=code, meta=meta, key_count=key_count, key=key
+            column_count=column_count, code=code, meta=meta, wanted=wanted, key_count=key_count, key=key
         )
 
     def _with_bytes(self, size: int) -> Tables:

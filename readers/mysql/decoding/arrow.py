@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from tidemark.conf.tables import TableName, setting_of
 from tidemark.readers.bad_values import STOP, BadValueRule
 from tidemark.readers.mysql.decoding import fixed_arrays, text_arrays
 from tidemark.readers.mysql.decoding.column_codes import ErrorCode, error_code_of
@@ -12,9 +13,9 @@ from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.decoding.decode import ColumnBuffers
 from tidemark.readers.mysql.decoding.type_layouts import Conversion
 from tidemark.readers.mysql.decoding.values import Values, damaged_column
-from tidemark.state.errors import IncompleteRowsError, TidemarkError
+from tidemark.state.errors import IncompleteRowsError, TidemarkError, UnknownLogEventError
 from tidemark.state.kernel import Bytes, Int64s
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import START_OVER, read_again
 
 _CONVERT: dict[Conversion, Callable[[Values], pa.Array]] = {
     Conversion.INTEGER: fixed_arrays.integers,
@@ -65,10 +66,22 @@ def to_arrow(
     return arrays
 
 
-def decode_error(plan: ColumnPlan, answer: int, where: str) -> TidemarkError:
-    """The error for a decoder's negative answer. `where`: `binlog.000002:1234` or `SELECT of shop.orders`."""
+def decode_error(plan: ColumnPlan, answer: int, where: str, *, lacks_generated: bool = False) -> TidemarkError:
+    """The error for a decoder's negative answer. `where`: `binlog.000002:1234` or `SELECT of shop.orders`. `lacks_generated`:
+    the catalog's schemas have no generated columns, so a table that is read again has none."""
     error_code, index = error_code_of(answer)
     match error_code:
+        case ErrorCode.PARTIAL_IMAGE if plan.is_generated(index):
+            table, names = plan.table, plan.generated_names()
+            again = read_again(TableName(table.database, table.name))
+            text = (
+                f"{where}: the log lacks generated columns of {table}: {', '.join(names)}. Some versions of MariaDB leave them "
+                "out of updates and deletes."
+            )
+            remedy = f"Leave them out: {setting_of('source.columns', table, {'exclude': names})}. {again}"
+            if lacks_generated:
+                return IncompleteRowsError(text, remedy, table)
+            return UnknownLogEventError(text, remedy, table)
         case ErrorCode.PARTIAL_IMAGE:
             return IncompleteRowsError(
                 f"{where}: a row of {plan.table} does not have all columns: binlog_row_image was not FULL in the session that "

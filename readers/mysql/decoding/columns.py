@@ -1,18 +1,19 @@
 """Column plans: how to decode a table's rows from the log's row images and from SELECT results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from tidemark.readers.mysql.decoding.charsets import decode_text
 from tidemark.readers.mysql.decoding.column_codes import ColumnCode
+from tidemark.readers.mysql.decoding.decode import GENERATED, UNWANTED, WANTED
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_code, image_type
 from tidemark.readers.mysql.decoding.type_layouts import Conversion, TypeLayout, column_layout
 from tidemark.readers.mysql.schema.types import canonical_type
 from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError
-from tidemark.state.kernel import Int32s
+from tidemark.state.kernel import Bytes, Int32s
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
@@ -40,6 +41,7 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
     """Drives the compiled decoders. `code` and `meta` have one entry per column buffer; `outputs` are the captured columns.
+    `wanted`: which columns an image must have, see `decode_image`; empty for results.
 
     A plan for the log has a buffer for every column of the table, a plan for results one for every captured column.
     """
@@ -48,6 +50,7 @@ class ColumnPlan:
     code: Int32s
     meta: Int32s
     outputs: tuple[Output, ...]
+    wanted: Bytes = field(default_factory=lambda: np.empty(0, np.uint8))
 
     @property
     def column_count(self) -> int:
@@ -56,6 +59,14 @@ class ColumnPlan:
     def column_name(self, index: int) -> str:
         """The name of the column at a buffer's index, for messages."""
         return next((output.name for output in self.outputs if output.index == index), f"column {index + 1}")
+
+    def is_generated(self, index: int) -> bool:
+        """True for a captured column that the server generates, in a plan for the log."""
+        return int(self.wanted[index]) == GENERATED
+
+    def generated_names(self) -> list[str]:
+        """The captured columns that the server generates, in a plan for the log."""
+        return [output.name for output in self.outputs if self.is_generated(output.index)]
 
     @classmethod
     def for_log(
@@ -111,7 +122,10 @@ class ColumnPlan:
                     wider=None if layout.type == now else now,
                 )
             )
-        return cls(schema.table, code, meta, tuple(outputs))
+        wanted = [
+            (GENERATED if column.generated else WANTED) if column.captured else UNWANTED for column in schema.columns
+        ]
+        return cls(schema.table, code, meta, tuple(outputs), np.array(wanted, np.uint8))
 
     @classmethod
     def for_result(cls, schema: TableSchema) -> "ColumnPlan":

@@ -40,7 +40,11 @@ class ColumnBuffers:
         return cls(np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(shape, np.uint8))
 
 
+UNWANTED, WANTED, GENERATED = 0, 1, 2
+"""`wanted` of `decode_image`: a column that is not copied, one that is, and one that is and that the server generates."""
+
 # numba takes module-level integers for constants.
+_WANTED, _GENERATED = WANTED, GENERATED
 _DAMAGED = -int(ErrorCode.DAMAGED)
 _UNKNOWN_CODE = -int(ErrorCode.UNKNOWN_CODE)
 _PARTIAL_IMAGE = -int(ErrorCode.PARTIAL_IMAGE)
@@ -74,6 +78,7 @@ def decode_image(
     ncol: Int,
     code: Int32s,
     meta: Int32s,
+    wanted: Bytes,
     lo: Int64s,
     hi: Int64s,
     valid: Bytes,
@@ -81,8 +86,9 @@ def decode_image(
 ) -> Int:
     """Decodes one row image, which starts with its null bitmap at `pos`, into `row` of the column buffers.
 
-    `present_pos`: the offset of the event's columns-present bitmap. `code` and `meta` have one entry per column of the
-    table. Returns the offset after the image, or -(column << 8 | error code).
+    `present_pos`: the offset of the event's columns-present bitmap. `code`, `meta` and `wanted` have one entry per column of
+    the table; an image may lack a column only if `wanted` is UNWANTED. Returns the offset after the image, or
+    -(column << 8 | error code).
     """
     bitmap = (ncol + 7) >> 3
     if row < 0 or row >= lo.shape[1] or ncol > lo.shape[0] or ncol > code.shape[0]:
@@ -91,17 +97,68 @@ def decode_image(
         return np.int64(_DAMAGED)
     for i in range(ncol >> 3):
         if buf[present_pos + i] != 255:
-            return np.int64(_PARTIAL_IMAGE)
+            return _decode_partial(buf, pos, end, present_pos, ncol, code, meta, wanted, lo, hi, valid, row)
     if ncol & 7:
         mask = (1 << (ncol & 7)) - 1
         if np.int64(buf[present_pos + bitmap - 1]) & mask != mask:
-            return np.int64(_PARTIAL_IMAGE)
+            return _decode_partial(buf, pos, end, present_pos, ncol, code, meta, wanted, lo, hi, valid, row)
     p = np.int64(pos + bitmap)
     for c in range(ncol):
         if (np.int64(buf[pos + (c >> 3)]) >> (c & 7)) & 1:
             valid[c, row] = 0
             lo[c, row] = 0
             hi[c, row] = 0
+            continue
+        p, low, high = _image_value(buf, p, end, code[c], meta[c])
+        if p < 0:
+            return p - (c << 8)
+        valid[c, row] = 1
+        lo[c, row] = low
+        hi[c, row] = high
+    return p
+
+
+@inner_kernel
+def _decode_partial(
+    buf: Bytes,
+    pos: Int,
+    end: Int,
+    present_pos: Int,
+    ncol: Int,
+    code: Int32s,
+    meta: Int32s,
+    wanted: Bytes,
+    lo: Int64s,
+    hi: Int64s,
+    valid: Bytes,
+    row: Int,
+) -> Int:
+    """Decodes an image without all columns. Its null bitmap has one bit for each column that it has. A wanted column that is
+    missing is an error, which names a generated one only if no other is missing."""
+    count = np.int64(0)
+    missing = np.int64(-1)
+    for c in range(ncol):
+        if (np.int64(buf[present_pos + (c >> 3)]) >> (c & 7)) & 1:
+            count += 1
+        elif wanted[c] == _WANTED:
+            return np.int64(_PARTIAL_IMAGE) - (c << 8)
+        elif wanted[c] == _GENERATED and missing < 0:
+            missing = np.int64(c)
+    if missing >= 0:
+        return np.int64(_PARTIAL_IMAGE) - (missing << 8)
+    p = np.int64(pos + ((count + 7) >> 3))
+    if p > end:
+        return np.int64(_DAMAGED)
+    bit = np.int64(0)
+    for c in range(ncol):
+        valid[c, row] = 0
+        lo[c, row] = 0
+        hi[c, row] = 0
+        if not (np.int64(buf[present_pos + (c >> 3)]) >> (c & 7)) & 1:
+            continue
+        is_null = (np.int64(buf[pos + (bit >> 3)]) >> (bit & 7)) & 1
+        bit += 1
+        if is_null:
             continue
         p, low, high = _image_value(buf, p, end, code[c], meta[c])
         if p < 0:

@@ -12,6 +12,7 @@ from tidemark.readers.schema_checks import (
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
+    require_logged_key,
     spelling_hint,
     warnings_of_views,
     warnings_of_wildcards,
@@ -109,7 +110,8 @@ def schema_of(
     key_override: Sequence[str] | None = None,
     version: int = 1,
 ) -> TableSchema:
-    """The table's schema: all columns in the order of the log's row images, including hidden ones, and the key.
+    """The table's schema: all columns in the order of the log's row images, including hidden ones, and the key. Columns that
+    the server leaves out of its log are not captured.
 
     The key is the primary key, else the columns of the UNIQUE index that `key_override` names, in the index's order,
     else (). Raises UnsupportedTypeError for the first captured column that is not supported, JobFileError for wrong
@@ -121,15 +123,17 @@ def schema_of(
     require_excluded_columns(facts.table, facts.column_names, exclude_columns)
     key = _key(facts, key_override)
     require_copied_key(facts.table, key, exclude_columns)
+    require_logged_key(facts.table, key, facts.unlogged)
+    left_out = facts.unlogged.union(exclude_columns)
     columns = [
         Column(
             name=column.name,
             source_type=column.source_type,
             arrow_type=""
-            if column.name in exclude_columns
+            if column.name in left_out
             else canonical_type(facts.table, column.name, column.source_type, column.charset),
             nullable=column.nullable,
-            captured=column.name not in exclude_columns,
+            captured=column.name not in left_out,
             charset=column.charset,
             collation=column.collation,
             generated=column.generated,
@@ -147,7 +151,7 @@ def type_problems(facts: TableFacts, exclude_columns: Collection[str] = ()) -> l
     problems = []
     for column in facts.columns:
         try:
-            if column.name in exclude_columns:
+            if column.name in exclude_columns or column.name in facts.unlogged:
                 check_logged_form(facts.table, column.name, column.source_type)
             else:
                 canonical_type(facts.table, column.name, column.source_type, column.charset)

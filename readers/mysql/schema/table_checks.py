@@ -14,7 +14,7 @@ from tidemark.readers.mysql.schema.catalog import candidate_keys, is_exact_key, 
 from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFacts
 from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
 from tidemark.readers.mysql.session import SqlSession
-from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
+from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings, warnings_of_unlogged
 from tidemark.state.table import TableId, TableSchema
 
 TRANSACTIONAL_ENGINES = frozenset({"INNODB"})
@@ -31,12 +31,16 @@ _TRIGGER_BEFORE_UPDATE = (
 def check_columns(
     facts: TableFacts, *, exclude_columns: Collection[str], key_override: tuple[str, ...] | None
 ) -> tuple[TableSchema | None, list[Finding]]:
-    """The table's schema, or None with the reasons."""
-    return schema_or_findings(
+    """The table's schema, or None with the reasons; and which columns the log lacks."""
+    schema, problems = schema_or_findings(
         facts.table,
         type_problems(facts, exclude_columns),
         lambda: schema_of(facts, exclude_columns=exclude_columns, key_override=key_override),
     )
+    if schema is None:
+        return None, problems
+    unlogged = [column.name for column in facts.columns if not column.logged and column.name not in exclude_columns]
+    return schema, warnings_of_unlogged(facts.table, unlogged)
 
 
 def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]) -> list[Finding]:
@@ -59,7 +63,7 @@ def check_virtual(
     connection: Connection, facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]
 ) -> list[Finding]:
     """Warns of virtual columns whose values in the log may be others than those that a SELECT shows."""
-    virtual = [column.name for column in facts.columns if column.virtual is not None]
+    virtual = [column.name for column in facts.columns if column.virtual is not None and column.logged]
     copied = [name for name in virtual if name not in exclude_columns]
     unsteady, found = _session_columns(facts), []
     if named := [name for name in copied if name in unsteady]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidemark.readers.mysql.connect import Connection, flavour_of, quote_table
+from tidemark.readers.mysql.connect import Connection, flavour_of, lacks_generated, quote_table, version_of
 from tidemark.state.errors import SourceNotUsableError, TableGoneError
 from tidemark.state.table import TableId
 
@@ -33,7 +33,8 @@ _FOREIGN_KEY = re.compile(
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
     """`charset` is None for types without one, and for `binary`. `virtual`: the expression of a virtual column, which the
-    server computes whenever it reads or logs a row."""
+    server computes whenever it reads or logs a row. `logged`: False if the server leaves the column out of its log of updates
+    and deletes."""
 
     name: str
     source_type: str
@@ -42,6 +43,7 @@ class ColumnFacts:
     nullable: bool
     generated: bool
     virtual: str | None = None
+    logged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,11 @@ class TableFacts:
         return [column.name for column in self.columns]
 
     @property
+    def unlogged(self) -> frozenset[str]:
+        """The columns that the server leaves out of its log of updates and deletes."""
+        return frozenset(column.name for column in self.columns if not column.logged)
+
+    @property
     def primary_key(self) -> Index | None:
         return next((index for index in self.indexes if index.name == "PRIMARY"), None)
 
@@ -135,6 +142,7 @@ def _read(connection: Connection, database: str, name: str | None) -> dict[Table
         _require_same(database, columns, _grouped(_select(connection, _COLUMNS, database, name)))
     foreign_keys = _read_foreign_keys(connection, database, name)
     is_mariadb = flavour_of(connection) == "mariadb"
+    unlogged = lacks_generated(flavour_of(connection), version_of(connection))
     found = {}
     for table_name, kind, engine in tables:
         if kind not in TABLE_KINDS:
@@ -146,7 +154,7 @@ def _read(connection: Connection, database: str, name: str | None) -> dict[Table
             table=table,
             kind=kind,
             engine=engine or "",
-            columns=tuple(_column(row) for row in columns[table_name]),
+            columns=tuple(_column(row, generated_are_logged=not unlogged) for row in columns[table_name]),
             indexes=its_indexes,
             foreign_keys=foreign_keys.get(table_name, ()),
             hidden_hashes=sum(index.unique and index.kind == "HASH" for index in its_indexes) if hashed else 0,
@@ -208,18 +216,20 @@ def _grouped(rows: Sequence[tuple[Any, ...]]) -> defaultdict[str, list[tuple[Any
     return grouped
 
 
-def _column(row: tuple[Any, ...]) -> ColumnFacts:
+def _column(row: tuple[Any, ...], *, generated_are_logged: bool) -> ColumnFacts:
     # MySQL's catalog returns some of its text columns as bytes.
     texts = [value.decode() if isinstance(value, bytes) else value for value in row]
     _, name, source_type, charset, collation, is_nullable, extra, expression = texts
+    generated = any(word in extra.upper() for word in ("VIRTUAL", "STORED GENERATED", "PERSISTENT"))
     return ColumnFacts(
         name=name,
         source_type=source_type,
         charset=None if charset == "binary" else charset,
         collation=None if charset == "binary" else collation,
         nullable=is_nullable == "YES",
-        generated=any(word in extra.upper() for word in ("VIRTUAL", "STORED GENERATED", "PERSISTENT")),
+        generated=generated,
         virtual=expression or "" if "VIRTUAL" in extra.upper() else None,
+        logged=generated_are_logged or not generated,
     )
 
 

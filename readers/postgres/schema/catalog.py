@@ -13,6 +13,7 @@ from tidemark.readers.schema_checks import (
     require_copied_key,
     require_excluded_columns,
     require_fitting_override,
+    require_logged_key,
     spelling_hint,
     warnings_of_views,
     warnings_of_wildcards,
@@ -135,12 +136,7 @@ def schema_of(
     require_excluded_columns(facts.table, names, exclude_columns)
     key = _key(facts, key_override)
     require_copied_key(facts.table, key, exclude_columns)
-    for name in key:
-        if facts.column(name).generated:
-            raise JobFileError(
-                f"Column {name} in the key of {facts.table} is generated, and the log lacks generated columns.",
-                "Name another unique key in source.keys, or leave the table out.",
-            )
+    require_logged_key(facts.table, key, [column.name for column in facts.columns if column.generated])
     columns = []
     for column in facts.columns:
         captured = column.name not in exclude_columns and not column.generated

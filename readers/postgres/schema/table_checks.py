@@ -11,7 +11,7 @@ from tidemark.readers.postgres.schema.server_checks import Doubt
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.schema.types import list_type
 from tidemark.readers.postgres.slot.publication import only_itself, publish_all
-from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings
+from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings, warnings_of_unlogged
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -31,15 +31,7 @@ def check_columns(
     if schema is None:
         return None, problems
     generated = [c.name for c in facts.columns if c.generated and c.name not in exclude_columns]
-    if not generated:
-        return schema, []
-    return schema, [
-        warning(
-            f"Generated columns of {facts.table} are not copied, because the log lacks them: {', '.join(generated)}.",
-            "None is needed. To silence the warning, exclude them in source.columns.",
-            table=facts.table,
-        )
-    ]
+    return schema, warnings_of_unlogged(facts.table, generated)
 
 
 def check_arrays(facts: TableFacts, as_text: Collection[str]) -> list[Finding]:
