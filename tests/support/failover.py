@@ -69,7 +69,7 @@ def follow(replica: Server, primary: Server) -> None:
         replica,
         f"SET GLOBAL gtid_slave_pos='{position}'",
         f"CHANGE MASTER TO MASTER_HOST='{primary.host}', MASTER_PORT={primary.port}, MASTER_USER='{primary.user}', "
-        f"MASTER_PASSWORD='{primary.password}', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1",
+        f"MASTER_PASSWORD='{primary.password}', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1, MASTER_SSL=0",
         "START SLAVE",
         "SET GLOBAL read_only=1",
     )

@@ -14,7 +14,6 @@ from tidemark.readers.mysql.schema.table_checks import (
     check_key,
     check_logged,
     check_storage,
-    check_vectors,
 )
 from tidemark.readers.mysql.schema.table_effects import grants_trigger
 from tidemark.readers.mysql.schema.table_facts import ColumnFacts, ForeignKey, Index, IndexColumn, TableFacts
@@ -112,18 +111,6 @@ def test_cascades_are_refused_where_the_server_does_not_log_them() -> None:
             assert found.severity == "refuse"
         assert check_cascades(facts(rule="NO ACTION"), server) == []
     assert check_cascades(facts(rule="CASCADE"), GOOD) == []
-
-
-@pytest.mark.pitfall(37)
-def test_vectors_are_refused_on_mariadb_unless_left_out() -> None:
-    with_vector = facts(key="vector(3)")
-    mariadb = replace(GOOD, flavour="mariadb", version=(11, 8, 2))
-    (found,) = check_vectors(with_vector, mariadb, exclude_columns=())
-    assert found.severity == "refuse"
-    assert "exclude: [id]" in found.remedy
-    assert check_vectors(with_vector, mariadb, exclude_columns=("id",)) == []
-    assert check_vectors(with_vector, GOOD, exclude_columns=()) == []
-    assert check_vectors(facts(), mariadb, exclude_columns=()) == []
 
 
 @pytest.mark.pitfall(86)

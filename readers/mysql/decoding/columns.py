@@ -10,7 +10,7 @@ from tidemark.readers.mysql.decoding.charsets import decode_text
 from tidemark.readers.mysql.decoding.column_codes import ColumnCode
 from tidemark.readers.mysql.decoding.decode import GENERATED, UNWANTED, WANTED
 from tidemark.readers.mysql.decoding.field_types import FieldType, image_code, image_type
-from tidemark.readers.mysql.decoding.type_layouts import Conversion, TypeLayout, column_layout
+from tidemark.readers.mysql.decoding.type_layouts import Conversion, TypeLayout, column_layout, vector_of_mariadb
 from tidemark.readers.mysql.schema.types import canonical_type
 from tidemark.state.errors import IncompleteRowsError, SchemaChangedError, UnknownLogEventError
 from tidemark.state.kernel import Bytes, Int32s
@@ -162,12 +162,14 @@ _UNSIGNED = {
 
 
 def _forms(table: TableId, column: Column) -> list[TypeLayout]:
-    """Returns the layouts that the column has in the log: that of its type, then those of the types that it had before."""
+    """Returns the layouts that the column may have in the log: that of its type, then those of the types that it had before."""
     earlier = [
         replace(column, source_type=text, arrow_type=canonical_type(table, column.name, text, column.charset))
         for text in reversed(column.narrower)
     ]
-    return [column_layout(table, form) for form in (column, *earlier)]
+    layouts = [column_layout(table, form) for form in (column, *earlier)]
+    vectors = [layout for layout in layouts if layout.from_image is Conversion.VECTOR and layout.source.numbers]
+    return layouts + [vector_of_mariadb(layout) for layout in vectors]
 
 
 def _labelled(

@@ -230,6 +230,11 @@ def _vector(source: SourceType, column: Column) -> TypeLayout:
     return TypeLayout(source, pa.list_(pa.float32()), (kind, 4), vector, kind, ColumnCode.TEXT, vector)
 
 
+def vector_of_mariadb(layout: TypeLayout) -> TypeLayout:
+    """The layout of a VECTOR in the log of MariaDB, which has it as VARBINARY, and so in results. `layout`: MySQL's."""
+    return replace(layout, image=(FieldType.VARCHAR, 4 * layout.source.numbers[0]), wire=FieldType.VAR_STRING)
+
+
 _ADDRESSES = {"uuid": (Conversion.UUID, 16), "inet6": (Conversion.INET6, 16), "inet4": (Conversion.INET4, 4)}
 
 

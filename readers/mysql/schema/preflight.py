@@ -19,7 +19,6 @@ from tidemark.readers.mysql.schema.table_checks import (
     check_logged,
     check_select,
     check_storage,
-    check_vectors,
     check_virtual,
 )
 from tidemark.readers.mysql.schema.table_facts import TableFacts
@@ -86,7 +85,6 @@ def preflight(
             findings += check_logged(facts, status)
         if unreadable:
             continue
-        findings += check_vectors(facts, server, exclude_columns=excluded)
         findings += check_virtual(connection, facts, server, exclude_columns=excluded)
         schema, problems = check_columns(facts, exclude_columns=excluded, key_override=demands.tables.keys.get(table))
         findings += problems

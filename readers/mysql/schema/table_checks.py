@@ -43,22 +43,6 @@ def check_columns(
     return schema, warnings_of_unlogged(facts.table, unlogged)
 
 
-def check_vectors(facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]) -> list[Finding]:
-    """Refuses VECTOR on MariaDB. It exists since 11.7 under MySQL's name, but is logged as bytes."""
-    if server.flavour != "mariadb":
-        return []
-    return [
-        refusal(
-            f"Column {column.name} of {facts.table}, {column.source_type}, is not supported on MariaDB.",
-            f"Leave the column out: {setting_of('source.columns', facts.table, {'exclude': [column.name]})}.",
-            table=facts.table,
-            column=column.name,
-        )
-        for column in facts.columns
-        if column.source_type.lower().startswith("vector") and column.name not in exclude_columns
-    ]
-
-
 def check_virtual(
     connection: Connection, facts: TableFacts, server: ServerInfo, *, exclude_columns: Collection[str]
 ) -> list[Finding]:

@@ -186,7 +186,7 @@ class MySqlDialect:
                 return "varchar(15) CHARACTER SET ascii COLLATE ascii_bin"
             case "inet6" if self.flavour == "mysql":
                 return "varchar(45) CHARACTER SET ascii COLLATE ascii_bin"
-            case "vector" if not self._has(_VECTOR_SINCE):
+            case "vector" if not self._has(_VECTOR_SINCE) or self._may_not_fit_into_vector():
                 return f"varbinary({4 * kind.numbers[0]})" if kind.numbers and kind.numbers[0] < 4096 else "mediumblob"
             case "geomcollection":
                 return "geometrycollection"  # MariaDB's name for it; MySQL accepts it too
@@ -201,6 +201,10 @@ class MySqlDialect:
 
     def _has(self, since: Mapping[Flavour, tuple[int, ...]]) -> bool:
         return self.version >= since[self.flavour]
+
+    def _may_not_fit_into_vector(self) -> bool:
+        """MySQL's VECTOR(n) has up to n numbers, each any float. MariaDB's has n, and their squares must add up to a float."""
+        return self.flavour == "mariadb" and self.source_kind != "mariadb"
 
     def _collation_clause(self, column: Column, *, key: bool) -> str:
         if column.collation is None:
