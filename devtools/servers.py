@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("start", help="start a server, print its URL, run until Ctrl-C")
     starting.add_argument("kind", choices=KINDS)
-    versions = "mysql 5.7, 8.0, 9; mariadb 10.2, 10.5, 10.11, 11.4; postgres 14 to 18; with Docker any tag"
+    versions = "mysql 5.7, 8.0, 9; mariadb 10.2, 10.5, 10.11, 11.4, 11.8; postgres 14 to 18; with Docker any tag"
     starting.add_argument("--version", help=versions)
     starting.add_argument("--option", type=_option, action="append", default=[], metavar="NAME=VALUE")
     fetching = commands.add_parser("fetch", help="download the servers")

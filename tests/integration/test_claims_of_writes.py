@@ -16,7 +16,7 @@ from devtools.servers import start_server
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database, FindServer, fresh_database
+from tests.support.servers import Database, FindServer, fresh_database, require_logged_generated_columns
 from tidemark.readers.mysql.snapshot import split_reader
 from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, UnknownLogEventError
@@ -558,6 +558,7 @@ def test_a_table_that_is_published_by_name_is_followed_after_pg_repack(tmp_path:
 def test_virtual_columns_that_depend_on_a_session(source_database: Database, target: Database, tmp_path: Path) -> None:
     """The log has what the writer's session saw. Those that depend on no session, and stored ones, are the source's."""
     source = source_database
+    require_logged_generated_columns(source.server)
     insert = "INSERT INTO visits (id, at, seconds) VALUES ({}, '2024-01-01 20:00:00', 1700000000)"
     source.execute(
         "SET time_zone = '-08:00'",
@@ -595,6 +596,7 @@ def test_virtual_columns_that_mariadb_logs_as_they_were_before_a_trigger(
 ) -> None:
     """In an UPDATE of several tables. A stored column has the same value in the source."""
     source = mariadb_database
+    require_logged_generated_columns(source.server)
     source.execute(
         "CREATE TABLE others (id INT PRIMARY KEY, n INT)",
         "CREATE TABLE goods (id INT PRIMARY KEY, n INT, twice INT AS (n * 2) VIRTUAL, kept INT AS (n * 2) STORED)",

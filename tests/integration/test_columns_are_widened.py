@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.altered_tables import POINTS, copied, create, folded, job_of, rows_of, told
 from tests.support.epochs import Notes, die_at, run_epochs
-from tests.support.servers import Database
+from tests.support.servers import Database, require_logged_generated_columns
 
 pytestmark = [
     pytest.mark.integration,
@@ -262,6 +262,7 @@ def test_generated_columns_show_the_new_type(
 ) -> None:
     """A generated column may be computed from the form of a value. It changes in all rows, and the log has none of them."""
     database, notes = source_database, Notes()
+    require_logged_generated_columns(database.server)
     target: Database = request.getfixturevalue("postgres_database")
     generated = "g VARCHAR(60) AS (CONCAT(p, ' ')) STORED, h VARCHAR(60) AS (CONCAT(d, ' ')) VIRTUAL"
     database.execute(

@@ -8,7 +8,7 @@ import pytest
 from devtools.server import Server
 from tests.support.logged_tables import logged
 from tests.support.mysql_accounts import account, root_endpoint
-from tests.support.servers import Database, FindServer, fresh_database
+from tests.support.servers import Database, FindServer, fresh_database, require_logged_generated_columns
 from tidemark.conf.tables import parse_table_glob
 from tidemark.readers.mysql.connect import Connection, connect
 from tidemark.readers.mysql.schema.catalog import find_tables, load_schema, schema_of, split_key, table_statistics
@@ -86,7 +86,7 @@ def globs(*texts: str) -> list:
 
 
 @pytest.fixture(
-    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.4")], ids=lambda p: "-".join(filter(None, p))
+    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.8")], ids=lambda p: "-".join(filter(None, p))
 )
 def any_database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterator[Database]:
     with fresh_database(find_server(request.param[0], request.param[1])) as database:
@@ -107,6 +107,7 @@ def test_columns_are_those_of_the_logs_row_images(any_database: Database) -> Non
 
 
 def test_all_kinds_of_generated_columns_are_captured_and_marked(any_database: Database) -> None:
+    require_logged_generated_columns(any_database.server)
     any_database.execute(BOTH["generated"][0])
     with session(any_database) as connection:
         schema = load_schema(connection, TableId(any_database.name, "generated"))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.log_reading import Change, LoggedServer, changes_of, logged, logged_server
 from tests.support.mysql_accounts import account
+from tests.support.servers import require_logged_generated_columns
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import ReadOptions
 from tidemark.state.change_batch import ChangeType
@@ -623,6 +624,7 @@ def test_yesterdays_table_is_not_read_as_todays(table: LoggedServer) -> None:
 
 
 def test_generated_invisible_and_excluded_columns(table: LoggedServer) -> None:
+    require_logged_generated_columns(table.server)
     table.execute(
         "DROP TABLE u",
         "CREATE TABLE u (a INT, id INT PRIMARY KEY, g INT AS (a + 1) VIRTUAL, v VARCHAR(9) INVISIBLE, s INT AS (a * 2) STORED)",

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture(
-    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.4")], ids=lambda p: "-".join(filter(None, p))
+    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.8")], ids=lambda p: "-".join(filter(None, p))
 )
 def database(request: pytest.FixtureRequest, find_server: FindServer) -> Any:
     kind, version = request.param

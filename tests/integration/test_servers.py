@@ -78,7 +78,7 @@ def test_postgres_is_set_up_for_logical_replication(postgres_server: Server) -> 
 
 @pytest.mark.parametrize(
     ("kind", "version"),
-    [("mariadb", "11.4"), ("postgres", "14"), ("postgres", "16"), ("postgres", "17"), ("postgres", "18")],
+    [("mariadb", "11.8"), ("postgres", "14"), ("postgres", "16"), ("postgres", "17"), ("postgres", "18")],
 )
 def test_other_versions_start_too(kind: str, version: str) -> None:
     with start_server(kind, version=version) as server:

@@ -28,7 +28,7 @@ LATER = 1000
 
 
 @pytest.fixture(
-    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.4")], ids=lambda p: "-".join(filter(None, p))
+    params=[("mysql", None), ("mariadb", None), ("mariadb", "11.8")], ids=lambda p: "-".join(filter(None, p))
 )
 def odd_database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterator[Database]:
     kind, version = request.param

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.ddl_kinds import Kind
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
+from tests.support.servers import Database, logs_generated_columns
 
 POINTS = (
     "planner.after_plan",
@@ -54,7 +54,8 @@ def change(database: Database, kinds: Sequence[Kind]) -> None:
 
 
 def columns_of(database: Database, table: str) -> list[str]:
-    generated = "AND is_generated = 'NEVER'" if database.kind == "postgres" else ""
+    """Returns the columns that are copied."""
+    generated = "" if logs_generated_columns(database.server) else "AND is_generated = 'NEVER'"
     query = (
         "SELECT column_name FROM information_schema.columns "
         f"WHERE table_schema = '{database.schema}' AND table_name = '{table}' {generated} ORDER BY ordinal_position"

@@ -18,8 +18,9 @@ import pytest
 from devtools.databases import Database, fresh_database
 from devtools.server import Server
 from tests.support.server_broker import ServerBroker, ServerFound, ServerWanted, ask_broker
+from tidemark.readers.mysql.connect import LACKS_GENERATED_SINCE
 
-__all__ = ["Database", "FindServer", "fresh_database"]
+__all__ = ["Database", "FindServer", "fresh_database", "logs_generated_columns", "require_logged_generated_columns"]
 
 BROKER = pytest.StashKey[ServerBroker]()
 USED = pytest.StashKey[set[ServerWanted]]()
@@ -165,6 +166,17 @@ def find_server(request: pytest.FixtureRequest) -> FindServer:
         return SharedServer(wanted, found, config.stash[USED])
 
     return find
+
+
+def logs_generated_columns(server: Server) -> bool:
+    numbers = tuple(int(number) for number in server.version.split("-")[0].split(".")[:2])
+    return server.kind == "mysql" or (server.kind == "mariadb" and numbers < LACKS_GENERATED_SINCE[:2])
+
+
+def require_logged_generated_columns(server: Server) -> None:
+    """Skips the test if the server's log lacks generated columns: see test_unlogged_columns.py."""
+    if not logs_generated_columns(server):
+        pytest.skip(f"{server.version} does not log generated columns")
 
 
 @pytest.fixture(scope="session")
