@@ -8,11 +8,15 @@ from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER
 
 OLDEST_MAJOR = 14
+LOGICAL_BY_SLOTS_MAJOR = 19
+"""The first version whose log has rows with wal_level = replica, too, while a logical slot exists."""
 
 _SERVER = """
 SELECT current_setting('server_version'), current_database(),
        (SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()),
-       pg_is_in_recovery(), current_setting('wal_level'), current_setting('max_replication_slots')::int,
+       pg_is_in_recovery(), current_setting('wal_level'),
+       coalesce(current_setting('effective_wal_level', true), current_setting('wal_level')),
+       current_setting('max_replication_slots')::int,
        (SELECT count(*)::int FROM pg_replication_slots),
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
        coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0)"""
@@ -54,6 +58,8 @@ class ServerInfo:
     encoding: str
     in_recovery: bool
     wal_level: str
+    effective_wal_level: str
+    """PostgreSQL 19 sets `logical` by itself while a logical slot exists. Older servers: the same as `wal_level`."""
     max_replication_slots: int
     replication_slots: int
     """The number of slots that exist, in all databases."""
@@ -67,6 +73,12 @@ class ServerInfo:
         """`PostgreSQL 18.6`, for messages."""
         return f"PostgreSQL {'.'.join(map(str, self.version))}"
 
+    @property
+    def has_logical_log(self) -> bool:
+        """True if the log has rows as soon as a logical slot exists. A standby gets the log of its primary."""
+        by_slots = self.version[0] >= LOGICAL_BY_SLOTS_MAJOR and not self.in_recovery and self.wal_level == "replica"
+        return by_slots or self.effective_wal_level == "logical"
+
 
 def read_server(connection: Connection) -> ServerInfo:
     """Raises SourceNotUsableError for a version that is too old."""
@@ -79,7 +91,18 @@ def read_server(connection: Connection) -> ServerInfo:
         cursor.execute(_SERVER)
         row = cursor.fetchone()
     assert row is not None
-    text, database, encoding, in_recovery, wal_level, slots_at_most, slots, keep_mb, idle_seconds = row
+    (
+        text,
+        database,
+        encoding,
+        in_recovery,
+        wal_level,
+        effective_wal_level,
+        slots_at_most,
+        slots,
+        keep_mb,
+        idle_seconds,
+    ) = row
     return ServerInfo(
         version=version,
         version_text=text,
@@ -88,6 +111,7 @@ def read_server(connection: Connection) -> ServerInfo:
         encoding=encoding,
         in_recovery=in_recovery,
         wal_level=wal_level,
+        effective_wal_level=effective_wal_level,
         max_replication_slots=slots_at_most,
         replication_slots=slots,
         max_slot_wal_keep_size_mb=keep_mb,

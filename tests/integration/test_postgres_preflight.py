@@ -1,6 +1,7 @@
 """Preflight of PostgreSQL, with roles that have the documented rights and no others."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -321,6 +322,33 @@ def test_settings_that_forbid_a_slot(find_server: FindServer) -> None:
     server = find_server("postgres", wal_level="replica")
     with fresh_database(server) as database:
         assert "wal_level is replica" in refused(database, "CREATE TABLE public.t (id int PRIMARY KEY)").message
+
+
+@pytest.mark.parametrize(
+    ("version", "wal_level", "effective", "in_recovery", "may_start"),
+    [
+        (18, "replica", "replica", False, False),
+        (18, "logical", "logical", False, True),
+        (19, "replica", "replica", False, True),  # the job's slot turns logical decoding on
+        (19, "minimal", "minimal", False, False),
+        (19, "replica", "replica", True, False),  # the primary's slots decide
+        (19, "replica", "logical", True, True),
+    ],
+)
+def test_a_slot_needs_a_logical_log(
+    postgres_database: Database, version: int, wal_level: str, effective: str, in_recovery: bool, may_start: bool
+) -> None:
+    """PostgreSQL 19 was tried by hand: tests have no package of it."""
+    with contextlib.closing(connect(superuser(postgres_database), None)) as connection:
+        server = replace(
+            read_server(connection),
+            version=(version, 0),
+            wal_level=wal_level,
+            effective_wal_level=effective,
+            in_recovery=in_recovery,
+        )
+        texts = [finding.message for finding in server_checks.check_settings(connection, server, "slot", standby=True)]
+    assert any(text.startswith("wal_level is") for text in texts) != may_start
 
 
 def test_a_standby_is_refused() -> None:

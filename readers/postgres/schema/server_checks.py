@@ -28,7 +28,7 @@ STANDBY_MAJOR = 16
 def check_settings(connection: Connection, server: ServerInfo, slot: str, *, standby: bool = False) -> list[Finding]:
     """Checks the settings that creating and keeping a slot needs. `standby`: the server may be one (source.standby)."""
     found = _check_standby(connection, server, standby=standby) if server.in_recovery else []
-    if server.wal_level != "logical":
+    if not server.has_logical_log:
         found.append(
             refusal(
                 f"wal_level is {server.wal_level}: the log does not hold rows.",
