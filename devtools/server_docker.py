@@ -12,7 +12,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.docker_client import DockerClient, get_docker_host
 
 from devtools.server_commands import Option, arguments
-from devtools.server_process import STOP_TIMEOUT_SECONDS, free_port
+from devtools.server_process import STOP_TIMEOUT_SECONDS, ReservedPort
 
 IMAGES = {"mysql": "mysql", "mariadb": "mariadb", "postgres": "postgres"}
 PORTS = {"mysql": 3306, "mariadb": 3306, "postgres": 5432}
@@ -69,7 +69,8 @@ class ContainerProcess:
         self.container = DockerContainer(image_of(kind, version)).with_envs(**ENVIRONMENTS[kind])
         self.container.with_command([*program, *arguments(kind, options)])
         self.host = self.container.get_docker_client().host()
-        self.port = free_port()
+        self.reserved = ReservedPort()
+        self.port = self.reserved.number
         # The port is fixed, so that a restart keeps it. It is on loopback unless the engine is on another machine.
         address: Any = ("127.0.0.1", self.port) if self.host in LOCAL_HOSTS else self.port
         self.container.ports[str(PORTS[kind])] = address
@@ -98,6 +99,7 @@ class ContainerProcess:
 
     def close(self) -> None:
         self.container.stop()
+        self.reserved.close()
 
     def log(self) -> str:
         return b"".join(self.container.get_logs()).decode(errors="replace") if self.created else ""

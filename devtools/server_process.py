@@ -1,5 +1,6 @@
 """A server from an unpacked package, run under a supervisor that ends it when this process ends."""
 
+import fcntl
 import json
 import os
 import random
@@ -24,13 +25,41 @@ STOP_TIMEOUT_SECONDS = 60
 MAX_FOLDER_PATH_LENGTH = 80  # a socket's path has at most 107 bytes
 
 
+_RANDOM = random.SystemRandom()
+"""Hypothesis gives `random` the same state in each process."""
+
+
+class ReservedPort:
+    """A free port that no other process gets from here until it is closed, also while nobody listens there: a server that is
+    started again on its port must not meet another one, nor its clients."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.gettempdir()) / "tidemark-ports"
+        folder.mkdir(exist_ok=True)
+        while True:
+            self.number = free_port()
+            self._file = os.open(folder / str(self.number), os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._file)
+            else:
+                return
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
 def free_port() -> int:
     """Returns a port on which nobody listens.
 
     It is below the ports that the kernel gives to outgoing connections, so it stays free while its server is down.
     """
     while True:
-        port = random.randrange(15000, 32000)
+        port = _RANDOM.randrange(15000, 32000)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -46,12 +75,15 @@ class SupervisedProcess:
     def __init__(self, unpacked: Unpacked, options: Mapping[str, Option]) -> None:
         self.unpacked, self.options = unpacked, options
         self.kind = unpacked.package.kind
-        self.host, self.port = "127.0.0.1", free_port()
+        self.host = "127.0.0.1"
+        self.reserved = ReservedPort()
+        self.port = self.reserved.number
         self.folder = Path(tempfile.mkdtemp(prefix=f"tidemark-{self.kind}-"))
         self.data_folder: Path | None = self.folder / "data"
         self.lock = threading.Lock()
         if len(str(self.folder)) > MAX_FOLDER_PATH_LENGTH:
             self.folder.rmdir()
+            self.reserved.close()
             raise ServerUnavailableError(f"{self.folder} is too long a path for a socket: set TMPDIR to a shorter one")
         self.supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", str(SUPERVISOR), str(self.folder), str(os.getpid())],
@@ -94,6 +126,7 @@ class SupervisedProcess:
             self.supervisor.wait()
             self.supervisor.stdout.close()
             shutil.rmtree(self.folder, ignore_errors=True)  # if the supervisor was killed before it could
+            self.reserved.close()
 
     def log(self) -> str:
         path = self.folder / "log"
