@@ -48,6 +48,7 @@ from tidemark.state.signals import Answer, FirstRows, Signal, SourceRow
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import Column, TableId, TableSchema
+from tidemark.state.upgrade_mark import UpgradeMark
 
 TABLE = TableId("shöp", "orders\n")
 START = BinlogPosition(
@@ -200,9 +201,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
         Signal(
             None, 1_700_000_000_000_000, "refused", "é", "It is no type.", row=SourceRow("shop.signals", "7", "9f2c")
         ),
+        Signal(None, 1_700_000_000_000_000, "accept-server", value="7436592817365928173"),
     ),
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "first_rows": (FirstRows("shop.signals", (("1", "9f2c"), ("é", "00"))),),
+    "upgrade_mark": (
+        UpgradeMark("7436592817365928173/1", WalPosition(16), 742, "tidemark_shop_9f2c", 1_700_000_000_000_000),
+    ),
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),
         SinkIdentity((), None),

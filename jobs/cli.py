@@ -24,7 +24,15 @@ from tidemark.jobs.commands.checkpoints import checkpoints
 from tidemark.jobs.commands.drop import drop
 from tidemark.jobs.commands.init import init
 from tidemark.jobs.commands.plan import plan
-from tidemark.jobs.commands.signal import list_signals, pause, resnapshot, resume, set_settings, stop_snapshot
+from tidemark.jobs.commands.signal import (
+    accept_server,
+    list_signals,
+    pause,
+    resnapshot,
+    resume,
+    set_settings,
+    stop_snapshot,
+)
 from tidemark.jobs.commands.status import status
 from tidemark.jobs.commands.tables import tables
 from tidemark.jobs.commands.validate import validate
@@ -76,6 +84,7 @@ class SignalKind(Enum):
     RESUME = "resume"
     STOP_SNAPSHOT = "stop-snapshot"
     SET = "set"
+    ACCEPT_SERVER = "accept-server"
     LIST = "list"
 
 
@@ -112,10 +121,20 @@ def run_command(
             "--summary", metavar="FILE", help="Write a summary of the run to this file as JSON, also if it fails."
         ),
     ] = None,
+    before_upgrade: Annotated[
+        bool,
+        typer.Option(
+            "--before-upgrade",
+            help="PostgreSQL: read the log to its end, so that pg_upgrade takes the replication slot over. Stop all writes "
+            "first.",
+        ),
+    ] = False,
 ) -> None:
     """Copies the existing rows, then follows every change. Continues from the last checkpoint."""
+    changes = [*(overrides or ()), "trigger=once"] if before_upgrade else overrides
     with open_events() as events, summarised(events, summary) as told:
-        run.run_job(_load(job_path, overrides, substitute=substitute), events, told, standby=standby)
+        job = _load(job_path, changes, substitute=substitute)
+        run.run_job(job, events, told, standby=standby, before_upgrade=before_upgrade)
     if told.interrupted:
         raise KeyboardInterrupt
 
@@ -225,7 +244,8 @@ def tables_command(job_path: JobPath, overrides: Overrides = None, substitute: S
     epilog="Examples: tidemark signal shop.yaml resnapshot --table shop.orders · tidemark signal shop.yaml resnapshot "
     "--table shop.orders --keys 5..90 · tidemark signal shop.yaml pause · "
     "tidemark signal shop.yaml set snapshot.parallelism=2 snapshot.max_rows_per_second=5000 · "
-    "tidemark signal shop.yaml set snapshot.parallelism=default · tidemark signal shop.yaml list",
+    "tidemark signal shop.yaml set snapshot.parallelism=default · "
+    "tidemark signal shop.yaml accept-server 7436592817365928173 · tidemark signal shop.yaml list",
 )
 def signal_command(
     job_path: JobPath,
@@ -233,11 +253,15 @@ def signal_command(
         SignalKind,
         typer.Argument(
             help="resnapshot: read rows again; pause, resume: the job, or tables; stop-snapshot: read no more splits; "
-            "set: change settings; list: show all signals."
+            "set: change settings; accept-server: go on at another PostgreSQL server; list: show all signals."
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help=f"For set: {', '.join(SETTINGS)}.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]…",
+            help=f"For set: {', '.join(SETTINGS)}. For accept-server: the server's system identifier.",
+        ),
     ] = None,
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="NAME", help="A table as database.table; may be given again.")
@@ -275,7 +299,10 @@ def signal_command(
     stop-snapshot reads no more splits until resume, while the log is followed. With --table, only these tables stop; resume
     --table continues where it stopped.
 
-    set changes settings from the next epoch on, also in later runs. The value default brings back the job file's value."""
+    set changes settings from the next epoch on, also in later runs. The value default brings back the job file's value.
+
+    accept-server says that the PostgreSQL server with this system identifier is the job's, upgraded or moved. The job goes on
+    there: with the log if nothing can be missing, else it reads all rows again."""
     job = _load(job_path, overrides, substitute=substitute, connects=False)
     tables = [_table_name(text) for text in table or ()]
     _check_arguments(what, settings, has_tables=bool(tables), has_rows=bool(keys) or where is not None)
@@ -290,15 +317,17 @@ def signal_command(
             stop_snapshot(job, tables)
         case SignalKind.SET:
             set_settings(job, settings or ())
+        case SignalKind.ACCEPT_SERVER:
+            accept_server(job, settings or ())
         case SignalKind.LIST:
             list_signals(job)
 
 
 def _check_arguments(what: SignalKind, settings: list[str] | None, *, has_tables: bool, has_rows: bool) -> None:
     """Raises JobFileError for arguments that the signal does not take. `has_rows`: of --keys or --where."""
-    if settings and what is not SignalKind.SET:
+    if settings and what not in {SignalKind.SET, SignalKind.ACCEPT_SERVER}:
         raise JobFileError(f"signal {what.value} takes no {settings[0]}.", "Name tables with --table.")
-    if has_tables and what in {SignalKind.SET, SignalKind.LIST}:
+    if has_tables and what in {SignalKind.SET, SignalKind.ACCEPT_SERVER, SignalKind.LIST}:
         raise JobFileError(f"signal {what.value} is about the whole job.", "Leave --table out.")
     if has_rows and what is not SignalKind.RESNAPSHOT:
         raise JobFileError(f"signal {what.value} takes no --keys and no --where.", "Only resnapshot takes them.")

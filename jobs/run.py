@@ -26,6 +26,13 @@ from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.monitoring.running_splits import RunningSplits
 from tidemark.jobs.monitoring.webhook import notifying
 from tidemark.jobs.recovered_state import recover_state
+from tidemark.jobs.recovery.server_upgrade import (
+    ATTEMPTS,
+    leave_mark,
+    log_end_of,
+    require_outlives_upgrade,
+    still_written,
+)
 from tidemark.jobs.signals.repairs import require_parts_read
 from tidemark.jobs.signals.steering import steering_at
 from tidemark.jobs.sinks import sink_needs
@@ -43,9 +50,14 @@ SIGNALS_SECONDS = 2.0
 """The time between two looks for signals."""
 
 
-def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool = False) -> None:
+def run_job(
+    job: JobFile, events: Events, summary: RunSummary, *, standby: bool = False, before_upgrade: bool = False
+) -> None:
     """Runs until the job is done or, with an interval as trigger, until SIGINT or SIGTERM: they let the running epoch
-    finish. A second signal stops at once. Fills `summary`. Raises TidemarkError; everything committed is kept."""
+    finish. A second signal stops at once. Fills `summary`. Raises TidemarkError; everything committed is kept.
+    `before_upgrade`: `trigger` is once, and after the run the source's server is upgraded (jobs/recovery/server_upgrade.py)."""
+    if before_upgrade:
+        require_outlives_upgrade(job)
     summary.job = job.job
     notes = Notes()
     recorder = RunRecorder(Checkpoint.at(job.checkpoint))
@@ -53,13 +65,20 @@ def run_job(job: JobFile, events: Events, summary: RunSummary, *, standby: bool 
         kept = KeptEvents(RecordedEvents(served, recorder), Checkpoint.at(job.checkpoint).store)
         try:
             with told_outages(notes):
-                _run_job(job, kept, recorder, notes, summary, standby=standby)
+                _run_job(job, kept, recorder, notes, summary, standby=standby, before_upgrade=before_upgrade)
         finally:
             notes.pass_on(served)
 
 
 def _run_job(
-    job: JobFile, events: KeptEvents, recorder: RunRecorder, notes: Notes, summary: RunSummary, *, standby: bool
+    job: JobFile,
+    events: KeptEvents,
+    recorder: RunRecorder,
+    notes: Notes,
+    summary: RunSummary,
+    *,
+    standby: bool,
+    before_upgrade: bool,
 ) -> None:
     started = time.monotonic()
     sessions = SparkSessions(job, notes)
@@ -71,7 +90,15 @@ def _run_job(
             if needs_spark:
                 sessions.open(opened.held.state.job_uuid)
             discovery = Discovery(job)
-            while not _ran_to_end(job, opened, sessions, events, notes, summary, discovery):
+            for attempts_left in reversed(range(ATTEMPTS if before_upgrade else 1)):
+                before = log_end_of(job, opened.held.state) if before_upgrade else None
+                while not _ran_to_end(job, opened, sessions, events, notes, summary, discovery):
+                    opened = opened.again()
+                opened.held.require_lease()
+                if before is None or summary.interrupted or leave_mark(job, opened.held.state, before, events):
+                    break
+                if not attempts_left:
+                    raise still_written()
                 opened = opened.again()
             if summary.interrupted:
                 recorder.ending, summary.exit_code = INTERRUPTION, INTERRUPTED

@@ -15,6 +15,7 @@ from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.late_report import removes_late_report
 from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.lost_rows import require_published
+from tidemark.jobs.recovery.server_upgrade import tidy_marks
 from tidemark.jobs.recovery.set_back import goes_back
 from tidemark.jobs.signals.repairs import read_again
 from tidemark.jobs.signals.signal_table import SignalTable
@@ -430,6 +431,8 @@ def _checked_state(
     _check_same_job(job, found, _but(state, trouble.kept), events)
     facts = {"source": found.name, "watermarks": found.watermarks()}
     events.note("resumed", job=job.job, epoch=checkpoint.committed_epoch(), **facts)
+    if admit is not None:
+        tidy_marks(job, found, state)
     if trouble.kept:
         return state  # tables join, and signals are answered, once the unfinished epoch is committed
     before, state = state, with_later_tables(job, found, state, events, admit)

@@ -26,6 +26,7 @@ from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position
 from tidemark.state.split import Bound, Split
 from tidemark.state.table import TableId, TableSchema
+from tidemark.state.upgrade_mark import Upgraded, UpgradeMark
 
 
 class Lease(Protocol):
@@ -324,3 +325,31 @@ class SharesLog(FindsPlace, Protocol):
 
     def after_failover(self) -> str:
         """Returns what the job does after a standby was promoted, for people."""
+
+
+@runtime_checkable
+class OutlivesUpgrade(FindsPlace, Protocol):
+    """A FoundSource whose server may be made anew from the job's: upgraded, or filled from a dump. A person says so."""
+
+    def system(self) -> str:
+        """Returns the identifier that a person names the server by. It is the same on all copies of its files."""
+
+    def is_of_another_system(self, state: JobState) -> bool:
+        """True if this server has another identifier than the job's."""
+
+    def next_transaction(self) -> int | None:
+        """Returns the number of the server's next transaction, None while one is open. Raises SourceNotUsableError if no
+        upgrade of this server keeps its log."""
+
+    def log_end(self) -> Position:
+        """Returns the end of the log, once it can be read."""
+
+    def set_mark(self, mark: UpgradeMark) -> None:
+        """Releases the log before the mark's position, and creates its slot."""
+
+    def remove_mark(self, mark: UpgradeMark) -> None:
+        """Drops the mark's slot if it is there."""
+
+    def after_upgrade(self, state: JobState, mark: UpgradeMark, before: Partitions) -> Upgraded:
+        """Returns what is proven of this server if it was made by an upgrade of the one with the mark. `before`: the last look
+        at the job's tables. Raises LogPositionLostError, with the reason, if nothing is."""

@@ -50,7 +50,8 @@ class Joined:
     job before. `after_epoch`: the newest planned epoch then. `at_us`: when, microseconds since 1970. `restarts`: the job goes
     on from `start` without reading the log up to there, which the source may have lost. It had no other tables, or another
     server answers, whose log has up to `start` what the job had read.
-    `server_identity`: of that server, "" for the same as before. `version_offset`: what is added to the positions of the log
+    `server_identity`: of that server, "" for the same as before. If it was upgraded, `memberships` and `partitions` have what
+    the new one says of the tables that go on. `version_offset`: what is added to the positions of the log
     after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
     has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
     are written once the log has been read up to there.
@@ -78,6 +79,13 @@ class Joined:
     def emptied(self) -> tuple[TableId, ...]:
         """The tables whose copies are emptied before their rows are read."""
         return tuple(table for table in self.back if table not in self.replaced)
+
+    @property
+    def watched_anew(self) -> frozenset[TableId]:
+        """The tables that go on at a server that was upgraded, whose catalogs say the same of them in another way."""
+        if not self.server_identity or self.partitions is None:
+            return frozenset()
+        return frozenset(known.table for known in self.partitions.tables)
 
     def without(self, tables: Collection[TableId]) -> "Joined":
         """Returns the entry without these tables."""
@@ -200,6 +208,11 @@ class JobState:
         return offsets[-1] if offsets else 0
 
     @property
+    def moved_at_us(self) -> int:
+        """When the job went on at another server last, microseconds since 1970; 0: never."""
+        return max((joined.at_us for joined in self.joined if joined.server_identity), default=0)
+
+    @property
     def left_tables(self) -> frozenset[TableId]:
         return frozenset(left.table for left in self.left)
 
@@ -214,11 +227,18 @@ class JobState:
             server_identity=joined.server_identity or self.server_identity,
             schemas=(*self.schemas, *joined.schemas),
             split_keys=(*self.split_keys, *joined.split_keys),
-            memberships=(*self.memberships, *joined.memberships),
+            memberships=(
+                *_but([member.table for member in joined.memberships], self.memberships),
+                *joined.memberships,
+            ),
             projections=(*self.projections, *joined.projections),
             joined=(*self.joined, joined),
             left=_but([schema.table for schema in joined.schemas], self.left),
-            partitions=joined.partitions if self.partitions is None else self.partitions.plus(joined.partitions),
+            partitions=(
+                joined.partitions
+                if self.partitions is None
+                else self.partitions.without(joined.watched_anew).plus(joined.partitions)
+            ),
             conditions=(*self.conditions, *joined.conditions),
         )
 

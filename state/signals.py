@@ -8,7 +8,7 @@ from typing import Literal
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
 
-SignalKind = Literal["resnapshot", "repair", "pause", "resume", "stop-snapshot", "set", "refused"]
+SignalKind = Literal["resnapshot", "repair", "pause", "resume", "stop-snapshot", "set", "accept-server", "refused"]
 OF_THE_FILE = "default"
 """The value of a `set` that goes back to what the job file says."""
 
@@ -42,6 +42,7 @@ class Signal:
     `resume`: ends `pause` and `stop-snapshot`, of the job or of the table, which comes back if it has left. `stop-snapshot`: no
     more splits are planned, of the job or of the table.
     `set`: `setting`, a key of the job file, gets `value`, as the user wrote it.
+    `accept-server`: the job goes on at the server with the identifier `value` if that one answers (docs/adr/0070).
     `refused`: a row of the signal table that asks for nothing that can be done. `setting`: its type. `value`: why.
     `row`: of the signal table; None if a command gave the signal.
     """
@@ -72,6 +73,8 @@ class Signal:
             part = f"where {self.where}" if self.where else "keys " + "..".join(",".join(key) for key in self.span)
             more = f"{len(self.keys):,} {'key' if len(self.keys) == 1 else 'keys'}"
             return f"{self.kind} {self.table}, {more if self.keys else part}"
+        if self.kind == "accept-server":
+            return f"{self.kind} {self.value}"
         more = f"{self.setting}={self.value}" if self.kind == "set" else "" if self.table is None else str(self.table)
         return f"{self.kind} {more}".rstrip()
 

@@ -12,6 +12,7 @@ from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.replay import is_in_recovery
 from tidemark.readers.postgres.slot.publication import drop_publication, drop_statement, publication_owner
 from tidemark.readers.postgres.slot.slot import drop_slot, slot_exists
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, JobHeldError
 
 
@@ -33,7 +34,9 @@ def drop(job: JobFile, *, yes: bool) -> None:
 
 def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
     owner = publication_owner(connection, job.publication)
-    found = [f"replication slot {job.slot}"] if slot_exists(connection, job.slot) else []
+    marks = Checkpoint.at(job.checkpoint).upgrade_marks()
+    slots = [job.slot, *(mark.slot for mark in marks.values())]
+    found = [f"replication slot {slot}" for slot in slots if slot_exists(connection, slot)]
     if owner is not None and owner[1] and not is_in_recovery(connection):
         found.append(f"publication {job.publication}")
     where = f"{job.source.url.host}, database {job.source.url.database}"
@@ -41,8 +44,11 @@ def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
     if found and not yes and not typer.confirm(redact(question)):
         print("Nothing was dropped.")
         return
-    if drop_slot(connection, job.slot):
-        print(f"Dropped replication slot {job.slot}.")
+    for slot in slots:
+        if drop_slot(connection, slot):
+            print(f"Dropped replication slot {slot}.")
+    for number in marks:
+        Checkpoint.at(job.checkpoint).forget_upgrade_mark(number)
     if owner is not None and not owner[1]:
         print(redact(f"Kept publication {job.publication}: it belongs to {owner[0]}, who can drop it."))
     elif owner is not None and is_in_recovery(connection):

@@ -14,7 +14,7 @@ from tidemark.jobs.monitoring.times import time_text
 from tidemark.jobs.reconcile.table_comparison import Repair
 from tidemark.jobs.recovered_state import recover_state, required_state
 from tidemark.jobs.signals.repairs import unfinished
-from tidemark.jobs.signals.requests import signals_about, signals_that_set
+from tidemark.jobs.signals.requests import signal_that_accepts, signals_about, signals_that_set
 from tidemark.jobs.signals.steering import kept_log, steering_at
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
@@ -89,6 +89,15 @@ def set_settings(job: JobFile, assignments: Sequence[str]) -> None:
         number = checkpoint.create_signal(signal)
         text = f"{signal.setting}={signal.value} holds from the next epoch on, also in later runs."
         print(f"signal {number}: {text}")
+
+
+def accept_server(job: JobFile, identifiers: Sequence[str]) -> None:
+    """Allows the job to go on at another server, which is named by its system identifier. Raises JobFileError as
+    `signal_that_accepts` does."""
+    checkpoint, state = _started(job)
+    signal = signal_that_accepts(job, state, identifiers)
+    number = checkpoint.create_signal(signal)
+    print(f"signal {number}: go on at the server {signal.value} as soon as that one answers. Run the job.")
 
 
 def _started(job: JobFile) -> tuple[Checkpoint, JobState]:

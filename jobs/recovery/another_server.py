@@ -7,23 +7,29 @@ planned epoch of the other server's log that nobody has read is passed over (`Jo
 
 A PostgreSQL server that was promoted has the same log up to some position. If all that the job has read is before it, nothing
 changes but the server: a planned epoch is read there, and highs stay (docs/adr/0034).
+
+A PostgreSQL server with another system identifier is a stranger, unless a person says that it is the job's: upgraded, or
+filled from a dump (`tidemark signal accept-server`). The job goes on with its log if pg_upgrade made it and nothing can be
+missing, else all tables are read again (docs/adr/0070).
 """
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state
+from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written, to_be_found
 from tidemark.jobs.tables.partition_watch import Look, look_before
 from tidemark.readers.findings import raise_passing
-from tidemark.readers.source import FindsPlace, FoundSource, SharesLog
+from tidemark.readers.source import FindsPlace, FoundSource, OutlivesUpgrade, SharesLog
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.failpoints import failpoint
-from tidemark.state.job_state import JobState, Joined
+from tidemark.state.job_state import JobState, Joined, Membership
 from tidemark.state.partitions import Partitions
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
@@ -31,6 +37,7 @@ from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import ReleaseChunk
 from tidemark.state.table import TableId
+from tidemark.state.upgrade_mark import Upgraded
 
 OFTEN = 3
 OFTEN_SECONDS = 300.0
@@ -57,6 +64,20 @@ def _changes_often(state: JobState) -> bool:
     return sum(bool(joined.server_identity) and joined.at_us > recent for joined in state.joined) >= OFTEN
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How the job goes on at the other server. `leaving`: the tables that are read again. The others as in Joined. `goes_on`:
+    positions of the two servers are the same."""
+
+    start: Position
+    text: str
+    leaving: Collection[TableId] = ()
+    restarts: bool = True
+    partitions: Partitions | None = None
+    memberships: tuple[Membership, ...] = ()
+    goes_on: bool = False
+
+
 def _go_on_there(
     error: LogPositionLostError,
     job: JobFile,
@@ -66,46 +87,95 @@ def _go_on_there(
     events: Events,
 ) -> None:
     checkpoint = Checkpoint.at(job.checkpoint)
-    is_half_written = may_be_half_written(job, checkpoint, state)
+    is_half_written = may_be_half_written(
+        job, checkpoint, state
+    )  # before the state: the epoch may count as not read then
     now = recover_state(checkpoint, job, state)
     what = f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
-    leaving, restarts, look = _incomplete(now, state), True, None
+    anew = found if isinstance(found, OutlivesUpgrade) and found.is_of_another_system(state) else None
+    if anew is not None:
+        _require_accepted(checkpoint, state, anew.system(), what)
     try:
-        if isinstance(places, SharesLog):
-            until = places.shared_until(state)
-            look = _proven_look(checkpoint, state, until)
-            unproven = _unproven(checkpoint, state, look)
-            restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
-            leaving = leaving | unproven if restarts else set()
-        _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
-        start = places.same_place(state, now.position)
-        text = f"{what} Its log has all that the job has read, and the job continues from {start}."
+        if anew is not None:
+            upgraded = after_upgrade(job, checkpoint, state, anew)
+            place = _at_upgraded(upgraded, _incomplete(now, state))
+            _require_whole(job, now, place.leaving, is_half_written=is_half_written)
+        else:
+            place = _in_same_log(job, state, now, places, is_half_written=is_half_written)
     except LogPositionLostError as lost:
-        is_copy = job.mode == "full+incremental" and places.is_related(state, now.position)
+        is_copy = job.mode == "full+incremental" and (anew is not None or places.is_related(state, now.position))
         if not is_copy or not job.source.reads_again_after_lost_log:
             message, remedy = f"{what} {lost.message}", f"{_RESNAPSHOT} {error.remedy}" if is_copy else error.remedy
             raise LogPositionLostError(message, remedy) from lost
-        leaving, start, restarts = {schema.table for schema in state.schemas}, found.joining_start(()), True
-        text = f"{what} {lost.message} So the rows of all tables are read again (source.on_log_lost)."
-    is_same_log = isinstance(places, SharesLog) and start == now.position  # else versions may become smaller
-    if leaving:
-        leave_to_come_back(checkpoint, state, leaving)
+        text = f"{lost.message} So the rows of all tables are read again (source.on_log_lost)."
+        place = _Place(found.joining_start(()), text, {schema.table for schema in state.schemas})
+    if place.leaving:
+        leave_to_come_back(checkpoint, state, place.leaving)
         failpoint("another_server.left")
     moved = Joined(
-        start,
+        place.start,
         (),
         (),
         left_files=checkpoint.left_count(),
-        partitions=None if look is None else Partitions(look.ended_xid, ()),
+        memberships=place.memberships,
+        partitions=place.partitions,
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
-        restarts=restarts,
+        restarts=place.restarts,
         server_identity=found.identity(),
-        version_offset=None if is_same_log else offset_from(job, state, start),
+        version_offset=None if place.goes_on else offset_from(job, state, place.start),
     )
     checkpoint.create_joined(state, moved)
     failpoint("another_server.moved")
-    events.note("moved", start=str(start), text=text)
+    events.note("moved", start=str(place.start), text=f"{what} {place.text}")
+
+
+def _in_same_log(
+    job: JobFile, state: JobState, now: EnumeratorState, places: FindsPlace, *, is_half_written: bool
+) -> _Place:
+    """Raises LogPositionLostError, with the reason, if the server's log is not known to have all that the job has read."""
+    checkpoint = Checkpoint.at(job.checkpoint)
+    leaving, restarts, look = _incomplete(now, state), True, None
+    if isinstance(places, SharesLog):
+        until = places.shared_until(state)
+        look = _proven_look(checkpoint, state, until)
+        unproven = _unproven(checkpoint, state, look)
+        restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
+        leaving = leaving | unproven if restarts else set()
+    _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
+    start = places.same_place(state, now.position)
+    return _Place(
+        start,
+        f"Its log has all that the job has read, and the job continues from {start}.",
+        leaving,
+        restarts,
+        None if look is None else Partitions(look.ended_xid, ()),
+        goes_on=isinstance(places, SharesLog) and start == now.position,  # else versions may become smaller
+    )
+
+
+def _require_accepted(checkpoint: Checkpoint, state: JobState, system: str, what: str) -> None:
+    """Raises LogPositionLostError unless a person has said that the server is the job's."""
+    if was_accepted(checkpoint, state, system):
+        return
+    raise LogPositionLostError(
+        f"{what} The job's positions do not belong to its log.",
+        "If it is the job's server after pg_upgrade, or has the job's database in another way (from a dump, or as a replica "
+        f"that took over): {accept_command(system)}, and run the job again. It reads again what it may have missed. Otherwise "
+        "connect to the server that the job has read.",
+    )
+
+
+def _at_upgraded(upgraded: Upgraded, incomplete: Collection[TableId]) -> _Place:
+    leaving = {*incomplete, *(table for table, _ in upgraded.unproven)}
+    reasons = "".join(f" {table} is read again: {reason}" for table, reason in upgraded.unproven)
+    return _Place(
+        upgraded.start,
+        f"pg_upgrade made it, and its log has all that followed: the job continues from {upgraded.start}.{reasons}",
+        leaving,
+        partitions=upgraded.partitions.without(leaving),
+        memberships=tuple(member for member in upgraded.memberships if member.table not in leaving),
+    )
 
 
 def _proven_look(checkpoint: Checkpoint, state: JobState, until: Position) -> Look:

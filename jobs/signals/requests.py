@@ -56,6 +56,25 @@ def signals_that_set(job: JobFile, settings: Sequence[tuple[str, str]]) -> list[
     return [Signal(None, _now_us(), "set", key, value) for key, value in settings]
 
 
+def signal_that_accepts(job: JobFile, state: JobState, identifiers: Sequence[str]) -> Signal:
+    """Returns the signal after which the job goes on at the server with this identifier. Raises JobFileError if no job can, or
+    if it is the job's own server."""
+    if job.source.url.kind != "postgresql":
+        raise JobFileError(
+            "signal accept-server is for PostgreSQL: a MySQL or MariaDB server that takes over is known by its GTIDs.",
+            "Run the job: it says whether it can go on at the server that answers.",
+        )
+    if len(identifiers) != 1 or not (identifiers[0].isascii() and identifiers[0].isdigit()):
+        raise JobFileError(
+            "signal accept-server needs one system identifier of a server, which is a number.",
+            "Run the job at the new server: its error names the command, with the number.",
+        )
+    (identifier,) = identifiers
+    if state.server_identity.partition("/")[0] == identifier:
+        raise JobFileError(f"The job is at the server {identifier} already.", "Run the job: it continues.")
+    return Signal(None, _now_us(), "accept-server", value=identifier)
+
+
 def _about_parts(
     job: JobFile, state: JobState, tables: Sequence[TableName], keys: Sequence[str], where: str | None
 ) -> list[Signal]:

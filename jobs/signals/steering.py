@@ -130,6 +130,8 @@ def _answer(job: JobFile, state: JobState, signal: Signal, now: Steering) -> Ans
                 text = "It holds from the next epoch on."
             except JobFileError as error:
                 accepted, text = False, error.message
+        case "accept-server":
+            text = f"The job goes on at the server {signal.value} if that one answers."
         case "refused":
             accepted, text = False, signal.value
         case _:

@@ -70,9 +70,11 @@ from tidemark.readers.postgres.slot.publication import (
 )
 from tidemark.readers.postgres.slot.server_log import ServerLog
 from tidemark.readers.postgres.slot.slot import (
+    FAILOVER_MAJOR,
     SlotSource,
     advance_slot,
     create_slot,
+    drop_slot,
     log_end,
     require_slot,
     slot_exists,
@@ -83,11 +85,12 @@ from tidemark.readers.postgres.snapshot.locks import locked_tables
 from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
 from tidemark.readers.postgres.timelines import shared_until
+from tidemark.readers.postgres.upgrade import UpgradedServer, next_xid
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
-from tidemark.state.errors import JobFileError, LogPositionLostError, TableLockedError
+from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError, TableLockedError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
@@ -97,6 +100,7 @@ from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position, WalPosition, wal_position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId, TableSchema
+from tidemark.state.upgrade_mark import Upgraded, UpgradeMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +334,8 @@ class PostgresRouting:
 
 @dataclass(frozen=True, slots=True)
 class FoundPostgres(FoundTables):
-    """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables`, `FindsPartitions`, `OrdersTexts` and
-    `SharesLog`."""
+    """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables`, `FindsPartitions`, `OrdersTexts`,
+    `SharesLog` and `OutlivesUpgrade`."""
 
     connection: Connection
     info: ServerInfo
@@ -518,6 +522,39 @@ class FoundPostgres(FoundTables):
         except LogPositionLostError:
             return False
         return True
+
+    def system(self) -> str:
+        return self.info.identity.system
+
+    def is_of_another_system(self, state: JobState) -> bool:
+        return ServerIdentity.parse(state.server_identity).system != self.info.identity.system
+
+    def next_transaction(self) -> int | None:
+        if self.info.version[0] < FAILOVER_MAJOR or self.info.in_recovery:
+            what = "a standby" if self.info.in_recovery else self.info.name
+            raise SourceNotUsableError(
+                f"pg_upgrade keeps replication slots of PostgreSQL {FAILOVER_MAJOR} and newer, not of {what}.",
+                "Upgrade the server without this step. Then the job stops with exit code 4, and says how it goes on: it reads "
+                "all rows again.",
+            )
+        return next_xid(self.connection)
+
+    def log_end(self) -> WalPosition:
+        return log_end(self.connection)
+
+    def set_mark(self, mark: UpgradeMark) -> None:
+        position = wal_position(mark.position)
+        slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
+        while not advance_slot(self.connection, self.job.slot, position):
+            require_slot(self.connection, slot_source, position)
+        create_slot(self.connection, mark.slot)
+
+    def remove_mark(self, mark: UpgradeMark) -> None:
+        drop_slot(self.connection, mark.slot)
+
+    def after_upgrade(self, state: JobState, mark: UpgradeMark, before: Partitions) -> Upgraded:
+        server = UpgradedServer(self.connection, self.job.slot, self.job.publication, self.schemas)
+        return server.proven(mark, state.schemas, before)
 
     def after_failover(self) -> str:
         return after_failover(self.connection, self.info, self.job.slot)

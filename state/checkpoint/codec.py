@@ -35,6 +35,7 @@ from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.split import Report
+from tidemark.state.upgrade_mark import UpgradeMark
 
 FORMAT = "tidemark"
 
@@ -154,6 +155,7 @@ ALTERED: Codec[Altered] = Codec("altered", Altered, version=1)
 SIGNAL: Codec[Signal] = Codec("signal", Signal, version=1)
 ANSWER: Codec[Answer] = Codec("answer", Answer, version=1)
 FIRST_ROWS: Codec[FirstRows] = Codec("first_rows", FirstRows, version=1)
+UPGRADE_MARK: Codec[UpgradeMark] = Codec("upgrade_mark", UpgradeMark, version=1)
 SINK: Codec[SinkIdentity] = Codec("sink", SinkIdentity, version=1)
 PARTITIONS: Codec[tuple[WatchedTable, ...]] = Codec("partitions", tuple[WatchedTable, ...], version=1)
 PUBLISHED_SPLIT: Codec[Report] = Codec("published_split", Report, version=1)
@@ -175,6 +177,7 @@ CODECS: tuple[Codec[Any], ...] = (
     SIGNAL,
     ANSWER,
     FIRST_ROWS,
+    UPGRADE_MARK,
     SINK,
     PARTITIONS,
     PUBLISHED_SPLIT,

@@ -27,6 +27,10 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver, or by an epoch's task that finds that the copy may be wrong. Never removed.
     repairs/n1-1700…        rows that were read again for signal 1.
                             Written by the driver, before it takes them into `joined`. Removed once they are written.
+    upgrade_marks/0000000001
+                            PostgreSQL: how far the job had read before the server was to be upgraded (UpgradeMark).
+                            Written by `tidemark run --before-upgrade`, before it creates the slot that the file names. Removed
+                            with that slot: once the job goes on at the upgraded server, or at the old one after more writes.
     sink                    which copy the job writes (SinkIdentity).
                             Written by the driver before the first row is written. Never removed.
     lease                   a random text that names the job's lease, however the checkpoint's folder is written.
@@ -93,6 +97,7 @@ from tidemark.state.checkpoint.codec import (
     PLAN,
     SIGNAL,
     SINK,
+    UPGRADE_MARK,
     is_torn,
 )
 from tidemark.state.checkpoint.records import Cut, counting, number_and_driver
@@ -114,6 +119,7 @@ from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.table import TableId, TableSchema
+from tidemark.state.upgrade_mark import UpgradeMark
 
 MERGED_JOINED = 64
 """Files of `joined` that are merged into one. Reading a large part of a table again makes many."""
@@ -131,6 +137,7 @@ ANSWERS_FOLDER = "answers"
 OUTCOMES_FOLDER = "outcomes"
 REPAIRS_FOLDER = "repairs"
 FIRST_ROWS_FOLDER = "first_rows"
+UPGRADE_MARKS_FOLDER = "upgrade_marks"
 OWNERS_FOLDER = "owners"
 CUTS_FOLDER = "cuts"
 PLANS_FOLDER = "plans"
@@ -194,6 +201,10 @@ def outcome_file(number: int) -> str:
 
 def repair_file(signal: int, at_us: int) -> str:
     return f"{REPAIRS_FOLDER}/n{signal}-{at_us}"
+
+
+def upgrade_mark_file(number: int) -> str:
+    return f"{UPGRADE_MARKS_FOLDER}/{number:010d}"
 
 
 def owner_file(number: int) -> str:
@@ -523,12 +534,14 @@ class Checkpoint:
     def create_signal(self, signal: Signal) -> int:
         """Returns the signal's number. No signal has had it before, also if files were lost: the answer would be there.
 
-        A signal is taken for followed if its table came back to the job later than it was given. The clock of this machine may
-        be behind the driver's, so it is given later than all that the checkpoint has already."""
+        A signal is taken for followed if its table came back to the job, or the job moved, later than it was given. The clock
+        of this machine may be behind the driver's, so it is given later than all that the checkpoint has already."""
         state = self.job_state()
         back = None if state is None or signal.table is None else state.came_back.get(signal.table)
         if back is not None and back.at_us >= signal.at_us:
             signal = replace(signal, at_us=back.at_us + 1)
+        if state is not None and signal.kind == "accept-server" and state.moved_at_us >= signal.at_us:
+            signal = replace(signal, at_us=state.moved_at_us + 1)
         while True:
             names = (
                 *self.store.list(SIGNALS_FOLDER),
@@ -541,6 +554,20 @@ class Checkpoint:
 
     def create_answer(self, number: int, answer: Answer) -> None:
         self.store.create(answer_file(number), ANSWER.encode(answer))
+
+    def upgrade_marks(self) -> dict[int, UpgradeMark]:
+        """The marks by number, oldest first."""
+        names = self.store.list(UPGRADE_MARKS_FOLDER)
+        return {number_of(name): UPGRADE_MARK.decode(self._read(name), name) for name in names}
+
+    def create_upgrade_mark(self, mark: UpgradeMark) -> None:
+        """Raises JobHeldError if another driver creates one."""
+        name = upgrade_mark_file(max(self.upgrade_marks(), default=0) + 1)
+        if not self.store.create(name, UPGRADE_MARK.encode(mark)):
+            raise self._another_driver(name)
+
+    def forget_upgrade_mark(self, number: int) -> None:
+        self.store.delete(upgrade_mark_file(number))
 
     def outcomes(self) -> dict[int, Answer]:
         """The outcomes of reading rows again, by the numbers of the signals."""

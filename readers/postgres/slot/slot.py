@@ -165,6 +165,46 @@ def slot_extent(connection: Connection, slot: str) -> WalExtent:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UntouchedSlot:
+    """A slot that is as it was created. `catalog_xid`: all transactions with an id (32 bits) below it had ended then."""
+
+    start: WalPosition
+    catalog_xid: int
+
+
+_RECORD_BYTES = 128
+"""The most that a slot's position is after its restart_lsn when it was created: one record, of the open transactions. There are
+none while pg_upgrade creates slots."""
+
+
+def untouched_slot(connection: Connection, slot: str, beside: str) -> UntouchedSlot | None:
+    """Returns the slot if it and the one `beside` it are as pg_upgrade creates them, one after the other, near the beginning of
+    the log. None if somebody has read from one of them or advanced it since, or created it, or if one is missing."""
+    first, second = (_find(connection, name) for name in (slot, beside))
+    if first is None or second is None or not (_is_as_created(first) and _is_as_created(second)):
+        return None
+    file_bytes, slots = _one(connection, _LOG_SETTINGS)
+    start, other = int(first["confirmed"]), int(second["confirmed"])
+    begins = [
+        position // int(file_bytes) for position in (start, other) if position % int(file_bytes) < int(file_bytes) // 8
+    ]
+    is_near = 0 < abs(start - other) <= _RECORD_BYTES * int(slots)
+    if len(begins) < 2 or begins[0] != begins[1] or not is_near or first["catalog_xmin"] != second["catalog_xmin"]:
+        return None
+    return UntouchedSlot(WalPosition(start), int(first["catalog_xmin"]))
+
+
+_LOG_SETTINGS = """
+SELECT (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size'),
+       current_setting('max_replication_slots')::int"""
+
+
+def _is_as_created(found: dict[str, Any]) -> bool:
+    is_ours = found["plugin"] == "pgoutput" and found["here"] and not found["active"] and not _is_lost(found)
+    return is_ours and int(found["confirmed"]) - int(found["restart"]) <= _RECORD_BYTES
+
+
 def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
     """Returns the log's end, once it is flushed: only then can it be read. No snapshot's high is after it.
 
