@@ -95,11 +95,15 @@ def _of_gtids(job: Sections) -> list[Contradiction]:
 
 
 def _of_server_ids(job: Sections) -> list[Contradiction]:
-    """Every running split and the log reader may need a log connection of its own."""
-    server_ids, needed = job.source.server_ids, (job.snapshot.parallelism if job.has_snapshot else 0) + 1
+    """Every running split and the log reader may need a log connection of its own. A reader that connects again takes another
+    id while the server still has its old connection."""
+    server_ids, needed = job.source.server_ids, (job.snapshot.parallelism if job.has_snapshot else 1) + 1
     if server_ids is None or len(server_ids) >= needed:
         return []
-    text = f"has {len(server_ids)} ids, but {job.snapshot.parallelism} splits and the log reader need {needed}"
+    readers = (
+        f"{job.snapshot.parallelism} splits and the log reader need" if job.has_snapshot else "the log reader needs"
+    )
+    text = f"has {len(server_ids)} ids, but {readers} {needed}"
     return [(("source", "server_ids"), f"{text}. Twice as many let retries find free ones")]
 
 

@@ -381,8 +381,6 @@ def _demands(
     return Demands(
         mode=job.mode,
         needs_key=needs_key,
-        parallelism=job.snapshot.parallelism,
-        server_id_count=len(job.server_ids),
         cascades=job.source.cascades,
         tables=TableSettings.of(job, copied),
         appends_keyless=appends_keyless,

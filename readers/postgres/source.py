@@ -403,11 +403,7 @@ class FoundPostgres(FoundTables):
             return now
         if wanted == StartAtEnd("earliest"):
             return kept_from
-        if not isinstance(wanted, StartAtLsn):
-            raise JobFileError(
-                f"log.start: {wanted.as_written()} can't be used with PostgreSQL.",
-                "Write latest, earliest or {lsn: 16/B374D848}.",
-            )
+        assert isinstance(wanted, StartAtLsn)  # the job file's check refuses the others
         if not kept_from.lsn <= wanted.lsn <= now.lsn:
             raise LogPositionLostError(
                 f"log.start: {WalPosition(wanted.lsn)} is not in the log that the slot {job.slot} keeps: {kept_from} to {now}.",

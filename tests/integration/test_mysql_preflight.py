@@ -31,7 +31,7 @@ from tidemark.state.table import TableId
 
 pytestmark = pytest.mark.integration
 
-FULL = Demands("full+incremental", needs_key=True, parallelism=4, server_id_count=100)
+FULL = Demands("full+incremental", needs_key=True)
 
 
 def documented_grants(database: Database) -> list[str]:
@@ -100,7 +100,7 @@ def test_each_missing_grant_is_named(source_database: Database) -> None:
 def test_incremental_mode_needs_no_watermark(mysql_nogtid_database: Database) -> None:
     shop(mysql_nogtid_database)
     grants = [g for g in documented_grants(mysql_nogtid_database) if "BACKUP" not in g and "log_status" not in g]
-    incremental = Demands("incremental", needs_key=True, parallelism=4, server_id_count=100)
+    incremental = Demands("incremental", needs_key=True)
     with account(mysql_nogtid_database.server, *grants) as endpoint:
         assert refusals(look(endpoint, mysql_nogtid_database, incremental)) == []
         assert "BACKUP_ADMIN" in refusals(look(endpoint, mysql_nogtid_database))[0].remedy
@@ -233,8 +233,6 @@ def test_excluded_columns_and_named_keys_lift_refusals(source_database: Database
     demands = Demands(
         "full",
         needs_key=False,
-        parallelism=1,
-        server_id_count=2,
         tables=TableSettings(
             exclude_columns={TableId(name, "odd"): frozenset({"e"})}, keys={TableId(name, "odd"): ("a",)}
         ),
@@ -254,7 +252,7 @@ def test_mariadbs_own_tables_that_the_log_garbles_are_refused(mariadb_database: 
     found = refusals(look(root_endpoint(mariadb_database.server), mariadb_database))
     assert [str(f.table).partition(".")[2] for f in found] == ["aria", "packed", "versioned"]
     packed = TableId(mariadb_database.name, "packed")
-    without = Demands("full", True, 1, 9, TableSettings(exclude_columns={packed: frozenset({"t"})}))
+    without = Demands("full", True, tables=TableSettings(exclude_columns={packed: frozenset({"t"})}))
     found = refusals(look(root_endpoint(mariadb_database.server), mariadb_database, without, glob="packed"))
     assert [(finding.table, finding.column) for finding in found] == [(packed, "t")]
 

@@ -254,6 +254,13 @@ def test_warnings_tell_what_may_surprise(tmp_path: Path) -> None:
     ]
 
 
+def test_a_log_reader_has_an_id_for_the_time_in_which_it_connects_again(tmp_path: Path) -> None:
+    reason = r"has 1 ids, but the log reader needs 2\. Twice as many let retries find free ones"
+    with pytest.raises(RefusedJobFileError, match=reason):
+        load_text(tmp_path, FULL, "mode=incremental", "source.server_ids=7-7")
+    assert len(load_text(tmp_path, FULL, "mode=incremental", "source.server_ids=7-8").server_ids) == 2
+
+
 REFUSED = [
     ("job=Shop", "job: must be a name of a-z, 0-9 and '-', at most 50 characters; found: Shop"),
     (f"job={'a' * 51}", "job: must be a name of a-z, 0-9 and '-', at most 50 characters"),

@@ -7,7 +7,6 @@ import pytest
 
 from tidemark.readers.findings import Finding, raise_refusals, refusal, warning
 from tidemark.readers.mysql.schema.catalog import schema_of
-from tidemark.readers.mysql.schema.preflight import Demands, check_server_ids
 from tidemark.readers.mysql.schema.server_checks import check_settings, grants_log
 from tidemark.readers.mysql.schema.table_checks import (
     check_cascades,
@@ -140,14 +139,6 @@ def test_inexact_key_columns_are_refused() -> None:
     table = facts(key="double")
     (found,) = check_key(table, schema_of(table))
     assert (found.severity, found.column) == ("refuse", "id")
-
-
-@pytest.mark.pitfall(49)
-def test_a_server_id_for_each_connection() -> None:
-    assert check_server_ids(Demands("full", True, 4, 5)) == []
-    (found,) = check_server_ids(Demands("full", True, 4, 4))
-    assert "at least 5" in found.message
-    assert check_server_ids(Demands("incremental", True, 4, 2)) == []
 
 
 def test_settings_for_tables_that_are_not_copied_are_refused() -> None:

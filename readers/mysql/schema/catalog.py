@@ -220,7 +220,8 @@ def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
 
 
 def visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict[TableId, str]:
-    """The table_type of everything that could match, in few queries: for each, MariaDB lists the files of a database."""
+    """The table_type of everything that could match, in few queries: for each, MariaDB lists the files of a database. Of a
+    table that is named and not there, also what differs only by case."""
     names = [glob.only_table for glob in include]
     query = "SELECT table_schema, table_name, table_type FROM information_schema.tables WHERE table_schema"
     with connection.cursor() as cursor:
@@ -230,7 +231,13 @@ def visible_kinds(connection: Connection, include: Sequence[TableGlob]) -> dict[
         if len(names) <= FEW_TABLES and all(names):
             for name in filter(None, names):
                 cursor.execute(f"{query} = %s AND table_name = %s", (name.database, name.name))
-                rows += cursor.fetchall()
+                found = cursor.fetchall()
+                if not found:
+                    alike = f"{query} IN %s AND LOWER(table_name) = LOWER(%s)"
+                    spellings = [d for d in databases if d.lower() == name.database.lower()]
+                    cursor.execute(alike, (spellings or [name.database], name.name))
+                    found = cursor.fetchall()
+                rows += found
         else:
             for database in databases:
                 if any(glob.matches_database(database) for glob in include):

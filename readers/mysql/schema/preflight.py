@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tidemark.readers.findings import Finding, refusal
 from tidemark.readers.mysql.connect import Connection
 from tidemark.readers.mysql.schema.server_checks import (
     check_account,
@@ -31,13 +30,10 @@ Mode = Literal["full", "incremental", "full+incremental"]
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """The job's demands on its source. `server_id_count`: the size of source.server_ids. `needs_key`, `appends_keyless`: as in
-    `tidemark.sinks.sink.SinkNeeds`."""
+    """The job's demands on its source. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`."""
 
     mode: Mode
     needs_key: bool
-    parallelism: int
-    server_id_count: int
     cascades: Literal["refuse", "warn"] = "refuse"
     tables: TableSettings = field(default_factory=TableSettings)
     appends_keyless: bool = False
@@ -67,7 +63,6 @@ def preflight(
         *check_settings(server),
         *check_account(connection, server, snapshots=demands.snapshots),
         *findings,
-        *check_server_ids(demands),
         *check_settings_of_tables(tables, demands.tables),
         *check_prepared_transactions(connection, server, snapshots=demands.snapshots),
     ]
@@ -92,18 +87,3 @@ def preflight(
             schemas[table] = schema
             findings += check_key(facts, schema) if demands.checks_key(schema) else []
     return Preflight(schemas, tuple(findings))
-
-
-def check_server_ids(demands: Demands) -> list[Finding]:
-    """Checks that there are enough server ids. Each split being read and the log reader need one. A retry takes another one
-    while the old connection still exists."""
-    needed = (demands.parallelism if demands.snapshots else 1) + 1
-    if demands.server_id_count >= needed:
-        return []
-    return [
-        refusal(
-            f"source.server_ids has {demands.server_id_count} ids; the job needs at least {needed}: one for each split "
-            "that is read at the same time (snapshot.parallelism), and one for the log.",
-            "Give a wider range. Twice as many leave room for retries.",
-        )
-    ]

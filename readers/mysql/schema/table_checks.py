@@ -105,7 +105,7 @@ def check_key(facts: TableFacts, schema: TableSchema) -> list[Finding]:
 
 def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
     """Checks engine and kind of a table. An engine without transactions has no state that belongs to a log position."""
-    found = []
+    found, quoted = [], quote_table(facts.table)
     if facts.kind == SYSTEM_VERSIONED:
         found.append(
             refusal(
@@ -119,7 +119,7 @@ def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
             found.append(
                 refusal(
                     f"{facts.table} has engine {facts.engine or 'unknown'}, which has no consistent snapshot.",
-                    "ALTER TABLE … ENGINE=InnoDB, or leave it out: source.exclude_tables.",
+                    f"ALTER TABLE {quoted} ENGINE=InnoDB, or leave it out: source.exclude_tables.",
                     table=facts.table,
                 )
             )
@@ -128,7 +128,7 @@ def check_storage(facts: TableFacts, *, snapshots: bool) -> list[Finding]:
                 warning(
                     f"{facts.table} has engine {facts.engine or 'unknown'}: what a failed statement or a ROLLBACK leaves in it "
                     "may be missing in the copy.",
-                    "ALTER TABLE … ENGINE=InnoDB.",
+                    f"ALTER TABLE {quoted} ENGINE=InnoDB.",
                     table=facts.table,
                 )
             )

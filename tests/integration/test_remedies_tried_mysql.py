@@ -1,0 +1,294 @@
+"""Remedies for what a MySQL or MariaDB source is refused or warned for at a job's start, done as they are printed: the job goes
+on, and its copies are those of the source."""
+
+import contextlib
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import CommandLine
+from tests.support.remedy_ways import (
+    Trouble,
+    Way,
+    by_hand,
+    get_over,
+    left_out,
+    mirror_job,
+    require_copies,
+    setting,
+    statements,
+    told_by,
+    undone,
+    written,
+)
+from tests.support.rewriting import Rewrite, replacing, rewriting
+from tests.support.servers import Database
+from tidemark.readers.mysql.snapshot import watermark, xa_commits
+
+pytestmark = pytest.mark.integration
+
+
+def a_job(folder: Path, source: Database, target: Database) -> Path:
+    source.execute("CREATE TABLE orders (id int PRIMARY KEY, note varchar(90))", "INSERT INTO orders VALUES (1, 'a')")
+    return mirror_job(folder, source, target)
+
+
+OF_TABLES = {
+    "an engine without transactions": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) ENGINE=MyISAM", "INSERT INTO bad VALUES (1)"),
+        "ENGINE=InnoDB, or leave it out",
+        statements(r"ALTER TABLE \S+ ENGINE=InnoDB"),
+        later=("INSERT INTO bad VALUES (2)",),
+    ),
+    "an engine without transactions, left out": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) ENGINE=MyISAM",), "ENGINE=InnoDB, or leave it out", left_out
+    ),
+    "an engine without transactions, incremental": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) ENGINE=MyISAM",),
+        "ENGINE=InnoDB.",
+        statements(r"ALTER TABLE \S+ ENGINE=InnoDB"),
+        kept=("mode=incremental", "log.start=latest"),
+        later=(
+            "DELETE FROM orders",
+            "INSERT INTO bad VALUES (2)",
+        ),
+    ),
+    "a system-versioned table": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) WITH SYSTEM VERSIONING",),
+        "Leave the table out: source.exclude_tables.",
+        left_out,
+        kind="mariadb",
+    ),
+    "a compressed column": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY, t text COMPRESSED)", "INSERT INTO bad VALUES (1, 'a')"),
+        "Change it to the type without COMPRESSED",
+        by_hand("ALTER TABLE bad MODIFY t text"),
+        kind="mariadb",
+        later=("UPDATE bad SET t = 'b'",),
+    ),
+    "a compressed column, left out": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY, t text COMPRESSED)",), "source.exclude_tables", left_out, kind="mariadb"
+    ),
+    "a virtual column of the session": Trouble(
+        (
+            "CREATE TABLE bad (id int PRIMARY KEY, at timestamp NOT NULL, day varchar(20) AS (dayname(at)) VIRTUAL)",
+            "INSERT INTO bad (id, at) VALUES (1, '2024-01-01')",
+        ),
+        "Drop them and add them again as STORED",
+        setting,
+        later=("INSERT INTO bad (id, at) VALUES (2, '2024-01-02')",),
+        compared="id",
+    ),
+    "a virtual column and a trigger": Trouble(
+        (
+            "CREATE TABLE bad (id int PRIMARY KEY, n int, twice int AS (n * 2) VIRTUAL)",
+            "CREATE TRIGGER changes BEFORE UPDATE ON bad FOR EACH ROW SET NEW.n = NEW.n + 1",
+            "INSERT INTO bad (id, n) VALUES (1, 1)",
+        ),
+        "Drop them and add them again as STORED",
+        by_hand("ALTER TABLE bad DROP COLUMN twice", "ALTER TABLE bad ADD COLUMN twice int AS (n * 2) STORED"),
+        kind="mariadb",
+        later=("UPDATE bad JOIN orders ON orders.id = bad.id SET bad.n = 7",),
+    ),
+    "every column is excluded": Trouble(
+        ("CREATE TABLE bad (id int)",),
+        "Exclude the table instead.",
+        by_hand(settings=("source.exclude_tables=[SCHEMA.bad]",)),
+        wrong=("source.columns={SCHEMA.bad: {exclude: [id]}}",),
+    ),
+    "a key that may be NULL": Trouble(
+        ("CREATE TABLE bad (id int NOT NULL, code int UNIQUE, UNIQUE KEY (id))", "INSERT INTO bad VALUES (1, 1)"),
+        "These would do: (id). A key's columns must be NOT NULL",
+        written("source.keys={SCHEMA.bad: [FOUND]}", r"would do: \((.*?)\)"),
+        wrong=("source.keys={SCHEMA.bad: [code]}",),
+        later=("UPDATE bad SET code = 2",),
+    ),
+    "a key without an index": Trouble(
+        ("CREATE TABLE bad (id int NOT NULL, code int NOT NULL)", "INSERT INTO bad VALUES (1, 1)"),
+        "The table has no such key. A key's columns must be NOT NULL and have a UNIQUE index of their own.",
+        by_hand("CREATE UNIQUE INDEX by_code ON bad (code)", settings=("source.keys={SCHEMA.bad: [code]}",)),
+        wrong=("source.keys={SCHEMA.bad: [code]}",),
+        later=("UPDATE bad SET id = 2",),
+    ),
+    "a view": Trouble(
+        ("CREATE VIEW seen AS SELECT * FROM orders",),
+        "Name the tables behind it instead.",
+        by_hand(settings=("source.tables=[SCHEMA.orders]",)),
+        wrong=("source.tables=[SCHEMA.seen]",),
+    ),
+    "a table of the server": Trouble(
+        (), "Remove it from source.tables.", undone, wrong=("source.tables=[SCHEMA.*, mysql.user]",)
+    ),
+    "another spelling": Trouble(
+        (),
+        "The server spells it",
+        written("source.tables=[FOUND]", r"The server spells it (\S+): write it so"),
+        wrong=("source.tables=[SCHEMA.Orders]",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TABLES)
+def test_a_table_is_made_fit_or_left_out(
+    request: pytest.FixtureRequest, postgres_database: Database, tidemark: CommandLine, tmp_path: Path, name: str
+) -> None:
+    trouble = OF_TABLES[name]
+    source: Database = request.getfixturevalue(f"{trouble.kind}_database")
+    job = a_job(tmp_path, source, postgres_database)
+    get_over(job, source, postgres_database, trouble, tidemark)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """`does`: what it does to what the client or the server sends."""
+
+    says: str
+    of_client: Rewrite = bytes
+    of_server: Rewrite = bytes
+    kind: str = "mysql"
+
+
+def another_position() -> Rewrite:
+    """Each answer shows another position of a snapshot."""
+    numbers = itertools.count()
+
+    def rewrite(chunk: bytes) -> bytes:
+        return re.sub(
+            rb"(?i)(binlog_snapshot_position.)\d", lambda found: found[1] + b"%d" % (next(numbers) % 10), chunk
+        )
+
+    return rewrite
+
+
+PROXIES = {
+    "hides the version": Proxy(
+        "not through a proxy that hides its version",
+        of_server=lambda chunk: re.sub(rb"^(.{4}\n\d+)\.\d", rb"\1.x", chunk, flags=re.S),
+    ),
+    "filters SET": Proxy("without a proxy that filters SET", replacing("SESSION time_zone", "SESSION time_zome")),
+    "rewrites statements": Proxy(
+        "not through a proxy that rewrites statements",
+        replacing("WITH CONSISTENT SNAPSHOT", "WITH CONSISTENT NOTHING"),
+        kind="mariadb",
+    ),
+    "answers SHOW STATUS": Proxy(
+        "and connect to it directly, not through a proxy",
+        replacing("binlog_snapshot_%", "nothing"),
+        kind="mariadb",
+    ),
+    "shares connections": Proxy(
+        "not through a proxy that shares connections", of_server=another_position(), kind="mariadb"
+    ),
+    "answers for the server": Proxy(
+        "Connect to the server itself.",
+        replacing(", CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)", ", 1 FROM DUAL WHERE FALSE"),
+    ),
+    "knows no log connections": Proxy(
+        "Connect to the server itself, not through a proxy.", replacing("SET @source_heartbeat_period", "SOT ")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROXIES)
+def test_a_server_behind_a_proxy_is_connected_to_directly(
+    request: pytest.FixtureRequest,
+    postgres_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    monkeypatch.setattr(watermark, "MAX_ANSWERS", 2 * watermark.EQUAL_ANSWERS)
+    proxy = PROXIES[name]
+    source: Database = request.getfixturevalue(f"{proxy.kind}_database")
+    job = a_job(tmp_path, source, postgres_database)
+    with rewriting(source.server, of_client=proxy.of_client, of_server=proxy.of_server) as port:
+        told = told_by(job, f"source.url={source.server.url.replace(f':{source.server.port}', f':{port}')}")
+    assert told is not None
+    assert proxy.says in told
+    for _ in range(2):
+        assert told_by(job) is None
+        require_copies(source, postgres_database)
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+@dataclass(frozen=True)
+class Global:
+    """A setting of a server: its name, a value, and what is to be done for it."""
+
+    name: str
+    value: str
+    says: str
+    does: Way
+    kind: str = "mysql"
+
+
+GLOBALS = [
+    Global(
+        "gtid_mode",
+        "ON_PERMISSIVE",
+        "Finish the migration",
+        statements("SET GLOBAL gtid_mode = ON"),
+    ),
+    Global(
+        "binlog_expire_logs_seconds",
+        "3600",
+        "Raise binlog_expire_logs_seconds, to some days",
+        by_hand("SET GLOBAL binlog_expire_logs_seconds = 259200"),
+    ),
+    Global(
+        "binlog_expire_logs_seconds",
+        "3600",
+        "Raise binlog_expire_logs_seconds, to some days",
+        by_hand("SET GLOBAL binlog_expire_logs_seconds = 259200"),
+        kind="mariadb",
+    ),
+    Global("max_allowed_packet", "1048576", "or more.", statements(r"SET GLOBAL max_allowed_packet = \d+")),
+]
+
+
+@pytest.mark.parametrize("case", GLOBALS, ids=lambda case: f"{case.kind}-{case.name}")
+def test_a_setting_that_is_warned_of_is_changed(
+    request: pytest.FixtureRequest, postgres_database: Database, tmp_path: Path, case: Global
+) -> None:
+    source: Database = request.getfixturevalue(f"{case.kind}_database")
+    ((former,),) = source.query(f"SELECT @@GLOBAL.{case.name}")
+    job = a_job(tmp_path, source, postgres_database)
+    try:
+        source.execute(f"SET GLOBAL {case.name} = {case.value}")
+        for _ in range(2):  # the job runs all the same
+            told = told_by(job)
+            assert told is not None
+            assert case.says in told
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = 'z'")
+        case.does(told, source)
+        assert told_by(job) is None
+        require_copies(source, postgres_database)
+    finally:  # other tests have this server, too
+        source.execute(f"SET GLOBAL {case.name} = {former}")
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_forgotten_xa_transaction_is_committed(
+    request: pytest.FixtureRequest,
+    postgres_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(xa_commits, "SHORT_WAIT_SECONDS", 0.1)
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    job = a_job(tmp_path, source, postgres_database)
+    with contextlib.closing(source.connect()) as other, other.cursor() as cursor:
+        for statement in ("XA START '{}'", "INSERT INTO orders VALUES (2, 'b')", "XA END '{}'", "XA PREPARE '{}'"):
+            cursor.execute(statement.format(source.name))
+    told = told_by(job)
+    assert told is not None
+    assert "Commit or roll back those that are forgotten (XA RECOVER lists them)." in told
+    for *_, xid in source.query("XA RECOVER"):
+        source.execute(f"XA COMMIT '{xid if isinstance(xid, str) else xid.decode()}'")
+    assert told_by(job) is None
+    require_copies(source, postgres_database)

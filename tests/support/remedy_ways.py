@@ -1,0 +1,153 @@
+"""Troubles of a job, and ways to do what is printed for them: the job then goes on, and its copies are those of the source."""
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.cli import CommandLine
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.remedies import commands_in, run_command, setting_in
+from tests.support.servers import Database
+from tidemark.state.errors import TidemarkError
+from tidemark.state.remedies import START_OVER
+
+Way = Callable[[str, Database], tuple[str, ...]]
+"""Does what a text says. Returns the settings that the next runs have."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """`made`: statements for the source, on one connection. `before`: others, after which the job runs before that, None for a
+    job that has not started. `later`: what is written to the source after the remedy. `wrong`: settings of the runs before the
+    remedy. `kept`: those of all runs. In all SCHEMA is the schema of the tables. `says`: a part of what is printed. `compared`:
+    the columns that the copies share with their tables, * for all."""
+
+    made: tuple[str, ...]
+    says: str
+    does: Way
+    before: tuple[str, ...] | None = None
+    wrong: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    kind: str = "mysql"
+    compared: str = "*"
+
+
+def mirror_job(folder: Path, source: Database, target: Database, **settings: Any) -> Path:
+    url = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
+    sink = {"type": "mirror", "url": url, "table": "copy_{table}"}
+    return write_job(folder, source=source_of(source, **settings), sink=sink)
+
+
+def get_over(job: Path, source: Database, target: Database, trouble: Trouble, tidemark: CommandLine) -> None:
+    """Makes the trouble, does what is printed until nothing is, and compares after later changes. The source has a table
+    `orders` with a column `note`."""
+    wrong, kept = ([text.replace("SCHEMA", source.schema) for text in some] for some in (trouble.wrong, trouble.kept))
+    if trouble.before is not None:
+        in_source(source, trouble.before)
+        assert told_by(job, *wrong, *kept) is None
+    in_source(source, trouble.made)
+    told = told_by(job, *wrong, *kept)
+    assert told is not None
+    assert trouble.says in told, told
+    settings = (*trouble.does(told, source), *kept)
+    done: set[str] = set()
+    while (more := told_by(job, *settings)) is not None:
+        assert more not in done, more
+        done.add(more)
+        if commands_in(more):
+            run_command(more, job, tidemark)
+        else:
+            assert START_OVER in more.lower(), more
+            start_over(job, source, target, tidemark)
+    in_source(source, ("UPDATE orders SET note = 'z'", *trouble.later))
+    assert told_by(job, *settings) is None
+    require_copies(source, target, trouble.compared)
+
+
+def in_source(source: Database, statements: tuple[str, ...]) -> None:
+    source.execute(*[text.replace("SCHEMA", source.schema) for text in statements])
+
+
+def told_by(job: Path, *overrides: str) -> str | None:
+    """The error of a run, else its warnings, each with its remedy. None if there is nothing to tell."""
+    notes = Notes()
+    try:
+        run_epochs(job, *overrides, notes=notes)
+    except TidemarkError as error:
+        return str(error)
+    return " ".join(facts["text"] for event, facts in notes.found if event == "warning") or None
+
+
+def require_copies(source: Database, target: Database, columns: str = "*") -> None:
+    """Each table that the target has a copy of has the rows of its copy."""
+    copied = target.query("SELECT source_table, target_table FROM tidemark_tables")
+    assert copied
+    for table, copy in copied:
+        held, wanted = target.query(f"SELECT {columns} FROM {copy}"), source.query(f"SELECT {columns} FROM {table}")
+        assert sorted(held) == sorted(wanted), table
+
+
+def start_over(job: Path, source: Database, target: Database, tidemark: CommandLine) -> None:
+    """What docs/changing-a-job.md says."""
+    if source.kind == "postgres":
+        assert tidemark("drop", job, "--yes").code == 0
+    shutil.rmtree(job.parent / "checkpoint", ignore_errors=True)
+    copies = [copy for (copy,) in target.query("SELECT target_table FROM tidemark_tables")]
+    target.execute(*[f"DROP TABLE IF EXISTS {copy}" for copy in copies], "DELETE FROM tidemark_tables")
+
+
+def statements(pattern: str) -> Way:
+    """Executes what the text has of this form."""
+
+    def do(told: str, source: Database) -> tuple[str, ...]:
+        found = re.findall(pattern, told)
+        assert found, told
+        source.execute(*found)
+        return ()
+
+    return do
+
+
+def setting(told: str, source: Database) -> tuple[str, ...]:
+    """Makes the setting that the text has."""
+    return (setting_in(told),)
+
+
+def written(template: str, pattern: str) -> Way:
+    """Makes a setting from what the text has: SCHEMA is the schema of the tables, FOUND the group of the pattern."""
+
+    def do(told: str, source: Database) -> tuple[str, ...]:
+        found = re.search(pattern, told)
+        assert found is not None, told
+        return (template.replace("SCHEMA", source.schema).replace("FOUND", found[1]),)
+
+    return do
+
+
+def by_hand(*made: str, settings: tuple[str, ...] = ()) -> Way:
+    """Executes statements, and makes settings, that the text says in words."""
+
+    def do(told: str, source: Database) -> tuple[str, ...]:
+        if made:
+            in_source(source, made)
+        return tuple(text.replace("SCHEMA", source.schema) for text in settings)
+
+    return do
+
+
+def left_out(told: str, source: Database) -> tuple[str, ...]:
+    """Leaves out the table that the text is about."""
+    assert re.search(r"[Ll]eave (it|the table) out: source\.exclude_tables|\bsource\.exclude_tables\b", told), told
+    named = re.search(rf"{source.schema}\.\w+", told)
+    assert named is not None, told
+    return (f"source.exclude_tables=[{named[0]}]",)
+
+
+def undone(told: str, source: Database) -> tuple[str, ...]:
+    """Takes back the wrong settings."""
+    return ()
