@@ -73,7 +73,7 @@ class AskingSession(ABC, Generic[Connection]):
                 if not passing:
                     raise self._refusal(error)(
                         f"The source refuses a query about a table: {self.error_text(error)}",
-                        "Check that the table still exists and that the account may SELECT from it.",
+                        "Check that the table still exists, that its files are whole, and that the account may SELECT from it.",
                     ) from error
                 if attempt == ATTEMPTS and self.is_locked(error):
                     raise TableLockedError(

@@ -221,8 +221,8 @@ class ReadsDifferError(CheckpointError):
     """Two reads of the planned epoch's log range gave different results."""
 
 
-class SplitChangedError(TidemarkError):
-    """A split changed while it was read, and must be read again. Caught by the split reader."""
+class SplitChangedError(Exception):
+    """A split changed while it was read, and must be read again. Caught by the split reader, so nobody has to do anything."""
 
 
 def _tree(root: type[TidemarkError]) -> dict[str, type[TidemarkError]]:

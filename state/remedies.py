@@ -17,6 +17,10 @@ LEAVE_OUT = (
 RESTORE_CHECKPOINT = (
     f"Restore the checkpoint folder from a copy that was made after the job's last run, or {START_OVER}."
 )
+NO_KEY = (
+    "Correct these rows, or name another key (source.keys; not for a table with a primary key), or leave the table out "
+    f"(source.exclude_tables); then {START_OVER}."
+)
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 

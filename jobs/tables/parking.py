@@ -375,12 +375,18 @@ def to_be_found(job: JobFile, state: JobState | None, without: Collection[TableI
 
 def without_tables(job: JobFile, tables: Collection[TableId]) -> JobFile:
     """Returns the job file with these tables in exclude_tables, and without the names in `source.tables` that are excluded
-    then: a name that matches nothing is an error."""
+    then, and without the settings of these tables: a name that matches nothing is an error."""
     excluded = (*job.source.exclude_tables, *(glob_of(_name(table)) for table in tables))
     named = [glob.only_table for glob in job.source.tables]
     gone = {name for name in named if name is not None and _any_of(excluded, TableId(name.database, name.name))}
     kept = tuple(glob for glob, name in zip(job.source.tables, named, strict=True) if name not in gone)
-    return _with_source(job, tables=kept, exclude_tables=excluded)
+    names = {_name(table) for table in tables}
+    columns, keys, transforms = (
+        {name: value for name, value in settings.items() if name not in names}
+        for settings in (job.source.columns, job.source.keys, job.transforms)
+    )
+    found = _with_source(job, tables=kept, exclude_tables=excluded, columns=columns, keys=keys)
+    return found.model_copy(update={"transforms": transforms})
 
 
 def _with_source(job: JobFile, **settings: Any) -> JobFile:

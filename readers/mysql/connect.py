@@ -36,6 +36,11 @@ KEEPALIVE_IDLE_SECONDS = 30
 KEEPALIVE_INTERVAL_SECONDS = 10
 KEEPALIVE_COUNT = 6
 
+CORRECT_REFUSED = (
+    "If it is about a privilege, grant it (the page Permissions of Tidemark's documentation has all grants). Otherwise "
+    "correct what the server's message says."
+)
+
 _TRANSIENT = frozenset(
     {
         CR.CR_CONN_HOST_ERROR,
@@ -228,8 +233,7 @@ def sql_errors(connection: Connection) -> Iterator[None]:
             ) from error
         raise SourceNotUsableError(
             f"The source refuses a query: {error_text(error)}",
-            "If it is about a privilege, grant it (the page Permissions of Tidemark's documentation has all grants). Otherwise "
-            "correct what the server's message says.",
+            CORRECT_REFUSED,
         ) from error
 
 
@@ -321,11 +325,11 @@ def _refusal(endpoint: Endpoint, error: pymysql.MySQLError, *, encrypted: bool) 
             "the host in source.url. If the server has no TLS, give it a certificate first.",
         )
     match error_code(error):
-        case ER.ACCESS_DENIED_ERROR | ER.DBACCESS_DENIED_ERROR:
+        case ER.ACCESS_DENIED_ERROR:
             remedy = "Check user and password in source.url, and that the account may log in from driver and executors."
             if not encrypted:  # MariaDB, and both servers for accounts with REQUIRE SSL, give no other reason
                 remedy += " If the account or the server requires encryption, add source.tls."
-        case ER.BAD_DB_ERROR:
+        case ER.BAD_DB_ERROR | ER.DBACCESS_DENIED_ERROR:
             remedy = "Correct the database in source.url, or leave it out: tables are named in source.tables."
         case code if code == _SECURE_TRANSPORT_REQUIRED and not encrypted:
             remedy = "The server accepts only encrypted connections: add source.tls."

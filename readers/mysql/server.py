@@ -32,6 +32,10 @@ OLDEST: dict[Flavour, tuple[int, int, int]] = {"mysql": (8, 0, 1), "mariadb": (1
 """The first versions with binlog_row_metadata, for messages."""
 
 NAMES: dict[Flavour, str] = {"mysql": "MySQL", "mariadb": "MariaDB"}
+READ_LOG_STATUS = (
+    "Set gtid_mode=ON, or let the account read log_status: GRANT BACKUP_ADMIN ON *.* TO <account>; "
+    "GRANT SELECT ON performance_schema.log_status TO <account>."
+)
 _BINARY_LOG_STATUS_SINCE = (8, 2, 0)
 
 ACCESS_DENIED = frozenset(
@@ -239,19 +243,13 @@ def watermark_method(connection: Connection, server: ServerInfo) -> WatermarkMet
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT LOCAL FROM performance_schema.log_status")
-            row = cursor.fetchone()
+            cursor.fetchone()
     except pymysql.MySQLError as error:
         raise SourceNotUsableError(
             f"gtid_mode is {server.gtid_mode or 'OFF'}, and performance_schema.log_status can't be read: "
             f"{error_text(error)}. Without one of them Tidemark can't know which transactions a SELECT sees.",
-            "Set gtid_mode=ON, or let the account read log_status: GRANT BACKUP_ADMIN ON *.* TO <account>; "
-            "GRANT SELECT ON performance_schema.log_status TO <account>.",
+            READ_LOG_STATUS,
         ) from error
-    if not row or "binary_log_position" not in str(row[0]):
-        raise SourceNotUsableError(
-            "performance_schema.log_status shows no position of the binary log.",
-            "Set gtid_mode=ON, or performance_schema=ON.",
-        )
     return "log_status"
 
 
@@ -267,7 +265,7 @@ def read_log_status(connection: Connection, server: ServerInfo) -> LogStatus:
             raise
         raise SourceNotUsableError(
             f"The account may not read the log's status: {error_text(error)}.",
-            f"GRANT {status_privilege(server)} ON *.* TO <account>.",
+            f"GRANT {status_privilege(server.flavour)} ON *.* TO <account>.",
         ) from error
     if row is None:
         raise SourceNotUsableError(f"The binary log of {server.name} is off.", "Start the server with log_bin.")
@@ -286,12 +284,12 @@ def binary_logs(connection: Connection) -> list[tuple[str, int]]:
             raise
         raise SourceNotUsableError(
             f"The account may not list the log's files: {error_text(exc)}.",
-            "GRANT REPLICATION CLIENT ON *.* TO <account> (MariaDB: BINLOG MONITOR).",
+            f"GRANT {status_privilege(flavour_of(connection))} ON *.* TO <account>.",
         ) from exc
 
 
-def status_privilege(server: ServerInfo) -> str:
-    return "BINLOG MONITOR" if server.flavour == "mariadb" else "REPLICATION CLIENT"
+def status_privilege(flavour: Flavour) -> str:
+    return "BINLOG MONITOR" if flavour == "mariadb" else "REPLICATION CLIENT"
 
 
 def _consistent_snapshot(connection: Connection) -> WatermarkMethod:

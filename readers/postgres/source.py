@@ -90,7 +90,7 @@ from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
-from tidemark.state.errors import JobFileError, LogPositionLostError, SourceNotUsableError, TableLockedError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics

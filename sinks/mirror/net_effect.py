@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from tidemark.sinks.mirror.unchanged import RowHistories
 from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType
 from tidemark.state.errors import SinkError
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import NO_KEY
 from tidemark.state.table import TableSchema
 
 _MAX_CODE = 2**62
@@ -119,7 +119,7 @@ def _key_column(schema: TableSchema, changes: pa.RecordBatch, name: str) -> pa.A
     if key.null_count:
         raise SinkError(
             f"{schema.table} has a change whose key column {name} is null (perhaps an invalid date).",
-            f"Name another key (source.keys) or leave the table out (source.exclude_tables), then {START_OVER}.",
+            NO_KEY,
         )
     return key
 

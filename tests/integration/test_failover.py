@@ -14,9 +14,11 @@ from tests.support.failover import await_replica, follow, on, promote, replicate
 from tests.support.forwarder import forwarding
 from tests.support.history import assert_copied, assert_mirrored, read_history
 from tests.support.jobs import running, source_of, write_job, write_workload_job
+from tests.support.remedies import remedy_of
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
-from tidemark.state.errors import LogPositionLostError
+from tidemark.readers.mysql import source as mysql_source
+from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
 
 pytestmark = pytest.mark.integration
 
@@ -173,6 +175,55 @@ def test_a_replica_that_lacks_what_was_read(source: Database, pair: tuple[Server
     there.execute(*UPDATE_ALL)
     assert run_epochs(job_of(there, tmp_path)) == ["stream"]
     assert_copied(tmp_path / "out", there)
+
+
+def test_a_replica_that_lacks_what_was_read_catches_up(
+    source: Database, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mysql_source, "REPLICA_SECONDS", 1)
+    primary, replica = pair
+    run_epochs(job_of(source, tmp_path))
+    await_replica(primary, replica)
+    stop_receiving(replica)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job_of(source, tmp_path))
+    there = on(replica, source)
+    remedy = remedy_of(job_of(there, tmp_path), SourceUnavailableError)
+    assert remedy == "Wait until it has caught up, or connect to the server that was promoted."
+    there.server.connect().cursor().execute("START REPLICA" if primary.kind == "mysql" else "START SLAVE")
+    assert fail_over(source, pair) == there
+    for _ in range(2):
+        there.execute(*UPDATE_ALL)
+        assert run_epochs(job_of(there, tmp_path)) == ["stream"]
+        assert_copied(tmp_path / "out", there)
+
+
+def test_a_failover_that_is_not_over_yet(source: Database, pair: tuple[Server, Server], tmp_path: Path) -> None:
+    """The address leads to a replica that accepts no writes, while the job runs."""
+    primary, replica = pair
+    with forwarding(primary) as address:
+        job = job_of(source, tmp_path)
+        url = f"source.url={primary.url.replace(f':{primary.port}', f':{address.port}')}"
+        run_epochs(job, url)
+        await_replica(primary, replica)
+        source.execute(*UPDATE_ALL)
+
+        class Moving(Notes):
+            def note(self, event: str, **facts: Any) -> None:
+                if event == "resumed":
+                    address.server = replica
+
+        with pytest.raises(SourceUnavailableError) as caught:
+            run_epochs(job, url, "reconnect.attempts=0", notes=Moving())
+        assert caught.value.remedy == (
+            "Run the job again once the failover is over: it continues. Or name the job's server in source.url."
+        )
+        assert run_epochs(job) == ["stream"]  # that server is there still
+        assert_copied(tmp_path / "out", source)
+        there = fail_over(source, pair)
+        there.execute(*UPDATE_ALL)
+        assert run_epochs(job, url) == ["stream"]
+        assert_copied(tmp_path / "out", there)
 
 
 @pytest.mark.servers_in_turn("own_pair")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import CommandLine
+from tests.support.epochs import run_epochs
+from tests.support.mysql_accounts import account
 from tests.support.remedy_ways import (
     Trouble,
     Way,
@@ -24,9 +26,15 @@ from tests.support.remedy_ways import (
     undone,
     written,
 )
-from tests.support.rewriting import Rewrite, replacing, rewriting
+from tests.support.rewriting import Rewrite, doing_at, replacing, rewriting
 from tests.support.servers import Database
+from tidemark.conf import reconnect
+from tidemark.jobs import startup
+from tidemark.readers import session
+from tidemark.readers.mysql import connect
+from tidemark.readers.mysql.binlog import connection
 from tidemark.readers.mysql.snapshot import watermark, xa_commits
+from tidemark.readers.snapshot import split_reader
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +63,23 @@ OF_TABLES = {
             "DELETE FROM orders",
             "INSERT INTO bad VALUES (2)",
         ),
+    ),
+    "a table without its file": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY)", "ALTER TABLE bad DISCARD TABLESPACE"),
+        "Check that the table still exists, that its files are whole",
+        by_hand("DROP TABLE bad", "CREATE TABLE bad (id int PRIMARY KEY)"),
+        later=("INSERT INTO bad VALUES (2)",),
+    ),
+    "a table that can't be opened": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) ENGINE=MERGE UNION=(nowhere)",),
+        "Repair the table, or leave it out",
+        by_hand("DROP TABLE bad", "CREATE TABLE bad (id int PRIMARY KEY)"),
+        later=("INSERT INTO bad VALUES (2)",),
+    ),
+    "a table that can't be opened, left out": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY) ENGINE=MERGE UNION=(nowhere)",),
+        "Repair the table, or leave it out",
+        left_out,
     ),
     "a system-versioned table": Trouble(
         ("CREATE TABLE bad (id int PRIMARY KEY) WITH SYSTEM VERSIONING",),
@@ -205,7 +230,7 @@ def test_a_server_behind_a_proxy_is_connected_to_directly(
     source: Database = request.getfixturevalue(f"{proxy.kind}_database")
     job = a_job(tmp_path, source, postgres_database)
     with rewriting(source.server, of_client=proxy.of_client, of_server=proxy.of_server) as port:
-        told = told_by(job, f"source.url={source.server.url.replace(f':{source.server.port}', f':{port}')}")
+        told = told_by(job, through(source, port))
     assert told is not None
     assert proxy.says in told
     for _ in range(2):
@@ -292,3 +317,242 @@ def test_a_forgotten_xa_transaction_is_committed(
         source.execute(f"XA COMMIT '{xid if isinstance(xid, str) else xid.decode()}'")
     assert told_by(job) is None
     require_copies(source, postgres_database)
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_session_that_locks_a_table_at_the_start_is_ended(
+    request: pytest.FixtureRequest,
+    postgres_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    """The session is found as the remedy says; MariaDB has no metadata_locks unless they are turned on."""
+    monkeypatch.setitem(connect._SESSION, "lock_wait_timeout", "1")
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    job = a_job(tmp_path, source, postgres_database)
+    with contextlib.closing(source.connect()) as other, other.cursor() as cursor:
+        cursor.execute("LOCK TABLES orders WRITE")
+        told = told_by(job)
+        assert told is not None
+        assert "Let that session end, or end it." in told
+        assert "MySQL in performance_schema.metadata_locks, both also in the list of their processes" in told
+        found = f"SELECT id FROM {source.server.processlist} WHERE db = '{source.name}' AND command = 'Sleep'"
+        if kind == "mysql":
+            found = (
+                "SELECT processlist_id FROM performance_schema.metadata_locks JOIN performance_schema.threads "
+                f"ON thread_id = owner_thread_id WHERE object_schema = '{source.name}' AND object_name = 'orders'"
+            )
+        for (session,) in source.query(found):
+            source.execute(f"KILL {session}")
+    assert told_by(job) is None
+    require_copies(source, postgres_database)
+
+
+def test_gtid_mode_is_set_back(mysql_nogtid_database: Database, postgres_database: Database, tmp_path: Path) -> None:
+    """It was turned on while the rows were read."""
+    source = mysql_nogtid_database
+    job = a_job(tmp_path, source, postgres_database)
+    source.execute("INSERT INTO orders VALUES (2, 'b'), (3, 'c')")
+    run_epochs(job, "snapshot.split_rows=1", "snapshot.parallelism=1", at_most=1)
+    to_on, to_off = ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON"), ("ON_PERMISSIVE", "OFF_PERMISSIVE", "OFF")
+    consistency = ("WARN", "ON")
+    source.execute(*[f"SET GLOBAL enforce_gtid_consistency = {value}" for value in consistency])
+    try:
+        source.execute(*[f"SET GLOBAL gtid_mode = {mode}" for mode in to_on])
+        told = told_by(job)
+        assert told is not None
+        assert "Set gtid_mode to its former value, or start over" in told
+    finally:  # other tests have this server, too
+        source.execute(*[f"SET GLOBAL gtid_mode = {mode}" for mode in to_off])
+        source.execute(*[f"SET GLOBAL enforce_gtid_consistency = {value}" for value in ("WARN", "OFF")])
+    for _ in range(2):
+        assert told_by(job) is None
+        require_copies(source, postgres_database)
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+def through(source: Database, port: int) -> str:
+    """The setting of a job that reads through a port."""
+    return f"source.url={source.server.url.replace(f':{source.server.port}', f':{port}')}"
+
+
+def closing_at(pattern: bytes) -> Rewrite:
+    """Breaks connections whose client sends such a packet."""
+
+    def rewrite(chunk: bytes) -> bytes:
+        if re.search(pattern, chunk, re.S):
+            raise ConnectionAbortedError
+        return chunk
+
+    return rewrite
+
+
+LOST = {
+    "at the start": ("\x03SHOW BINARY LOG STATUS", "then run the job again."),
+    "a query": (
+        "\x03SELECT table_rows",
+        "Check the server and the network between it and the driver and executors.",
+    ),
+    "a split": ("\x16SELECT `id`, `note`", "Check the server and the network between it and the executors."),
+    "the log": (
+        "^.{3}\0\x12",
+        "Check the network and the source's error log; widen source.server_ids if other readers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_network_that_breaks_connections_is_repaired(
+    mysql_database: Database,
+    postgres_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    for module in (session, split_reader):
+        monkeypatch.setattr(module, "pause", lambda attempt: None)
+    monkeypatch.setattr(connection, "_ATTEMPTS", 1)
+    monkeypatch.setattr(reconnect, "FIRST_DELAY_SECONDS", 0.01)
+    word, says = LOST[name]
+    source = mysql_database
+    job = a_job(tmp_path, source, postgres_database)
+    with rewriting(source.server, of_client=closing_at(word.encode())) as port:
+        told = told_by(job, through(source, port), "reconnect.attempts=0")
+    assert told is not None
+    assert says in told
+    for _ in range(2):
+        assert told_by(job) is None
+        require_copies(source, postgres_database)
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+REFUSED_ACCOUNTS = {
+    "no password": ((), "Check user and password in source.url, and that the account may log in", ()),
+    "locked": (
+        ("ALTER USER {user} ACCOUNT LOCK",),
+        "Correct what the server complains about. The page Permissions of Tidemark's documentation",
+        ("ALTER USER {user} ACCOUNT UNLOCK",),
+    ),
+    "one connection": (
+        ("ALTER USER {user} WITH MAX_USER_CONNECTIONS 1",),
+        "and that it has connections to spare (max_connections, max_user_connections)",
+        ("ALTER USER {user} WITH MAX_USER_CONNECTIONS 0",),
+    ),
+    "no database": ((), "Correct the database in source.url, or leave it out", ()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ACCOUNTS)
+def test_an_account_that_is_refused(
+    mysql_database: Database,
+    postgres_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    monkeypatch.setattr(reconnect, "FIRST_DELAY_SECONDS", 0.01)
+    source = mysql_database
+    made, says, done = REFUSED_ACCOUNTS[name]
+    with account(source.server, f"SELECT ON {source.name}.*", "REPLICATION SLAVE, REPLICATION CLIENT ON *.*") as user:
+        job = a_job(tmp_path, source, postgres_database)
+        url = user.url_with_password()
+        another = url.replace(user.password.get_secret_value(), "another")
+        wrong = {"no password": another, "no database": f"{url.rstrip('/')}/nowhere"}.get(name, url)
+        source.execute(*[text.format(user=user.user) for text in made])
+        told = told_by(job, f"source.url={wrong}")
+        assert told is not None
+        assert says in told
+        source.execute(*[text.format(user=user.user) for text in done])
+        for _ in range(2):
+            assert told_by(job, f"source.url={url}") is None
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = 'z'")
+
+
+def require_it_goes_on(job: Path, source: Database, target: Database, *settings: str) -> None:
+    for _ in range(2):
+        assert told_by(job, *settings) is None
+        require_copies(source, target)
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+def test_a_table_that_is_altered_during_the_start_is_read_by_the_next_run(
+    mysql_database: Database, postgres_database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(startup, "START_ATTEMPTS", 1)
+    source = mysql_database
+    job = a_job(tmp_path, source, postgres_database)
+    alter = doing_at(b"SHOW BINLOG EVENTS IN", lambda: source.execute("ALTER TABLE orders ADD extra int"))
+    with rewriting(source.server, of_client=alter) as port:
+        told = told_by(job, through(source, port))
+    assert told is not None
+    assert told.endswith(f'Remedy: Run the job again. Table: ["{source.name}", "orders"]')
+    require_it_goes_on(job, source, postgres_database)
+
+
+def test_a_table_that_is_dropped_before_its_rows_are_read(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source = mysql_database
+    source.execute("CREATE TABLE bad (id int PRIMARY KEY)", "INSERT INTO bad VALUES (1)")
+    job = a_job(tmp_path, source, postgres_database)
+    drop = doing_at(b"SELECT table_rows.*'bad'", lambda: source.execute("DROP TABLE bad"))
+    with rewriting(source.server, of_client=drop) as port:
+        told = told_by(job, through(source, port))
+    assert told is not None
+    assert "If it was dropped, name it in source.exclude_tables; else GRANT SELECT on it to the account." in told
+    excluded = f"source.exclude_tables=[{source.name}.bad]"
+    for _ in range(2):
+        assert told_by(job, excluded) is None
+        assert postgres_database.query("SELECT * FROM copy_orders") == source.query("SELECT * FROM orders")
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["another flavour", "another server"])
+def test_the_right_server_is_named(
+    mysql_nogtid_database: Database, mysql_database: Database, postgres_database: Database, tmp_path: Path, number: int
+) -> None:
+    source = mysql_nogtid_database
+    job = a_job(tmp_path, source, postgres_database)
+    if number:
+        assert told_by(job) is None
+        with contextlib.closing(mysql_database.connect()) as other, other.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {source.name}")
+            cursor.execute(f"CREATE TABLE {source.name}.orders (id int PRIMARY KEY, note varchar(90))")
+            told = told_by(job, f"source.url={mysql_database.server.url}")
+            cursor.execute(f"DROP DATABASE {source.name}")
+        assert "Connect to that server itself, not to a proxy or load balancer." in str(told)
+    else:
+        told = told_by(job, f"source.url={source.server.url.replace('mysql', 'mariadb')}")
+        assert "Write mysql:// in source.url." in str(told)
+    require_it_goes_on(job, source, postgres_database)
+
+
+READS_LOG = "REPLICATION SLAVE, REPLICATION CLIENT ON *.*"
+
+
+@pytest.mark.parametrize("excluded", [False, True], ids=["all columns", "some columns"])
+def test_an_account_gets_the_columns_that_it_lacks(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, excluded: bool
+) -> None:
+    source = mysql_database
+    source.execute("CREATE TABLE people (id int PRIMARY KEY, name varchar(90), ssn varchar(90))")
+    grants = (f"SELECT ON {source.name}.orders", f"SELECT (id) ON {source.name}.people", READS_LOG)
+    job = a_job(tmp_path, source, postgres_database)
+    source.execute("INSERT INTO people VALUES (1, 'a', 'secret')")
+    with account(source.server, *grants) as user:
+        settings = [f"source.url={user.url_with_password()}"]
+        if excluded:
+            settings.append(f"source.columns={{{source.name}.people: {{exclude: [ssn]}}}}")
+        given: set[str] = set()
+        while (told := told_by(job, *settings)) is not None:
+            assert ("with REFERENCES the catalog shows" in told) == excluded
+            found = re.search(r"GRANT SELECT.*? ON \S+ TO <account>", told)
+            assert found is not None, told
+            assert found[0] not in given, told
+            given.add(found[0])
+            source.execute(found[0].replace("<account>", user.user))
+        source.execute("UPDATE people SET name = 'b'")
+        assert told_by(job, *settings) is None
+    assert postgres_database.query("SELECT * FROM copy_people") == [(1, "b") if excluded else (1, "b", "secret")]

@@ -79,7 +79,7 @@ def state_of(job: Path) -> Any:
 
 def setting_in(remedy: str) -> str:
     """The setting of the job file that the remedy names, for `--set`."""
-    found = re.search(r"\b((?:source|sink|log|snapshot)\.[a-z_]+): (\{.*\}\}?|\w+)", remedy)
+    found = re.search(r"\b((?:source|sink|log|snapshot)\.[a-z_]+): (\{.*\}\}?|\[.*?\]|\w+)", remedy)
     assert found is not None, remedy
     return f"{found[1]}={found[2]}"
 

@@ -156,8 +156,8 @@ def _argument(source: _Source, call: ast.Call) -> ast.expr | None:
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             pass
-        case ast.Call(func=ast.Name(id="type")):
-            name = "TidemarkError"
+        case ast.Call() | ast.IfExp():
+            name = "TidemarkError"  # the class of an error that is chosen there
         case _:
             return None
     for keyword in call.keywords:

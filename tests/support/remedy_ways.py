@@ -10,8 +10,10 @@ from typing import Any
 from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.remedies import commands_in, run_command, setting_in
+from tests.support.remedies import commands_in, run_command, setting_in, state_of
 from tests.support.servers import Database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.errors import TidemarkError
 from tidemark.state.remedies import START_OVER
 
@@ -21,12 +23,12 @@ Way = Callable[[str, Database], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Trouble:
-    """`made`: statements for the source, on one connection. `before`: others, after which the job runs before that, None for a
-    job that has not started. `later`: what is written to the source after the remedy. `wrong`: settings of the runs before the
-    remedy. `kept`: those of all runs. In all SCHEMA is the schema of the tables. `says`: a part of what is printed. `compared`:
-    the columns that the copies share with their tables, * for all."""
+    """`made`: statements for the source, on one connection, or what else is done to it. `before`: those after which the job
+    runs before that, None for a job that has not started. `later`: what is written to the source after the remedy. `wrong`:
+    settings of the runs before the remedy. `kept`: those of all runs. In all SCHEMA is the schema of the tables. `says`: a part
+    of what is printed. `compared`: the columns that the copies share with their tables, * for all."""
 
-    made: tuple[str, ...]
+    made: tuple[str, ...] | Callable[[Database], object]
     says: str
     does: Way
     before: tuple[str, ...] | None = None
@@ -50,7 +52,10 @@ def get_over(job: Path, source: Database, target: Database, trouble: Trouble, ti
     if trouble.before is not None:
         in_source(source, trouble.before)
         assert told_by(job, *wrong, *kept) is None
-    in_source(source, trouble.made)
+    if isinstance(trouble.made, tuple):
+        in_source(source, trouble.made)
+    else:
+        trouble.made(source)
     told = told_by(job, *wrong, *kept)
     assert told is not None
     assert trouble.says in told, told
@@ -78,6 +83,7 @@ def told_by(job: Path, *overrides: str) -> str | None:
     notes = Notes()
     try:
         run_epochs(job, *overrides, notes=notes)
+        require_none_parked(load_job_file(job, overrides), state_of(job))
     except TidemarkError as error:
         return str(error)
     return " ".join(facts["text"] for event, facts in notes.found if event == "warning") or None

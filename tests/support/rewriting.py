@@ -1,6 +1,7 @@
 """A connection to a MySQL or MariaDB server through a proxy that rewrites what it passes on."""
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,19 @@ def replacing(text: str, other: str) -> Rewrite:
     """`other` is filled up with spaces."""
     assert len(other) <= len(text)
     return lambda chunk: chunk.replace(text.encode(), other.encode().ljust(len(text)))
+
+
+def doing_at(pattern: bytes, action: Callable[[], object]) -> Rewrite:
+    """Does something before the first packet of this form passes."""
+    done: list[bytes] = []
+
+    def rewrite(chunk: bytes) -> bytes:
+        if not done and re.search(pattern, chunk, re.S):
+            done.append(chunk)
+            action()
+        return chunk
+
+    return rewrite
 
 
 def _serve(listening: socket.socket, server: Server, of_client: Rewrite, of_server: Rewrite) -> None:

@@ -17,10 +17,18 @@ import pytest
 
 from devtools.databases import Database, fresh_database
 from devtools.server import Server
+from devtools.server_process import SupervisedProcess
 from tests.support.server_broker import ServerBroker, ServerFound, ServerWanted, ask_broker
 from tidemark.readers.mysql.connect import LACKS_GENERATED_SINCE
 
-__all__ = ["Database", "FindServer", "fresh_database", "logs_generated_columns", "require_logged_generated_columns"]
+__all__ = [
+    "Database",
+    "FindServer",
+    "fresh_database",
+    "logs_generated_columns",
+    "require_logged_generated_columns",
+    "restart_with",
+]
 
 BROKER = pytest.StashKey[ServerBroker]()
 USED = pytest.StashKey[set[ServerWanted]]()
@@ -144,6 +152,15 @@ class SharedServer(Server):
     def connect(self, database: str | None = None, **settings: Any) -> Any:
         self.used.add(self.wanted)
         return super().connect(database, **settings)
+
+
+def restart_with(server: Server, **options: str | bool) -> None:
+    """Restarts a private server with other settings."""
+    if not isinstance(server.process, SupervisedProcess):
+        pytest.skip("the server runs in a container, whose settings can't be changed")
+    server.stop()
+    server.process.options = {**server.process.options, **options}
+    server.start()
 
 
 @pytest.fixture(scope="session")

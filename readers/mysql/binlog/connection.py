@@ -42,6 +42,10 @@ SILENCE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15
 _HEARTBEAT = f"{HEARTBEAT_SECONDS * 1_000_000_000}"
 
+CHECK_LOG_CONNECTION = (
+    "Check the network and the source's error log; widen source.server_ids if other readers use the same ids."
+)
+
 _ATTEMPTS = 5
 _COM_BINLOG_DUMP = 0x12
 _NON_BLOCK = 1
@@ -172,7 +176,7 @@ def file_begun(source: LogSource, file: str) -> int:
             if attempt in {_ATTEMPTS, len(source.server_ids)}:
                 raise SourceUnavailableError(
                     f"The log connection broke {attempt} times at the start of {file}: {error}",
-                    "Check the network and the source's error log; widen source.server_ids if other readers use the same.",
+                    CHECK_LOG_CONNECTION,
                 ) from error
         finally:
             if dump is not None:
@@ -315,11 +319,6 @@ def _reading_error(text: str, where: str) -> TidemarkError | ConnectionLostError
     lower = text.lower()
     if "same server_uuid" in lower or "same server_id" in lower or "same server-id" in lower:
         return ServerIdTakenError(text)
-    if "max_allowed_packet" in lower:
-        return DamagedLogError(
-            f"The event at {where} is larger than the source may send: {text}.",
-            "Raise replica_max_allowed_packet (MariaDB: slave_max_allowed_packet) and max_allowed_packet on the source.",
-        )
     if any(sign in lower for sign in _LOST):
         return LogPositionLostError(
             f"The source no longer has its log at {where}: {text}.",

@@ -25,6 +25,7 @@ import pymysql
 from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Reason
 from tidemark.readers.mysql.binlog.connection import (
+    CHECK_LOG_CONNECTION,
     LARGEST_START,
     ConnectionLostError,
     Dump,
@@ -39,7 +40,7 @@ from tidemark.readers.mysql.binlog.handlers import EventHandler, UnknownXaError
 from tidemark.readers.mysql.binlog.payload import COMPRESSED, Unpacker
 from tidemark.readers.mysql.binlog.reading_state import Flush, LogState, ReadOptions
 from tidemark.readers.mysql.binlog.walker import walk
-from tidemark.readers.mysql.connect import Connection, error_code, error_text, is_transient
+from tidemark.readers.mysql.connect import CORRECT_REFUSED, Connection, error_code, error_text, is_transient
 from tidemark.readers.mysql.schema.collations import charsets_by_collation
 from tidemark.state.errors import (
     DamagedLogError,
@@ -101,7 +102,7 @@ class Reading:
                 ) from exc
             except SchemaChangedError as exc:
                 if log.options.replay:
-                    raise SplitChangedError(exc.message, "Read the split again.") from exc
+                    raise SplitChangedError(exc.message) from exc
                 raise
             finally:
                 if self._dump is not None:
@@ -120,7 +121,7 @@ class Reading:
                 ) from exc
             raise SourceUnavailableError(
                 f"The log connection broke {failures} times in a row at {position}: {exc}",
-                "Check the network and the source's error log; widen source.server_ids if other readers use the same ids.",
+                CHECK_LOG_CONNECTION,
             ) from exc
         delay = min(FIRST_DELAY_SECONDS * 2 ** (failures - 1), options.max_delay_seconds)
         time.sleep(delay * random.uniform(0.5, 1.0))
@@ -190,7 +191,7 @@ class Reading:
                 raise ConnectionLostError(error_text(exc)) from exc
             raise SourceNotUsableError(
                 f"The source refuses a query of the log connection: {error_text(exc)}.",
-                "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO <account>.",
+                CORRECT_REFUSED,
             ) from exc
         except BaseException:
             connection.close()
@@ -261,7 +262,7 @@ class Reading:
         """Finds where an XA transaction was prepared, before the range. No SELECT saw its rows before its XA COMMIT."""
         log = self.log
         if log.options.replay:
-            raise SplitChangedError(f"XA COMMIT of {xid} at {log.position}, prepared before.", "Read the split again.")
+            raise SplitChangedError(f"XA COMMIT of {xid} at {log.position}, prepared before.")
         files, stop = log.source.file_names(), log.start
         for file in reversed(files[: files.index(stop.file) + 1] if stop.file in files else []):
             begin = BinlogPosition(file, FILE_START)

@@ -20,7 +20,7 @@ from tidemark.readers.mysql.keys import uuid_order
 from tidemark.readers.mysql.keys.key_text import encoder
 from tidemark.readers.mysql.schema.types import MAX_ARROW_PRECISION, SourceType, parse_source_type
 from tidemark.state.errors import CheckpointError, SchemaChangedError, SourceNotUsableError
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
+from tidemark.state.remedies import NO_KEY, RESTORE_CHECKPOINT, START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import Column, TableId, TableSchema
 
@@ -301,6 +301,6 @@ def null_key(table: TableId, column: Column, *, stops: bool) -> SourceNotUsableE
         )
     return SourceNotUsableError(
         f"{table} has an invalid date (such as 0000-00-00) in its key column {column.name}, which this sink can't hold.",
-        f"Name another key (source.keys) or leave the table out (source.exclude_tables), then {START_OVER}.",
+        NO_KEY,
         None if stops else table,
     )

@@ -212,7 +212,7 @@ def table_statistics(connection: Connection, table: TableId) -> TableStatistics:
     if row is None:
         raise SchemaChangedError(
             f"{table} does not exist any more, or the account may no longer read it.",
-            "If it was dropped, remove it from source.tables; else GRANT SELECT on it to the account.",
+            "If it was dropped, name it in source.exclude_tables; else GRANT SELECT on it to the account.",
             table,
         )
     rows, average, data = (None if value is None else int(value) for value in row)

@@ -12,7 +12,6 @@ from tidemark.readers.mysql.server import (
     LogStatus,
     ServerInfo,
     read_log_status,
-    status_privilege,
     watermark_method,
 )
 from tidemark.state.errors import SourceNotUsableError
@@ -168,7 +167,7 @@ def _may_read_log(connection: Connection, server: ServerInfo) -> bool:
             if error_code(error) not in ACCESS_DENIED:
                 raise SourceNotUsableError(
                     f"The binary log can't be listed: {error_text(error)}.",
-                    f"Check the server's log files; GRANT {status_privilege(server)} ON *.* TO <account>.",
+                    "Check the server's log files.",
                 ) from error
             return False
         return True

@@ -15,6 +15,7 @@ from tidemark.readers.mysql.schema.table_facts import SYSTEM_VERSIONED, TableFac
 from tidemark.readers.mysql.server import ACCESS_DENIED, LogStatus, ServerInfo
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.readers.schema_checks import check_mirror_key, schema_or_findings, warnings_of_unlogged
+from tidemark.readers.session import FIND_LOCK
 from tidemark.state.table import TableId, TableSchema
 
 TRANSACTIONAL_ENGINES = frozenset({"INNODB"})
@@ -170,7 +171,7 @@ def check_logged(facts: TableFacts, status: LogStatus) -> list[Finding]:
     return [
         refusal(
             f"Changes of {facts.table} are not logged: {setting}.",
-            "Restart the server without binlog_do_db and binlog_ignore_db, or leave the table out.",
+            "Restart the server without binlog_do_db and binlog_ignore_db, or leave the table out: source.exclude_tables.",
             table=facts.table,
         )
     ]
@@ -194,7 +195,9 @@ def check_select(
         return [
             refusal(
                 f"{facts.table} can't be read: {error_text(error)}.",
-                "Repair the table, or leave it out.",
+                FIND_LOCK
+                if SqlSession.is_locked(error)
+                else "Repair the table, or leave it out: source.exclude_tables.",
                 table=facts.table,
             )
         ]

@@ -123,7 +123,7 @@ def read_tables(connection: Connection, tables: Iterable[TableId]) -> dict[Table
     if missing:
         raise TableGoneError(
             f"{_listed(missing)}: no such table, or the account may not read it.",
-            "Check source.tables, and GRANT SELECT on the table to the account.",
+            "Run the job again.",
         )
     return {table: found[table] for table in wanted}
 

@@ -216,7 +216,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         self._hooks.after_high()
         high = self._replay(schema, low, end, lambda rows: changes.append(rows.num_rows))
         if changes:
-            raise SplitChangedError(f"{schema.table}, which has no key, changed.", "Read the split again.")
+            raise SplitChangedError(f"{schema.table}, which has no key, changed.")
         rows = self._select(connection, split, schema, in_transaction=True)
         return _split_read(split, rows, self._anchored(high, anchor), 0, low)
 
@@ -306,9 +306,7 @@ def _with_keys(schema: TableSchema, changes: pa.RecordBatch) -> pa.RecordBatch:
     """Returns the changes. Raises SplitChangedError if the key of one is not known: then the row that it changed is not
     known either."""
     if any(changes.column(name).null_count for name in schema.key):
-        raise SplitChangedError(
-            f"A row of {schema.table} with an invalid date in its key changed.", "Read the split again."
-        )
+        raise SplitChangedError(f"A row of {schema.table} with an invalid date in its key changed.")
     return changes
 
 

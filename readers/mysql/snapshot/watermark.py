@@ -23,7 +23,7 @@ import pymysql
 from tidemark.readers.mysql.binlog.connection import LogSource
 from tidemark.readers.mysql.binlog.xa import prepared_xids
 from tidemark.readers.mysql.connect import Connection, error_text, is_transient
-from tidemark.readers.mysql.server import ServerInfo, WatermarkMethod, read_log_status
+from tidemark.readers.mysql.server import READ_LOG_STATUS, ServerInfo, WatermarkMethod, read_log_status
 from tidemark.readers.mysql.snapshot.xa_commits import Waiting, XaCommits, not_visible
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.gtid import GtidSet
@@ -139,7 +139,7 @@ def _log_status_low(connection: Connection) -> Low:
             raise
         raise SourceNotUsableError(
             f"performance_schema.log_status can't be read: {error_text(error)}.",
-            "GRANT BACKUP_ADMIN ON *.* TO <account>; GRANT SELECT ON performance_schema.log_status TO <account>.",
+            READ_LOG_STATUS,
         ) from error
     status = json.loads(str(text))
     start = BinlogPosition(str(status["binary_log_file"]), int(status["binary_log_position"]))
