@@ -14,6 +14,10 @@ from tidemark.state.table import Column, TableId, TableSchema
 
 BACK_AGAIN = "If they were dropped or renamed: a job that has copied them continues once they are there again."
 """What helps if the tables of a job are gone."""
+ANOTHER_KEY = (
+    "Name another unique key (source.keys; not for a table with a primary key), or leave the table out: "
+    "source.exclude_tables."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +205,7 @@ def require_logged_key(table: TableId, key: Iterable[str], unlogged: Collection[
         if name in unlogged:
             raise JobFileError(
                 f"Column {name} in the key of {table} is generated, and the log lacks generated columns.",
-                "Name another unique key in source.keys, or leave the table out.",
+                ANOTHER_KEY,
             )
 
 
@@ -289,7 +293,7 @@ def check_mirror_key(
         refusal(
             f"Column {name} in the key of {table} is {schema.column(name).source_type}: equal values need not be "
             "equal in a copy.",
-            "Name another unique key in source.keys, or leave the table out.",
+            ANOTHER_KEY,
             table=table,
             column=name,
         )

@@ -99,9 +99,7 @@ def _wanted(state: JobState, tables: Sequence[TableName]) -> set[TableId]:
                 f"{table} has left the job: its copy lacks changes.",
                 "tidemark tables JOB.yaml says why, and how it comes back.",
             )
-        raise JobFileError(
-            f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
-        )
+        raise JobFileError(f"The job does not copy {table}.", "tidemark tables JOB.yaml lists its tables.")
     return wanted
 
 

@@ -122,9 +122,7 @@ def _require_table(job: JobFile, state: JobState, kind: SignalKind, table: Table
     if reads and job.mode != "full+incremental":
         raise JobFileError(f"Mode {job.mode} can't read rows again.", "Start another job for these tables.")
     if table not in known:
-        raise JobFileError(
-            f"The job does not copy {table}.", f"tidemark tables JOB.yaml lists its {len(known)} tables."
-        )
+        raise JobFileError(f"The job does not copy {table}.", "tidemark tables JOB.yaml lists its tables.")
     if kind in {"resnapshot", "resume"} and not job.source.selects(table.database, table.name):
         raise JobFileError(
             f"The job file does not select {table}.", "Change source.tables or source.exclude_tables first."

@@ -199,7 +199,7 @@ def test_partitions_and_inheritance_are_told_apart(postgres_source_database: Dat
     events, parent, child = (facts_of(connection, name) for name in ("events", "parent", "child"))
     assert events.kind == "partitioned"
     assert [(str(p.table), p.unlogged) for p in events.partitions] == [("public.high", True), ("public.low", False)]
-    assert (events.has_children, parent.has_children, child.has_children) == (False, True, False)
+    assert (events.children, parent.children, child.children) == ((), (child.table,), ())
 
 
 def test_a_table_that_is_gone_is_named(connection: Connection) -> None:

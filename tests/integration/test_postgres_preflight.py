@@ -304,9 +304,11 @@ def test_what_is_worth_knowing(postgres_source_database: Database) -> None:
         "CREATE TABLE public.parent (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)",
         "CREATE TABLE public.child (PRIMARY KEY (id)) INHERITS (public.parent)",
     )
-    found = warnings(look(superuser(postgres_source_database)))
-    assert [message for message in found if "inherit from public.parent" in message]
+    found = warnings(look(superuser(postgres_source_database), glob="public.parent"))
+    assert [message for message in found if "inherit from public.parent (public.child)" in message]
     assert [message for message in found if "Generated columns of public.parent" in message]
+    found = warnings(look(superuser(postgres_source_database)))  # the other table is copied, too
+    assert not [message for message in found if "inherit from" in message]
 
 
 def test_money_is_refused_where_it_has_no_cents(postgres_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tests.support.remedy_ways import (
     undone,
     written,
 )
-from tests.support.rewriting import Rewrite, doing_at, replacing, rewriting
+from tests.support.rewriting import Rewrite, closing_at, doing_at, replacing, rewriting
 from tests.support.servers import Database
 from tidemark.conf import reconnect
 from tidemark.jobs import startup
@@ -375,17 +375,6 @@ def test_gtid_mode_is_set_back(mysql_nogtid_database: Database, postgres_databas
 def through(source: Database, port: int) -> str:
     """The setting of a job that reads through a port."""
     return f"source.url={source.server.url.replace(f':{source.server.port}', f':{port}')}"
-
-
-def closing_at(pattern: bytes) -> Rewrite:
-    """Breaks connections whose client sends such a packet."""
-
-    def rewrite(chunk: bytes) -> bytes:
-        if re.search(pattern, chunk, re.S):
-            raise ConnectionAbortedError
-        return chunk
-
-    return rewrite
 
 
 LOST = {

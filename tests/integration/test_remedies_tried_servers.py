@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 
 from devtools.server import Server
@@ -358,3 +359,84 @@ def test_a_standby_is_read_as_it_is_printed(mysql_database: Database, tmp_path: 
         run_through(job)
         require_equal(standby, mysql_database)
         assert mysql_database.query("SELECT id FROM copy_others") == [(1,)]
+
+
+UNENCRYPTED = {
+    "mysql": "The server accepts only encrypted connections: add source.tls.",
+    "postgres": "Let pg_hba.conf admit the role from driver and executors. If it requires encryption, add source.tls.",
+}
+
+
+def test_a_connection_is_encrypted_as_the_server_wants_it(
+    encrypted: tuple[Server, str], mariadb_database: Database, tmp_path: Path
+) -> None:
+    server, ca = encrypted
+    with fresh_database(server) as source:
+        orders(source)
+        job = job_of(tmp_path, source, mariadb_database)
+        with only_encrypted(server):
+            assert UNENCRYPTED[server.kind] in remedy_of(job, SourceNotUsableError)
+            run_through(job, f"source.tls={{ca: {ca}}}")
+        source.execute("UPDATE orders SET note = 'z'")
+        run_through(job, f"source.tls={{ca: {ca}}}")
+        require_equal(source, mariadb_database)
+
+
+@contextlib.contextmanager
+def only_encrypted(server: Server) -> Iterator[None]:
+    """Lets the server refuse connections without TLS."""
+    if server.kind == "mysql":
+        with contextlib.closing(server.connect(ssl_disabled=False)) as other, other.cursor() as cursor:
+            cursor.execute("SET GLOBAL require_secure_transport = ON")
+            try:
+                yield
+            finally:
+                cursor.execute("SET GLOBAL require_secure_transport = OFF")
+        return
+    if server.data_folder is None:
+        pytest.skip("the server's files are not on this machine")
+    rules = server.data_folder / "pg_hba.conf"
+    former = rules.read_text()
+    with contextlib.closing(server.connect()) as other, other.cursor() as cursor:
+        try:
+            rules.write_text(f"hostnossl all all all reject\n{former}")
+            cursor.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: is_refused(server))
+            yield
+        finally:
+            rules.write_text(former)
+            cursor.execute("SELECT pg_reload_conf()")
+            wait_until(lambda: not is_refused(server))
+
+
+def is_refused(server: Server) -> bool:
+    try:
+        server.connect(sslmode="disable").close()
+    except psycopg2.OperationalError:
+        return True
+    return False
+
+
+def test_an_account_that_requires_encryption(
+    encrypted: tuple[Server, str], mariadb_database: Database, tmp_path: Path
+) -> None:
+    server, ca = encrypted
+    if server.kind == "postgres":
+        pytest.skip("PostgreSQL asks that of addresses, not of roles")
+    with (
+        fresh_database(server) as source,
+        account(server, f"SELECT ON {source.name}.*", "REPLICATION SLAVE, REPLICATION CLIENT ON *.*") as user,
+    ):
+        orders(source)
+        source.execute(f"ALTER USER {user.user} REQUIRE SSL")
+        job = job_of(tmp_path, source, mariadb_database, url=user.url_with_password())
+        told = remedy_of(job, SourceNotUsableError)
+        assert "If the account or the server requires encryption, add source.tls." in told
+        wrong = tmp_path / "wrong.pem"
+        wrong.write_text("no certificate")
+        files = remedy_of(job, SourceNotUsableError, f"source.tls={{ca: {ca}, cert: {ca}, key: {wrong}}}")
+        assert files == "Give existing PEM files; the key must have no passphrase and belong to the certificate."
+        for _ in range(2):
+            run_through(job, f"source.tls={{ca: {ca}}}")
+            require_equal(source, mariadb_database)
+            source.execute("UPDATE orders SET note = 'z'")

@@ -79,14 +79,15 @@ def in_source(source: Database, statements: tuple[str, ...]) -> None:
 
 
 def told_by(job: Path, *overrides: str) -> str | None:
-    """The error of a run, else its warnings, each with its remedy. None if there is nothing to tell."""
+    """The error of a run, else its warnings that say what to do. None if there is nothing to do."""
     notes = Notes()
     try:
         run_epochs(job, *overrides, notes=notes)
         require_none_parked(load_job_file(job, overrides), state_of(job))
     except TidemarkError as error:
         return str(error)
-    return " ".join(facts["text"] for event, facts in notes.found if event == "warning") or None
+    texts = [facts["text"] for event, facts in notes.found if event == "warning"]
+    return " ".join(text for text in texts if "Remedy: " in text and "Remedy: None is needed." not in text) or None
 
 
 def require_copies(source: Database, target: Database, columns: str = "*") -> None:

@@ -27,6 +27,17 @@ def replacing(text: str, other: str) -> Rewrite:
     return lambda chunk: chunk.replace(text.encode(), other.encode().ljust(len(text)))
 
 
+def closing_at(pattern: bytes) -> Rewrite:
+    """Breaks connections whose client sends such a packet."""
+
+    def rewrite(chunk: bytes) -> bytes:
+        if re.search(pattern, chunk, re.S):
+            raise ConnectionAbortedError
+        return chunk
+
+    return rewrite
+
+
 def doing_at(pattern: bytes, action: Callable[[], object]) -> Rewrite:
     """Does something before the first packet of this form passes."""
     done: list[bytes] = []

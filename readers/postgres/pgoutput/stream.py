@@ -24,7 +24,7 @@ from tidemark.readers.postgres.connect import (
     quote_literal,
 )
 from tidemark.readers.postgres.session import will_pass
-from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.readers.postgres.slot.log_source import LET_REPLICATE, ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TidemarkError
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER_NOW
@@ -155,7 +155,7 @@ def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | Co
     if code == _DENIED:
         return SourceNotUsableError(
             f"The role may not read the log: {text}.",
-            "ALTER ROLE <role> REPLICATION. The page Permissions of Tidemark's documentation has all grants.",
+            LET_REPLICATE,
         )
     if code is not None and (code.startswith(_OF_VALUES) or is_too_large(error)):
         return LogPositionLostError(

@@ -216,7 +216,7 @@ def _key(facts: TableFacts, key_override: Sequence[str] | None) -> tuple[str, ..
         "columns that is valid, not partial, not DEFERRABLE and on NOT NULL columns only.",
         f"These would do: {fitting}."
         if fitting
-        else "The table has no such index: create one, or leave the table out.",
+        else "The table has no such index: create one, or leave the table out: source.exclude_tables.",
     )
 
 

@@ -89,7 +89,7 @@ def preflight(
             key_override=demands.tables.keys.get(table),
             texts=demands.texts(table),
         )
-        findings += [*check_rows(facts), *problems]
+        findings += [*check_rows(facts, tables), *problems]
         findings += check_arrays(facts, demands.tables.as_text.get(table, frozenset()))
         if schema is not None:
             schemas[table] = schema

@@ -10,7 +10,13 @@ from tidemark.readers.postgres.replay import STREAM
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
 from tidemark.readers.postgres.slot.publication import only_itself
-from tidemark.readers.postgres.slot.slot import FAILOVER_MAJOR, slot_exists, survives_failover
+from tidemark.readers.postgres.slot.slot import (
+    FAILOVER_MAJOR,
+    MAKE_ROOM_FOR_SLOT,
+    SET_WAL_LEVEL,
+    slot_exists,
+    survives_failover,
+)
 from tidemark.state.table import TableId, TableSchema
 
 _ROLE = """
@@ -32,7 +38,7 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str, *, sta
         found.append(
             refusal(
                 f"wal_level is {server.wal_level}: the log does not hold rows.",
-                "ALTER SYSTEM SET wal_level = logical, and restart the server.",
+                SET_WAL_LEVEL,
             )
         )
     elif server.replication_slots >= server.max_replication_slots and not slot_exists(connection, slot):
@@ -40,8 +46,7 @@ def check_settings(connection: Connection, server: ServerInfo, slot: str, *, sta
             refusal(
                 f"All {server.max_replication_slots} replication slots of the server are taken "
                 "(max_replication_slots); the job needs one.",
-                "Drop slots that nobody uses (SELECT * FROM pg_replication_slots), or raise max_replication_slots and "
-                "restart the server.",
+                MAKE_ROOM_FOR_SLOT,
             )
         )
     return [*found, *_worth_knowing(connection, server), *_without_failover(connection, server, slot)]

@@ -49,8 +49,8 @@ def check_arrays(facts: TableFacts, as_text: Collection[str]) -> list[Finding]:
     ]
 
 
-def check_rows(facts: TableFacts) -> list[Finding]:
-    """Checks for rows that a SELECT or the log would leave out."""
+def check_rows(facts: TableFacts, selected: Collection[TableId]) -> list[Finding]:
+    """Checks for rows that a SELECT or the log would leave out. `selected`: the tables that the job copies."""
     table, found = facts.table, []
     unlogged = [p.table for p in facts.partitions if p.unlogged]
     foreign = [p.table for p in facts.partitions if p.foreign]
@@ -78,7 +78,7 @@ def check_rows(facts: TableFacts) -> list[Finding]:
         found.append(
             refusal(
                 f"Row-level security of {table} hides rows from the role, while the log has all of them.",
-                "ALTER ROLE … BYPASSRLS for the role of source.url.",
+                "Let the role of source.url bypass it: ALTER ROLE <role> BYPASSRLS.",
                 table=table,
             )
         )
@@ -90,10 +90,10 @@ def check_rows(facts: TableFacts) -> list[Finding]:
                 table=table,
             )
         )
-    elif facts.has_children:
+    elif children := [child for child in facts.children if child not in selected]:
         found.append(
             warning(
-                f"Other tables inherit from {table}: only its own rows are copied with it.",
+                f"Other tables inherit from {table} ({', '.join(map(str, children))}): only its own rows are copied with it.",
                 "Name those tables in source.tables too.",
                 table=table,
             )

@@ -18,7 +18,9 @@ _IDENTITIES: dict[str, Identity] = {"d": "default", "n": "nothing", "f": "full",
 
 _TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident,
-       NOT c.relispartition AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AND c.relkind = 'r',
+       ARRAY(SELECT ARRAY[m.nspname::text, k.relname::text] FROM pg_inherits i JOIN pg_class k ON k.oid = i.inhrelid
+             JOIN pg_namespace m ON m.oid = k.relnamespace
+             WHERE i.inhparent = c.oid AND c.relkind = 'r' AND NOT c.relispartition ORDER BY 1),
        row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'USAGE'),
        has_table_privilege(c.oid, 'SELECT'),
        ARRAY(SELECT s.name FROM unnest(ARRAY['ctid', 'tableoid', 'xmin', 'cmin']) AS s(name)
@@ -141,7 +143,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """One table. `columns`: in the server's order, without dropped ones. `has_children`: other tables that are not partitions
+    """One table. `columns`: in the server's order, without dropped ones. `children`: other tables that are not partitions
     inherit from it. `rows_hidden`: row security applies to the role. `owned`: the role is the table's owner or a member of
     it. `schema_usable`: the role has USAGE on the table's schema. `readable`: the role may SELECT from the table, not only
     from columns of it. `unreadable_system_columns`: those of ctid, tableoid, xmin and cmin that the role may not SELECT.
@@ -152,7 +154,7 @@ class TableFacts:
     kind: Kind
     unlogged: bool
     identity: Identity
-    has_children: bool
+    children: tuple[TableId, ...]
     rows_hidden: bool
     owned: bool
     schema_usable: bool
@@ -210,10 +212,8 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
     found = {}
     for table in tables:
         if table not in heads:
-            raise TableGoneError(f"{table} no longer exists.", "Take it out of source.tables.")
-        oid, _, _, kind, persistence, identity, has_children, rows_hidden, owned, usable, readable, hidden = heads[
-            table
-        ]
+            raise TableGoneError(f"{table} no longer exists.", "Run the job again.")
+        oid, _, _, kind, persistence, identity, children, rows_hidden, owned, usable, readable, hidden = heads[table]
         its_types = {number: _named_type(*row) for number, *row in named_types[oid]}
         its_columns = tuple(replace(_column(*row), named_type=its_types.get(row[0])) for row in columns[oid])
         its_indexes = tuple(UniqueIndex(n, primary, of, exact, tuple(c)) for n, primary, of, exact, c in indexes[oid])
@@ -226,7 +226,7 @@ def read_tables(connection: Connection, tables: Sequence[TableId]) -> dict[Table
             kind=_KINDS[kind],
             unlogged=persistence != "p",
             identity=_IDENTITIES[identity],
-            has_children=has_children,
+            children=tuple(TableId(*names) for names in children),
             rows_hidden=rows_hidden,
             owned=owned,
             schema_usable=usable,

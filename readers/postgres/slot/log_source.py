@@ -5,6 +5,8 @@ from typing import Protocol
 
 from tidemark.state.position import WalPosition
 
+LET_REPLICATE = "ALTER ROLE <role> REPLICATION. The page Permissions of Tidemark's documentation has all grants."
+
 
 class ConnectionLostError(Exception):
     """The stream broke. A new connection may help."""

@@ -143,7 +143,7 @@ def check_publication(
     partitions. `addable`: those that the role may publish."""
     head = _head(connection, name)
     if head is None:
-        return [refusal(f"The publication {name} does not exist.", "Start a new job. It creates the publication.")]
+        return [refusal(f"The publication {name} does not exist.", "Run the job again.")]
     quoted = quote_identifier(name)
     _, _, whole, via_root, _ = head
     found = []

@@ -20,7 +20,7 @@ from tidemark.readers.postgres.replay import await_replay, is_in_recovery
 from tidemark.readers.postgres.server import ServerIdentity, require_same
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
-from tidemark.readers.postgres.slot.log_source import ConnectionLostError
+from tidemark.readers.postgres.slot.log_source import LET_REPLICATE, ConnectionLostError
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
@@ -61,6 +61,14 @@ class SlotSource:
     identity: ServerIdentity
     slot: str
     publication: str
+
+
+SET_WAL_LEVEL = "ALTER SYSTEM SET wal_level = logical, and restart the server."
+MAKE_ROOM_FOR_SLOT = (
+    "Drop slots that nobody uses (SELECT * FROM pg_replication_slots), or raise max_replication_slots and restart the "
+    "server."
+)
+_ONE_JOB = "Stop whoever reads from it: a slot belongs to one job."
 
 
 def create_slot(connection: Connection, slot: str) -> WalPosition:
@@ -116,9 +124,7 @@ def require_slot(
             if waited_seconds > PATIENCE_SECONDS:
                 _end_own_reader(connection, slot_source.slot)
             if waited_seconds > seconds:
-                raise SourceNotUsableError(
-                    f"The source's log can't be read: {exc}.", "Stop whoever reads from it: a slot belongs to one job."
-                ) from exc
+                raise SourceNotUsableError(f"The source's log can't be read: {exc}.", _ONE_JOB) from exc
             time.sleep(_POLL_SECONDS)
         else:
             return
@@ -433,10 +439,10 @@ def _check_end(connection: Connection, found: dict[str, Any], position: WalPosit
 def _refused(error: psycopg2.Error) -> SourceNotUsableError:
     code = error_code(error)
     remedy = {
-        _DENIED: "Let the role use replication: ALTER ROLE <role> REPLICATION.",
-        _IN_USE: "Stop whoever reads from it.",
-        _TOO_MANY: "Raise max_replication_slots, or drop slots that nobody needs.",
-        _NOT_READY: "Set wal_level = logical on the source, and restart it.",
+        _DENIED: LET_REPLICATE,
+        _IN_USE: _ONE_JOB,
+        _TOO_MANY: MAKE_ROOM_FOR_SLOT,
+        _NOT_READY: SET_WAL_LEVEL,
     }.get(code or "", "Correct what the server's message says.")
     return SourceNotUsableError(f"The source refuses the job's replication slot: {error_text(error)}.", remedy)
 
