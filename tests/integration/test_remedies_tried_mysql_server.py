@@ -13,7 +13,7 @@ from devtools.server import Server
 from devtools.servers import start_server
 from tests.support.cli import CommandLine
 from tests.support.leases import wait_until
-from tests.support.lost_logs import end_of_log, lose_log, purge_log, reset_log
+from tests.support.lost_logs import end_of_log, grow_log, lose_log, purge_log, reset_log
 from tests.support.remedy_ways import (
     Trouble,
     get_over,
@@ -194,3 +194,39 @@ def test_a_server_that_waits_for_a_semi_synchronous_replica(
         assert told_by(job) is None
         require_copies(source, postgres_database)
         source.execute("UPDATE orders SET note = 'z'")
+
+
+def test_a_log_without_gtids_was_reset(
+    mysql_nogtid_database: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
+    """Its file of the same name is another one."""
+
+    def make(source: Database) -> None:
+        end = end_of_log(source)
+        reset_log(source)
+        source.execute("CREATE TABLE t (id int AUTO_INCREMENT PRIMARY KEY, note text)")
+        grow_log(source, end)
+
+    says = "If the source's log was reset, or the server was restored or replaced: start over"
+    job = a_job(tmp_path, mysql_nogtid_database, postgres_database)
+    get_over(job, mysql_nogtid_database, postgres_database, Trouble(make, says, undone, before=()), tidemark)
+
+
+def test_a_log_that_is_purged_while_a_transaction_stays_prepared(
+    source: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
+    """The job must read the log again from where it was prepared."""
+    other = source.connect()
+
+    def make(source: Database) -> None:
+        with contextlib.closing(other), other.cursor() as cursor:
+            for statement in ("XA START 'y'", "INSERT INTO orders VALUES (2, 'b')", "XA END 'y'", "XA PREPARE 'y'"):
+                cursor.execute(statement)
+        source.execute("FLUSH BINARY LOGS", "INSERT INTO orders VALUES (3, 'c')")
+        assert "XA RECOVER lists them" in str(told_by(job))
+        purge_log(source)
+        source.execute("XA COMMIT 'y'")
+
+    job = a_job(tmp_path, source, postgres_database)
+    says = "Let the server keep its log longer: binlog_expire_logs_seconds."
+    get_over(job, source, postgres_database, Trouble(make, says, undone, before=()), tidemark)

@@ -23,6 +23,7 @@ from tests.support.remedy_ways import (
     mirror_job,
     require_copies,
     setting,
+    start_over,
     statements,
     told_by,
     undone,
@@ -453,6 +454,19 @@ LATER = {
             "INSERT INTO bad VALUES (1, 'good')",
         ),
     ),
+    "a table is renamed": Trouble(
+        ("ALTER TABLE bad RENAME TO away", "UPDATE away SET code = 7"),
+        "rename the table back",
+        by_hand("ALTER TABLE away RENAME TO bad"),
+        before=(BOTH, "INSERT INTO bad VALUES (1, 1)"),
+    ),
+    "a partition without a log": Trouble(
+        ("CREATE UNLOGGED TABLE off PARTITION OF bad FOR VALUES FROM (5000) TO (6000)",),
+        "ALTER TABLE",
+        statements(r"ALTER TABLE \S+ SET LOGGED"),
+        before=PARTS,
+        later=("INSERT INTO bad VALUES (5001)",),
+    ),
     "an identity lacks the key": Trouble(
         (
             "ALTER TABLE bad REPLICA IDENTITY USING INDEX by_code",
@@ -509,4 +523,35 @@ def test_a_wildcard_whose_tables_are_gone_is_taken_out(
     told = told_by(job, "source.tables=[public.orders, public.ba*]")
     assert told is not None
     assert "If its tables were dropped, none is needed. Otherwise correct it, or GRANT the account its rights." in told
+    require_it_goes_on(job, source, mysql_database)
+
+
+def without_its_log(source: Database) -> None:
+    """The server invalidates the slot at a checkpoint, because it keeps too much log."""
+    source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
+    for _ in range(4):
+        source.execute("UPDATE orders SET note = 'b'", "SELECT pg_switch_wal()")
+    wait_until(lambda: is_invalidated(source))
+    source.execute("ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+
+
+def is_invalidated(source: Database) -> bool:
+    source.execute("CHECKPOINT")
+    return source.query("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", (source.name,)) == [
+        ("lost",)
+    ]
+
+
+def test_a_slot_that_the_server_has_invalidated(
+    own_database: Database, mysql_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
+    source = own_database
+    job = a_job(tmp_path, source, mysql_database)
+    says = "Drop it (tidemark drop JOB.yaml). Start over with an empty checkpoint and an empty target. Then let slots keep more"
+    assert told_by(job) is None
+    without_its_log(source)
+    told = told_by(job)
+    assert told is not None
+    assert says in told
+    start_over(job, source, mysql_database, tidemark)
     require_it_goes_on(job, source, mysql_database)

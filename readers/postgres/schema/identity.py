@@ -126,7 +126,7 @@ def was_renamed(table: TableId, name: TableId) -> SchemaChangedError:
 def is_gone(table: TableId) -> TableDroppedError:
     return TableDroppedError(
         f"{table} was dropped, and its rows with it, which is not in the log.",
-        f"{START_OVER_NOW} If the table is not to be copied any more, take it out of source.tables.",
+        LEAVE_OUT,
         table,
     )
 
