@@ -446,7 +446,7 @@ def test_an_account_that_is_refused(
     with account(source.server, f"SELECT ON {source.name}.*", "REPLICATION SLAVE, REPLICATION CLIENT ON *.*") as user:
         job = a_job(tmp_path, source, postgres_database)
         url = user.url_with_password()
-        another = url.replace(user.password.get_secret_value(), "another")
+        another = url.replace(user.password.get_secret_value(), "pw-of-nobody")
         wrong = {"no password": another, "no database": f"{url.rstrip('/')}/nowhere"}.get(name, url)
         source.execute(*[text.format(user=user.user) for text in made])
         told = told_by(job, f"source.url={wrong}")

@@ -143,7 +143,7 @@ OF_TABLES = {
     ),
     "a key of a table without one": Trouble(
         ("CREATE TABLE bad (id int NOT NULL)",),
-        "The table has no such index: create one, or leave the table out.",
+        "The table has no such index: create one, or leave the table out",
         by_hand(
             "CREATE UNIQUE INDEX by_id ON bad (id)",
             "ALTER TABLE bad REPLICA IDENTITY USING INDEX by_id",

@@ -21,6 +21,10 @@ Way = Callable[[str, Database], tuple[str, ...]]
 """Does what a text says. Returns the settings that the next runs have."""
 
 
+NOTHING_TO_DO = "Remedy: None is needed. To keep the table out of the job"
+"""A table joins the job."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """`made`: statements for the source, on one connection, or what else is done to it. `before`: those after which the job
@@ -87,7 +91,7 @@ def told_by(job: Path, *overrides: str) -> str | None:
     except TidemarkError as error:
         return str(error)
     texts = [facts["text"] for event, facts in notes.found if event == "warning"]
-    return " ".join(text for text in texts if "Remedy: " in text and "Remedy: None is needed." not in text) or None
+    return " ".join(text for text in texts if "Remedy: " in text and NOTHING_TO_DO not in text) or None
 
 
 def require_copies(source: Database, target: Database, columns: str = "*") -> None:

@@ -61,6 +61,10 @@ def _serve(listening: socket.socket, server: Server, of_client: Rewrite, of_serv
 
 
 def _copy(source: socket.socket, target: socket.socket, rewrite: Rewrite) -> None:
-    with contextlib.suppress(OSError), source, target:
-        while chunk := source.recv(1 << 16):
-            target.sendall(rewrite(chunk))
+    with source, target:
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(1 << 16):
+                target.sendall(rewrite(chunk))
+        for end in (source, target):  # the other thread waits for one of them: closing alone would leave it open
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
