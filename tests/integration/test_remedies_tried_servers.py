@@ -30,6 +30,7 @@ from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.sinks.files import merging
 from tidemark.sinks.files import sink as files_sink
+from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.sink import SinkBusyError
@@ -195,6 +196,7 @@ def test_a_session_that_keeps_the_copy_locked_is_ended(
     patient = f"lock_timeout = '{postgres_session.LOCK_WAIT_SECONDS}s'"
     assert patient in postgres_session._SESSION
     monkeypatch.setattr(postgres_session, "_SESSION", postgres_session._SESSION.replace(patient, "lock_timeout = '1s'"))
+    monkeypatch.setattr(mirror_writer, "ATTEMPTS", 1)  # each is made by all attempts of the epoch
     orders(source)
     job = job_of(tmp_path, source, target)
     run_epochs(job)
