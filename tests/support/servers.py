@@ -7,6 +7,7 @@ PostgreSQL that is tried. A test that stops a server or changes its settings tak
 from `devtools.servers.start_server`.
 """
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from devtools.databases import Database, fresh_database
+from devtools import databases
+from devtools.databases import Database
 from devtools.server import Server
 from devtools.server_process import SupervisedProcess
 from tests.support.server_broker import ServerBroker, ServerFound, ServerWanted, ask_broker
@@ -36,6 +38,9 @@ USED = pytest.StashKey[set[ServerWanted]]()
 
 EVERY_SERVER = "TIDEMARK_TEST_EVERY_SERVER"
 """This variable of the environment is 1 where each test runs on each of its servers, whatever its marks are."""
+
+MAX_LOG_BYTES = 100_000
+"""A shared server's log file that is longer is not continued by the next test's database."""
 
 SERVER_FIXTURES = ("mysql_server", "mysql_nogtid_server", "mariadb_server", "postgres_server", "postgres_source_server")
 
@@ -161,6 +166,25 @@ def restart_with(server: Server, **options: str | bool) -> None:
     server.stop()
     server.process.options = {**server.process.options, **options}
     server.start()
+
+
+@contextlib.contextmanager
+def fresh_database(server: Server, settings: str | None = None) -> Iterator[Database]:
+    """As `devtools.databases.fresh_database`. A job of MySQL or MariaDB reads the log's newest file from its start to find its
+    start position, so that with the statements of a thousand tests it would take longer than the test itself."""
+    if isinstance(server, SharedServer) and server.kind != "postgres":
+        _end_long_log_file(server)
+    with databases.fresh_database(server, settings) as database:
+        yield database
+
+
+def _end_long_log_file(server: Server) -> None:
+    with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT @@log_bin")
+        if cursor.fetchone()[0]:
+            cursor.execute("SHOW BINARY LOGS")
+            if cursor.fetchall()[-1][1] > MAX_LOG_BYTES:
+                cursor.execute("FLUSH BINARY LOGS")
 
 
 @pytest.fixture(scope="session")
