@@ -50,6 +50,7 @@ POSTGRES_OPTIONS: Mapping[str, Option] = {
     "max_wal_senders": 20,
     "max_replication_slots": 20,
     "fsync": False,
+    "full_page_writes": False,  # a SIGKILL tears no page
     "dynamic_shared_memory_type": "mmap",  # in the data folder: nothing is left in memory after a SIGKILL
     "shared_buffers": "256MB",
 }
