@@ -29,7 +29,10 @@ SPARK = {
     "master": "local[2]",
     "conf": {
         "spark.driver.memory": "700m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Xss4m",  # these JVMs live for seconds
+        # These JVMs live for seconds, on two cores that others want, too.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m",
+        # Each task that joins or aggregates takes a page, of 16 MB otherwise, for a few rows.
+        "spark.buffer.pageSize": "1m",
         "spark.sql.codegen.wholeStage": "false",
         # Compiling the expressions of a query takes longer than evaluating them for a few rows.
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
