@@ -182,6 +182,12 @@ def _of_delta(job: Sections) -> list[Contradiction]:
     if job.sink.type != "delta":
         return []
     found: list[Contradiction] = []
+    if job.sink.on_schema_change.drop_column == "drop":
+        text = (
+            "must not be drop for sink.type delta: Delta drops columns only of tables with column mapping, which the job's "
+            "tables don't have, because older readers could not read them. Allowed: evolve, stop, ignore"
+        )
+        found.append((("sink", "on_schema_change", "drop_column"), text))
     if job.sink.style == "changelog" and job.sink.audit_columns.model_dump(exclude_none=True):
         text = "is for style: mirror only; a changelog has every DELETE, and _commit_timestamp"
         found.append((("sink", "audit_columns"), text))

@@ -36,6 +36,12 @@ def _may_not_be_ignored(kind: Kind) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _may_be_dropped(value: Any) -> Any:
+    if value not in ("evolve", "drop", "stop", "ignore"):
+        raise refuse("must be evolve | drop | stop | ignore", choices=("evolve", "drop", "stop", "ignore"))
+    return value
+
+
 _MayBeIgnored = Annotated[Literal["evolve", "stop", "ignore"], BeforeValidator(_may_be_ignored)]
 
 
@@ -52,10 +58,12 @@ class SchemaChanges(Section):
         description="`evolve`: the copy gets the column. `ignore`: the column is not copied, as if `source.columns` excluded "
         "it. To copy it later, write `evolve` and run `tidemark signal JOB.yaml resnapshot --table NAME`.",
     )
-    drop_column: _MayBeIgnored = Field(
+    drop_column: Annotated[Literal["evolve", "drop", "stop", "ignore"], BeforeValidator(_may_be_dropped)] = Field(
         "evolve",
         description="`evolve` and `ignore` are the same: the copy keeps the column, and no longer writes it. If the table is "
-        "read again, the column is NULL in all rows.",
+        "read again, the column is NULL in all rows. `drop`: a mirror drops the column, too, with its values. If an index or "
+        "a view of the copy needs the column, the table is parked. Columns that the copy has kept before stay. With files, "
+        "`drop` is `evolve`: new files lack the column in any case. Not for `sink.type: delta`.",
     )
     rename_column: Annotated[Literal["evolve", "stop"], _may_not_be_ignored("rename_column")] = Field(
         "evolve",

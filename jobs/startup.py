@@ -31,6 +31,7 @@ from tidemark.jobs.tables.job_tables import (
     require_tables,
     with_later_tables,
 )
+from tidemark.jobs.tables.kinds_of_change import dropped_columns
 from tidemark.jobs.tables.parking import (
     all_parked,
     answer_signals,
@@ -51,12 +52,12 @@ from tidemark.jobs.tables.parking import (
     to_be_found,
     unfinished_epoch,
 )
-from tidemark.jobs.tables.schema_changes import changes_columns
+from tidemark.jobs.tables.schema_changes import as_schema_change, changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import projections_of, require_same_projections
 from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
-from tidemark.sinks.sink import Adapts, JobIdentity, ReplacesRanges, Sink, Written, raise_problems
+from tidemark.sinks.sink import Adapts, DropsColumns, JobIdentity, ReplacesRanges, Sink, Written, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,
@@ -146,6 +147,16 @@ class _Admission:
         written = Checkpoint.at(self.job.checkpoint).written_tables(state)
         raise_problems(self.sink.check(schemas, identity, written))
 
+    def drop_columns(self, state: JobState, schema: TableSchema, output: TableSchema) -> None:
+        checkpoint = Checkpoint.at(self.job.checkpoint)
+        if self.job.sink.on_schema_change.drop_column != "drop" or not isinstance(self.sink, DropsColumns):
+            return
+        known, projection = checkpoint.newest_schemas()[schema.table]
+        copied = known if projection is None else projection.output
+        names = dropped_columns(known, copied, schema, output)
+        if names:
+            self.sink.drop_columns(JobIdentity(state.job_uuid, state.job_name, checkpoint.driver), output, names)
+
     def replaceable(
         self, state: JobState, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
@@ -226,6 +237,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
             return False
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
+    error = as_schema_change(error, job, state)
     if changes_columns(error, job, state, sink, events) or _leave(error, job, state, events, at_start=True):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):

@@ -284,6 +284,17 @@ class Widens(Protocol):
 
 
 @runtime_checkable
+class DropsColumns(Protocol):
+    """A sink that can drop columns of a copy."""
+
+    def drop_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """Drops those of the columns that the copy of the table has and `schema` lacks. The copy of another job, or none, is
+        left to `check`. May be repeated, also after a death in between. Takes effect only if no driver with a greater number
+        than `job.owner` has taken the job over; raises JobHeldError otherwise. Raises SinkError if something else in the target
+        needs such a column; then none is dropped."""
+
+
+@runtime_checkable
 class TakesLabels(Protocol):
     """A sink whose copies may have enums of their own. The labels that rows have and an enum lacks come last in it."""
 

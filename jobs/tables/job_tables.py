@@ -44,6 +44,10 @@ class Admit(Protocol):
         """Called with the job before the tables join, None at its first start, and with all tables including the new ones.
         Raises TidemarkError if the target can't take them."""
 
+    def drop_columns(self, state: JobState, schema: TableSchema, output: TableSchema) -> None:
+        """Drops columns of the copy of a table that comes back which the source has dropped, if the job file says so. `output`:
+        the table as the sink gets it. Raises SinkError if the target refuses it. Called before the table is admitted."""
+
     def replaceable(
         self, state: JobState, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
     ) -> frozenset[TableId]:
@@ -119,6 +123,7 @@ def with_later_tables(
             orders = copied_orders(job, schema, output, columns, found) if may_replace else None
             if orders is not None:
                 replaced |= admit.replaceable(state, [output], {schema.table: orders})
+            admit.drop_columns(state, schema, output)
             admit(state, [output])
         except (SinkError, JobFileError) as error:
             unfit.add(schema.table)

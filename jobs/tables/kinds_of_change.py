@@ -11,6 +11,7 @@ from tidemark.readers.source import FindsDrops, FindsPartitions, FoundSource, Pr
 from tidemark.state.errors import (
     JobFileError,
     SchemaChangedError,
+    SinkError,
     SourceNotUsableError,
     TableDroppedError,
     TidemarkError,
@@ -44,6 +45,24 @@ def kinds_between(known: TableSchema, now: TableSchema) -> frozenset[Kind]:
     kinds |= {"add_column"} if new or any(column.name not in copied for column in altered) else set()
     kinds |= {"change_type"} if any(column.name in copied for column in altered) else set()
     return frozenset(kinds)
+
+
+def dropped_columns(known: TableSchema, copied: TableSchema, now: TableSchema, output: TableSchema) -> list[str]:
+    """Returns the columns of a copy that the source has dropped since `known`: not those that are excluded now, and none that
+    the source never had. `copied`, `output`: the table as the sink gets it, then and now."""
+    left = {column.name for column in (*now.present, *output.captured)}
+    held = {column.name for column in copied.captured}
+    return [column.name for column in known.captured if column.name in held and column.name not in left]
+
+
+def lacks_dropped_column(error: TidemarkError, without: Without, state: JobState, known: TableSchema) -> bool:
+    """True if the copy does not fit, and the source no longer has a column that the job copies: a driver may have died after it
+    had dropped the column in the copy, and before it recorded that. Raises SourceUnavailableError."""
+    if not isinstance(error, SinkError) or without(()).sink.on_schema_change.drop_column != "drop":
+        return False
+    now = _asked(without, state, lambda found: found.schemas_now([known.table]).get(known.table))
+    present = {column.name for column in now.present} if now is not None else set()
+    return now is not None and any(column.name not in present for column in known.captured)
 
 
 def was_dropped(error: TidemarkError, without: Without, state: JobState, known: TableSchema, read: Position) -> bool:

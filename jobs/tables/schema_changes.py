@@ -2,19 +2,21 @@
 is known what they are in all rows that the table had, and columns of wider types."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.tables import TableName
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.sources import find_source
-from tidemark.jobs.tables.kinds_of_change import kinds_between
+from tidemark.jobs.tables.kinds_of_change import dropped_columns, kinds_between, lacks_dropped_column
 from tidemark.jobs.tables.parking import to_be_found, unfinished_epoch
 from tidemark.jobs.tables.partition_watch import partitions_of_plan
 from tidemark.readers.added_columns import new_columns, wider_columns
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.projection.settings import projections_of
-from tidemark.sinks.sink import Adapts, AddsConstants, JobIdentity, Sink, Widens, raise_problems
+from tidemark.sinks.sink import Adapts, AddsConstants, DropsColumns, JobIdentity, Sink, Widens, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError, SchemaChangedError, SinkError, SourceNotUsableError, TidemarkError
 from tidemark.state.failpoints import failpoint
@@ -22,6 +24,7 @@ from tidemark.state.job_state import Altered, JobState
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.projection import outputs_of
+from tidemark.state.remedies import read_again
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -60,7 +63,9 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         return False
     if retyped and not (isinstance(sink, Widens) and _are_copied_as_they_are(output, retyped)):
         return False
-    identity = JobIdentity(state.job_uuid, state.job_name)
+    dropped = dropped_columns(known, next(out for out in state.outputs if out.table == table), schema, output)
+    drops = job.sink.on_schema_change.drop_column == "drop" and isinstance(sink, DropsColumns)
+    identity = JobIdentity(state.job_uuid, state.job_name, checkpoint.driver)
     try:
         if constants and isinstance(sink, AddsConstants):
             sink.add_constants(identity, output, names)
@@ -68,6 +73,8 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
             sink.add_columns(identity, output, names)
         if wider and isinstance(sink, Widens):
             sink.widen_columns(identity, output, wider)
+        if dropped and drops and isinstance(sink, DropsColumns):
+            sink.drop_columns(identity, output, dropped)
         raise_problems(sink.check([output], identity, checkpoint.written_tables(state)))
     except SinkError as refused:
         what = f"get the new columns ({', '.join(names)}) as they are" if names else "do without columns"
@@ -79,21 +86,33 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
     projection = projections[0] if projections else None
     checkpoint.create_altered(state, Altered(schema, projection, time.time_ns() // 1000))
     failpoint("schema.after_altered")
-    events.note("altered", table=str(table), text=_told(known, schema, job))
+    events.note("altered", table=str(table), text=_told(known, schema, job, dropped if drops else ()))
     return True
 
 
-def _told(known: TableSchema, schema: TableSchema, job: JobFile) -> str:
-    """Returns what changed, for people."""
+def as_schema_change(error: TidemarkError, job: JobFile, state: JobState) -> TidemarkError:
+    """Returns the error of a start, or, if the copy lacks a column because the source has dropped it, what the log would say
+    about that later. Raises SourceUnavailableError."""
+    known = next((schema for schema in state.schemas if schema.table == error.table), None)
+    if known is None or not lacks_dropped_column(error, partial(to_be_found, job, state), state, known):
+        return error
+    message = f"{known.table} has lost columns, and so has its copy. {error.message}"
+    return SchemaChangedError(message, read_again(TableName(known.table.database, known.table.name)), known.table)
+
+
+def _told(known: TableSchema, schema: TableSchema, job: JobFile, dropped: Collection[str]) -> str:
+    """Returns what changed, for people. `dropped`: columns that the copy has lost, too."""
     excluded = job.source.excluded_columns(known.table.database, known.table.name)
     ignored = [column.name for column in new_columns(known, schema) if not (column.captured or column.name in excluded)]
     new = [column.name for column in new_columns(known, schema) if column.captured]
     present = {column.name for column in schema.present}
     gone = [column.name for column in known.captured if column.name not in present]
+    kept = [name for name in gone if name not in dropped]
     texts = [f"It has new columns ({', '.join(new)})."] if new else []
     if ignored and job.sink.on_schema_change.add_column == "ignore":
         texts.append(f"It has new columns that are not copied ({', '.join(ignored)}), as sink.on_schema_change wants.")
-    texts += [f"It lost columns ({', '.join(gone)}). The copy keeps them."] if gone else []
+    texts += [f"It lost columns ({', '.join(kept)}). The copy keeps them."] if kept else []
+    texts += [f"It lost columns ({', '.join(dropped)}). The copy lost them, too."] if dropped else []
     wider = [column.name for column in wider_columns(known, schema)]
     texts += [f"Columns have wider types or allow NULL ({', '.join(wider)})."] if wider else []
     return " ".join(texts) or "It got or lost columns that are not copied."

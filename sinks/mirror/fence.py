@@ -73,6 +73,9 @@ class Fence:
         )
         self.session.end_transaction(doing)
 
+    def is_owner(self, job: JobIdentity) -> bool:
+        return self._value(job.uuid, _OWNER) == job.owner
+
     def enter(self, job: JobIdentity) -> None:
         """Locks the owner's row shared until the transaction's end. Raises unless the job's driver is the owner."""
         require_owner(job, self._value(job.uuid, _OWNER, self.lock_shared), self.table)

@@ -44,6 +44,7 @@ class LedgerSession(ABC):
     _LOCK_SHARED: ClassVar[str]
     """The end of a SELECT that locks its rows shared."""
     locks_only_rows: ClassVar[bool]
+    rolls_back_ddl: ClassVar[bool]
     _job: JobIdentity
     _part: tuple[str, int, str]
 
@@ -211,6 +212,16 @@ class LedgerSession(ABC):
         for session_id, name in self.writers(writer_name(job.uuid)).items():
             if int(name.rpartition(" ")[2]) < job.owner:
                 self.end_session(session_id)
+
+    def hold_fence(self, job: JobIdentity) -> None:
+        self.start_transaction()
+        is_owner = self._fence.is_owner(job)
+        self.rollback()
+        if not is_owner:
+            # Never twice: late tasks of the driver itself still need the ledger's entries, which a take-over removes.
+            self.take_over(job)
+        self.start_transaction()
+        self._fence.enter(job)
 
     def written(self, job: JobIdentity) -> Written:
         return self._fence.written(job)

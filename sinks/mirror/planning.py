@@ -342,6 +342,16 @@ def widened_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect
     return clauses
 
 
+def columns_to_drop(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
+    """Returns the names of those of the columns that a table has. Not those that it needs: it may take two names for one, and
+    a key goes by `key_clauses` only."""
+    needed = {dialect.same_column(column.name) for column in schema.captured} | set(
+        map(dialect.same_column, existing.key)
+    )
+    gone = set(map(dialect.same_column, names)) - needed
+    return [column.name for column in existing.columns if dialect.same_column(column.name) in gone]
+
+
 def without_defaults(schema: TableSchema, dialect: Dialect, names: Collection[str]) -> list[str]:
     """Returns clauses of ALTER TABLE that take the constants away as defaults: a row that is written without the column,
     because the source dropped it, has NULL there."""

@@ -24,6 +24,7 @@ from tidemark.sinks.mirror.planning import (
     Found,
     adapting_clauses,
     added_columns,
+    columns_to_drop,
     columns_to_make,
     find_column,
     is_replaceable,
@@ -308,6 +309,27 @@ class MirrorSink:
             failpoint("sink.after_widening")
             self._note_altered(session, schema, target, owner, found)
 
+    def drop_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
+        """See `tidemark.sinks.sink.DropsColumns`. Where DDL commits, a second session holds the fence meanwhile. Whoever takes
+        the job over ends both sessions."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_about(schema.table))
+            session = stack.enter_context(contextlib.closing(self.connect(writer_of=job)))
+            keeper = session
+            if not session.rolls_back_ddl:
+                keeper = stack.enter_context(contextlib.closing(self.connect(writer_of=job)))
+            keeper.hold_fence(job)
+            ((_, target),) = self._targets(session, [schema])
+            owner, found = session.owners([target]).get(target), session.inspect(target)
+            if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
+                return
+            gone = columns_to_drop(self.audit.extended(schema), found, session.dialect, names)
+            if gone:
+                _drop_columns(session, target, gone)
+            keeper.end_transaction(f"dropping columns of {target}")
+            failpoint("sink.after_dropping")
+            _keep_known(session, target, owner, found)
+
     def _copy_of(
         self, session: Session, job: JobIdentity, schema: TableSchema
     ) -> tuple[TargetName, Owner, TargetTable]:
@@ -402,6 +424,29 @@ def _replace_key(session: Session, target: TargetName, found: TargetTable, claus
         session.replace_key(target, found, clauses)
     except SinkError as error:
         raise SinkError(error.message, f"{error.remedy} Or drop that table, and let the job create it.") from error
+
+
+def _drop_columns(session: Session, target: TargetName, names: Sequence[str]) -> None:
+    """Raises SinkError if something needs the columns, such as an index: MySQL would leave it with its other columns, and
+    PostgreSQL would drop it."""
+    remedy = (
+        "Drop what needs the column, or change it so that it does without, and run the job again. Or keep the column: "
+        "write drop_column: evolve in sink.on_schema_change."
+    )
+    dialect, listed = session.dialect, ", ".join(names)
+    if dependents := session.dependents(target, names):
+        raise SinkError(
+            f"{target} has columns that the source has dropped ({listed}), and that are needed by: {', '.join(dependents)}.",
+            remedy,
+        )
+    failpoint("sink.before_dropping")
+    try:
+        session.execute(
+            dialect.alter_table(target, [dialect.drop_column(name) for name in names]),
+            doing=f"dropping columns of {target}: {listed}",
+        )
+    except SinkError as error:
+        raise SinkError(error.message, remedy) from error
 
 
 def _keep_known(session: Session, target: TargetName, owner: Owner, before: TargetTable) -> TargetTable:

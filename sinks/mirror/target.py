@@ -264,6 +264,10 @@ class Session(Protocol):
     def locks_only_rows(self) -> bool:
         """True if a transaction that writes rows never makes one wait that writes other rows of the table."""
 
+    @property
+    def rolls_back_ddl(self) -> bool:
+        """False if an ALTER TABLE commits the transaction before it."""
+
     def schema_exists(self, schema: str) -> bool: ...
     def inspect(self, target: TargetName) -> TargetTable | None: ...
     def inspect_all(self, targets: Iterable[TargetName]) -> dict[TargetName, TargetTable]:
@@ -304,6 +308,10 @@ class Session(Protocol):
         written rows since. May be repeated. Raises SinkBusyError if others keep the table locked for some seconds; SinkError if
         the server refuses the change: then the table keeps its rows."""
 
+    def dependents(self, target: TargetName, columns: Sequence[str]) -> list[str]:
+        """Returns what needs these columns of a table, each with its kind and name, as far as the server tells: indexes, views,
+        triggers. The server would change or drop it with the columns, or let it fail from then on."""
+
     def mark_created(self, targets: Iterable[TargetName]) -> None: ...
     def incarnations(self, targets: Iterable[TargetName]) -> dict[TargetName, str]:
         """Returns what the job saw last of each table when it had rows, as far as it is known."""
@@ -314,6 +322,10 @@ class Session(Protocol):
     def take_over(self, job: JobIdentity) -> None:
         """Makes the job's driver the owner. Ends the writers of earlier drivers that do not end soon, where the server tells
         which they are; else waits for them. Raises JobHeldError if a later driver is the owner."""
+
+    def hold_fence(self, job: JobIdentity) -> None:
+        """Begins a transaction that keeps other drivers from taking the job over. Takes it over before, unless its driver has.
+        Raises JobHeldError if a later driver is the owner."""
 
     def written(self, job: JobIdentity) -> Written: ...
 

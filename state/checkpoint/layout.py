@@ -460,7 +460,7 @@ class Checkpoint:
     def _add_record(self, folder: str, number: int, data: bytes) -> None:
         """Writes the record that follows those that count. Raises JobHeldError if there is another one, or if another driver
         has taken the job over: then the record may not count."""
-        driver = _DRIVERS.get(self.url, self.newest_owner())
+        driver = self.driver
         name = _record(folder, number, driver)
         if self._count(folder) != number - 1 or not self.store.create(name, data):
             raise self._another_driver(name)
@@ -650,6 +650,11 @@ class Checkpoint:
                 for name in [*earlier, *cuts]:
                     self.store.delete(name)
                 return number
+
+    @property
+    def driver(self) -> int:
+        """The number that this process has taken last, the newest one if it has taken none."""
+        return _DRIVERS.get(self.url, self.newest_owner())
 
     def newest_owner(self) -> int:
         """The number of the driver that took the job over last. 0 before the first one."""

@@ -438,6 +438,11 @@ REFUSED = [
         "sink.type: must be mirror | files | delta | console; found: mirrror. Did you mean 'mirror'?",
     ),
     ("sink={type: delta, path: /x, style: upsert}", "sink.style: must be mirror | changelog; found: upsert"),
+    (
+        "sink={type: delta, path: /x, on_schema_change: {drop_column: drop}}",
+        "sink.on_schema_change.drop_column: must not be drop for sink.type delta: Delta drops columns only of tables with column "
+        "mapping, which the job's tables don't have, because older readers could not read them. Allowed: evolve, stop, ignore",
+    ),
     ("sink={type: delta}", "sink.path: is missing; write it, or sink.catalog"),
     (
         "sink={type: delta, path: /x, catalog: main}",
@@ -516,6 +521,10 @@ REFUSED = [
         "sink.on_schema_change={change_type: ignore}",
         "sink.on_schema_change.change_type: must not be ignore: the copy's column need not hold the new values. Allowed: "
         "evolve, stop",
+    ),
+    (
+        "sink.on_schema_change={drop_column: dropp}",
+        "sink.on_schema_change.drop_column: must be evolve | drop | stop | ignore; found: dropp. Did you mean 'drop'?",
     ),
     (
         "sink.on_schema_change={truncate: drop}",

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -79,6 +80,7 @@ class MySqlSession(LedgerSession):
     _INSERT = "INSERT IGNORE INTO"
     _SKIP_EXISTING = ""
     _LOCK_SHARED = "LOCK IN SHARE MODE"
+    rolls_back_ddl = False
     locks_only_rows = False
     """When a page is split, InnoDB makes the lock of the row there one of the gap before it, too, also with READ COMMITTED.
     Then no other transaction inserts rows there."""
@@ -315,6 +317,34 @@ class MySqlSession(LedgerSession):
         except (SinkError, SinkBusyError) as error:
             raise type(error)(f"{error.message} The rows of {target} were removed before.", error.remedy) from error
         self.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_SECONDS}", doing=doing)
+
+    def dependents(self, target: TargetName, columns: Sequence[str]) -> list[str]:
+        """See `tidemark.sinks.mirror.target.Session`. Views and triggers are found by their text, as far as the account may see
+        it: the server does not keep which columns they have."""
+        name, wanted = (target.schema, target.table), {column.lower() for column in columns}
+        indexes = self.query(
+            "SELECT INDEX_NAME, COLUMN_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            name,
+        )
+        found = [f"index {index}" for index, column in indexes if column is not None and column.lower() in wanted]
+        triggers = self.query(
+            "SELECT TRIGGER_NAME, ACTION_STATEMENT FROM information_schema.TRIGGERS "
+            "WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s",
+            name,
+        )
+        words = re.compile("|".join(rf"(?<!\w){re.escape(column)}(?!\w)" for column in columns), re.IGNORECASE)
+        found += [f"trigger {trigger}" for trigger, text in triggers if words.search(text or "")]
+        views = self.query(
+            "SELECT TABLE_SCHEMA, TABLE_NAME, VIEW_DEFINITION FROM information_schema.VIEWS "
+            "WHERE LOCATE(%s, LOWER(VIEW_DEFINITION)) > 0",
+            (full_name(target).lower(),),
+        )
+        found += [
+            f"view {schema}.{view}"
+            for schema, view, text in views
+            if any(quoted(column) in text.lower() for column in wanted)
+        ]
+        return list(dict.fromkeys(found))
 
     def _try(self, target: TargetName, clauses: Sequence[str], doing: str) -> None:
         """Alters an empty table like `target`, with its indexes, partitions and checks, and drops it. Raises SinkError if the

@@ -74,6 +74,7 @@ class PostgresSession(LedgerSession):
     _INSERT = "INSERT INTO"
     _SKIP_EXISTING = "ON CONFLICT DO NOTHING"
     _LOCK_SHARED = "FOR SHARE"
+    rolls_back_ddl = True
     locks_only_rows = True
 
     def __init__(self, connection: Connection, source_kind: SourceKind) -> None:
@@ -303,6 +304,23 @@ class PostgresSession(LedgerSession):
         self.execute(f"TRUNCATE {full_name(target)}", doing=doing)
         self.execute(self.dialect.alter_table(target, clauses), doing=doing)
         self.end_transaction(doing)
+
+    def dependents(self, target: TargetName, columns: Sequence[str]) -> list[str]:
+        """See `tidemark.sinks.mirror.target.Session`. Also of partitions. Constraints and statistics, too: the server would
+        drop them with the column."""
+        found = self.query(
+            "SELECT DISTINCT pg_describe_object(d.classid, d.objid, d.objsubid) "
+            "FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid "
+            "LEFT JOIN pg_attrdef f ON d.classid = 'pg_attrdef'::regclass AND f.oid = d.objid "
+            "LEFT JOIN pg_constraint c ON d.classid = 'pg_constraint'::regclass AND c.oid = d.objid "
+            "WHERE d.refclassid = 'pg_class'::regclass AND a.attname = ANY (%s) "
+            "AND (d.refobjid = %s OR d.refobjid IN (SELECT relid FROM pg_partition_tree(%s))) "
+            "AND f.adnum IS DISTINCT FROM a.attnum "  # the column's own default
+            "AND c.contype IS DISTINCT FROM 'n' "  # its NOT NULL, since PostgreSQL 18
+            "ORDER BY 1",
+            (list(columns), *([self._oid(target)] * 2)),
+        )
+        return [text for (text,) in found]
 
     # Writing
 
