@@ -3,6 +3,7 @@ is known what they are in all rows that the table had, and columns of wider type
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tidemark.conf.model import JobFile
@@ -65,7 +66,7 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         return False
     dropped = dropped_columns(known, next(out for out in state.outputs if out.table == table), schema, output)
     drops = job.sink.on_schema_change.drop_column == "drop" and isinstance(sink, DropsColumns)
-    identity = JobIdentity(state.job_uuid, state.job_name, checkpoint.driver)
+    identity = JobIdentity(state.job_uuid, state.job_name)
     try:
         if constants and isinstance(sink, AddsConstants):
             sink.add_constants(identity, output, names)
@@ -74,7 +75,7 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
         if wider and isinstance(sink, Widens):
             sink.widen_columns(identity, output, wider)
         if dropped and drops and isinstance(sink, DropsColumns):
-            sink.drop_columns(identity, output, dropped)
+            sink.drop_columns(replace(identity, owner=checkpoint.driver), output, dropped)
         raise_problems(sink.check([output], identity, checkpoint.written_tables(state)))
     except SinkError as refused:
         what = f"get the new columns ({', '.join(names)}) as they are" if names else "do without columns"

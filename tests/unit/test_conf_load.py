@@ -440,8 +440,9 @@ REFUSED = [
     ("sink={type: delta, path: /x, style: upsert}", "sink.style: must be mirror | changelog; found: upsert"),
     (
         "sink={type: delta, path: /x, on_schema_change: {drop_column: drop}}",
-        "sink.on_schema_change.drop_column: must not be drop for sink.type delta: Delta drops columns only of tables with column "
-        "mapping, which the job's tables don't have, because older readers could not read them. Allowed: evolve, stop, ignore",
+        "sink.on_schema_change.drop_column: must not be drop for sink.type delta: Delta drops columns only of tables with "
+        "column mapping, which the job's tables don't have, because older readers could not read them. Allowed: evolve, stop, "
+        "ignore",
     ),
     ("sink={type: delta}", "sink.path: is missing; write it, or sink.catalog"),
     (
