@@ -206,7 +206,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "answer": (Answer(accepted=False, text="The source has no such table.", at_us=1_700_000_000_000_000),),
     "first_rows": (FirstRows("shop.signals", (("1", "9f2c"), ("é", "00"))),),
     "upgrade_mark": (
-        UpgradeMark("7436592817365928173/1", WalPosition(16), 742, "tidemark_shop_9f2c", 1_700_000_000_000_000),
+        UpgradeMark("7436592817365928173/1", WalPosition(16), 742, 35, "tidemark_shop_9f2c", 1_700_000_000_000_000),
     ),
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),

@@ -12,13 +12,15 @@ from tidemark.state.table import TableId
 @dataclass(frozen=True, slots=True)
 class UpgradeMark:
     """`server_identity`: as in JobState, before the upgrade. `position`: the job has read the log up to there, and with it all
-    transactions below `next_xid` (64 bits), the server's next one. `slot`: a replication slot with a name that nobody else
-    gives: a server that has it, and another identity, was made from this one by pg_upgrade. `at_us`: microseconds since 1970.
+    transactions below `next_xid` (64 bits), the server's next one. `transactions`: the sum in LogTotals at that position, of
+    which a job that reads further has more. `slot`: a replication slot with a name that nobody else gives: a server that has
+    it, and another identity, was made from this one by pg_upgrade. `at_us`: microseconds since 1970.
     """
 
     server_identity: str
     position: Position
     next_xid: int
+    transactions: int
     slot: str
     at_us: int
 

@@ -77,6 +77,7 @@ def leave_mark(job: JobFile, state: JobState, before: LogEnd, events: Events) ->
             found.identity(),
             now.position,
             before.next_xid,
+            now.totals.transactions,
             f"{job.slot[:40]}_{uuid.uuid4().hex[:16]}",
             time.time_ns() // 1000,
         )
@@ -148,6 +149,11 @@ def after_upgrade(job: JobFile, checkpoint: Checkpoint, state: JobState, source:
         raise LogPositionLostError(
             f"It is not proven that its log has all changes: the job was at {mark.position} of {mark.server_identity} after "
             "tidemark run JOB.yaml --before-upgrade.",
+            START_OVER_NOW,
+        )
+    if now.totals.transactions != mark.transactions:
+        raise LogPositionLostError(
+            "It may lack changes: the job has read some at the old server after tidemark run JOB.yaml --before-upgrade.",
             START_OVER_NOW,
         )
     return source.after_upgrade(state, mark, before)

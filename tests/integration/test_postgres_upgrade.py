@@ -2,7 +2,9 @@
 (docs/adr/0070)."""
 
 import re
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,15 @@ from tests.support.remedies import commands_in, run_command
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
+from tidemark.conf.model import JobFile
+from tidemark.jobs import startup
 from tidemark.jobs.monitoring.run_summary import RunSummary
+from tidemark.jobs.recovery.server_upgrade import tidy_marks
 from tidemark.jobs.run import run_job
+from tidemark.readers.source import FoundSource
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
+from tidemark.state.job_state import JobState
 
 pytestmark = pytest.mark.integration
 
@@ -234,6 +241,37 @@ def test_changes_that_the_job_has_not_read_before_the_upgrade_are_noticed(
             die_at(mirror, "tables.after_joined", *at(new, AGAIN))
             run_epochs(mirror, *at(new, AGAIN))
             assert_mirrored(new, target)
+
+
+def test_changes_that_the_job_has_read_after_the_mark_are_noticed(
+    tidemark: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the disk that is older than they are is upgraded. The job's last run was quiet at its start, so it kept the
+    mark."""
+    with server_with("shop") as old:
+        create_tables(old, rows=60, uids=Uids())
+        job = job_of(old, tmp_path / "shop")
+        before_upgrade(job)
+        assert old.server.data_folder is not None
+        data, earlier = old.server.data_folder, tmp_path / "data"
+        old.server.stop()
+        subprocess.run(["cp", "-a", data, earlier], check=True)  # it keeps the owner
+        old.server.start()
+
+        def tidy_before_writes(job: JobFile, found: FoundSource, state: JobState) -> None:
+            tidy_marks(job, found, state)
+            old.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(startup, "tidy_marks", tidy_before_writes)
+            run_epochs(job)
+        assert_copied(tmp_path / "shop/out", old)
+        assert len(Checkpoint.at(load_job_file(job).checkpoint).upgrade_marks()) == 1
+        old.server.stop()
+        shutil.rmtree(data)
+        shutil.move(earlier, data)
+        with upgraded(old) as new:
+            reads_all_again(job, new, tidemark, "has read some at the old server after tidemark run JOB.yaml")
 
 
 def test_pg_upgrade_refuses_the_slot_without_the_run_before(tidemark: CommandLine, tmp_path: Path) -> None:
