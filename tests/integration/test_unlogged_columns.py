@@ -111,3 +111,15 @@ def test_a_server_that_should_log_them_and_does_not(
     copied.change()
     assert copied.run(setting) == []
     assert not copied.differs()
+
+
+def test_rows_that_are_smaller_than_a_bit_for_each_column(source: Database, tmp_path: Path) -> None:
+    more = ", ".join(f"g{number} TINYINT AS (id) VIRTUAL" for number in range(24))
+    source.execute(f"CREATE TABLE a (id TINYINT PRIMARY KEY, n INT, {more})", "INSERT INTO a (id) VALUES (1), (2), (3)")
+    with fresh_database(source.server) as target:
+        sink = {"type": "mirror", "url": target.url, "table": "{table}"}
+        job = write_job(tmp_path, source=source_of(source), sink=sink)
+        run_epochs(job)
+        source.execute("DELETE FROM a WHERE id = 1", "UPDATE a SET id = 20 WHERE id = 2")
+        run_epochs(job)
+        assert target.query("SELECT id, n FROM a ORDER BY id") == [(3, None), (20, None)]

@@ -229,6 +229,24 @@ def test_an_image_may_lack_columns_that_are_not_copied(columns: int) -> None:
             assert decode(plan, image[:-1], present)[0] < 0 or null == kept[-1]
 
 
+def test_an_image_may_be_smaller_than_a_bit_for_each_column() -> None:
+    """Its own bits are for the columns that it has: here one byte of them, and one of the value that is not NULL."""
+    schema = schema_of(*[("tinyint", None)] * 25)
+    columns = tuple(replace(column, captured=i < 2) for i, column in enumerate(schema.columns))
+    plan = log_plan(schema, replace(schema, columns=columns))
+    image = oracle.write_image(replace(schema, columns=schema.columns[:2]), [7, None])
+    present = present_in({0, 1}, 25)
+    answer, buffers, buf = decode(plan, image, present)
+    assert (len(image), answer) == (2, len(present) + 2)
+    assert [a.to_pylist() for a in to_arrow(plan, buf, buffers, 1, zero_dates_null=True)] == [[7], [None]]
+    for cut in (image[:1], b""):
+        assert error_code_of(decode(plan, cut, present)[0])[0] is ErrorCode.DAMAGED
+    answer, _, _ = decode(
+        log_plan(schema), oracle.write_image(replace(schema, columns=schema.columns[:1]), [None]), present_in({0}, 25)
+    )
+    assert error_code_of(answer)[0] is ErrorCode.PARTIAL_IMAGE
+
+
 def test_a_missing_generated_column_is_named_if_no_other_is_missing() -> None:
     schema = schema_of(*[("tinyint", None)] * 4)
     known = replace(

@@ -93,7 +93,7 @@ def decode_image(
     bitmap = (ncol + 7) >> 3
     if row < 0 or row >= lo.shape[1] or ncol > lo.shape[0] or ncol > code.shape[0]:
         return np.int64(_NO_ROOM)
-    if pos < 0 or present_pos < 0 or pos + bitmap > end or present_pos + bitmap > end or end > buf.shape[0]:
+    if pos < 0 or present_pos < 0 or present_pos + bitmap > end or end > buf.shape[0]:
         return np.int64(_DAMAGED)
     for i in range(ncol >> 3):
         if buf[present_pos + i] != 255:
@@ -103,6 +103,8 @@ def decode_image(
         if np.int64(buf[present_pos + bitmap - 1]) & mask != mask:
             return _decode_partial(buf, pos, end, present_pos, ncol, code, meta, wanted, lo, hi, valid, row)
     p = np.int64(pos + bitmap)
+    if p > end:
+        return np.int64(_DAMAGED)
     for c in range(ncol):
         if (np.int64(buf[pos + (c >> 3)]) >> (c & 7)) & 1:
             valid[c, row] = 0
