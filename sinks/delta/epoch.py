@@ -137,7 +137,7 @@ class EpochWriter:
                 metadata = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
                 try:
                     with spark_errors(location, table), session_settings(session, metadata):
-                        self._commit(partial(rows.read, session, schema), schema, found, location, session)
+                        self._commit(rows, schema, found, location, session)
                 except SinkBusyError:
                     if attempt == MAX_ATTEMPTS:
                         raise
@@ -155,22 +155,23 @@ class EpochWriter:
             _require_not_set_back(session, location, table)
 
     def _commit(
-        self, read: Read, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
+        self, rows: EpochRows, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
     ) -> None:
         if self.style == "changelog" and found.ranges:
             raise SinkError(f"A split of {schema.table} replaces a range of a changelog.", _REPORT)
         if self.style == "changelog":
-            _append(read("changes"), location)
+            _append(rows.read(session, schema, "changes"), location)
         else:
-            self._commit_rows(read, schema, found, location, session)
+            self._commit_rows(rows, schema, found, location, session)
 
     def _commit_rows(
-        self, read: Read, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
+        self, rows: EpochRows, schema: TableSchema, found: EpochTable, location: Location, session: SparkSession
     ) -> None:
+        read: Read = partial(rows.read, session, schema)
         marks = self.audit.marks(DriverClock())
         if self.audit.keeps_deleted and found.is_log:
             statement = merge_keeping(schema, location, _VIEW, marks, "TRUE" if found.truncates else None)
-            with _completed(read("kept effect"), schema, location) as effect:
+            with _completed(read("kept effect"), schema, location, persists=not rows.are_stored) as effect:
                 _merge(effect, statement)
         elif self.audit.keeps_deleted and (found.ranges or found.schema_version > 1):
             # The table came back: the target may have rows with these keys, marked as deleted if they are in no range.
@@ -245,12 +246,14 @@ def _merge(effect: DataFrame, statement: str) -> None:
 
 
 @contextmanager
-def _completed(effect: DataFrame, schema: TableSchema, location: Location) -> Iterator[DataFrame]:
-    """Gives rows of `kept_schema` the values that only the copy has, under other keys."""
+def _completed(effect: DataFrame, schema: TableSchema, location: Location, *, persists: bool) -> Iterator[DataFrame]:
+    """Gives rows of `kept_schema` the values that only the copy has, under other keys. `persists`: because the rows are read
+    again. Delta refuses a MERGE of persisted rows that it does not copy."""
     if not schema.toastable:
         yield effect
         return
-    effect.persist(StorageLevel.MEMORY_AND_DISK)
+    if persists:
+        effect.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         if effect.where("origin IS NOT NULL").isEmpty():
             yield effect
@@ -258,7 +261,8 @@ def _completed(effect: DataFrame, schema: TableSchema, location: Location) -> It
             with _viewed(effect, _CHANGED_VIEW):
                 yield effect.sparkSession.sql(completed(schema, location, _CHANGED_VIEW))
     finally:
-        effect.unpersist()
+        if persists:
+            effect.unpersist()
 
 
 @contextmanager

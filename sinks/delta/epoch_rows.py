@@ -36,10 +36,13 @@ class EpochTable:
 
 
 class EpochRows(Protocol):
-    """Reads a table's share of an epoch. `settings`: what sessions need that read it."""
+    """Reads a table's share of an epoch. `settings`: what sessions need that read it. `are_stored`: reading again what `read`
+    returned computes nothing."""
 
     @property
     def settings(self) -> Mapping[str, str]: ...
+    @property
+    def are_stored(self) -> bool: ...
 
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame: ...
 
@@ -52,6 +55,7 @@ class RowsOfTasks:
     found: EpochTable
     # A change batch is one row of several MiB: the JVM must hand them on one by one, not 10,000 at a time.
     settings: ClassVar[Mapping[str, str]] = {"spark.sql.execution.arrow.maxRecordsPerBatch": "1"}
+    are_stored: ClassVar[bool] = False
 
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame:
         table = self.found.table
@@ -74,6 +78,7 @@ class StagedRows:
         # Arrow writes days and instants before 1582 in the calendar that Spark has since 3.0.
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     }
+    are_stored: ClassVar[bool] = True
 
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame:
         table = self.found.table

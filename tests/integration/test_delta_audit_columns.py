@@ -65,27 +65,28 @@ def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
 
 
 class Copy:
-    """A copy of one table, partitioned."""
+    """A copy of one table, partitioned, whose epochs are `staged` or rows of Spark's tasks."""
 
     def __init__(
-        self, session: SparkSession, folder: Path, schema: TableSchema, partition: str, audit: AuditColumns = KEEPING
+        self,
+        session: SparkSession,
+        folder: Path,
+        schema: TableSchema,
+        partition: str,
+        audit: AuditColumns = KEEPING,
+        *,
+        staged: bool = True,
     ) -> None:
         by = {TableName(schema.table.database, schema.table.name): (partition,)}
         lake, checkpoint = FolderLake(f"{folder}/lake"), LocalStore(str(folder / "checkpoint"))
-        self.session, self.schema = session, schema
+        self.session, self.schema, self.staged = session, schema, staged
         self.sink = DeltaSink(lake, "mirror", by, checkpoint, lambda: session, audit=audit)
         self.relation = lake.location_of(schema.table).relation
         self.sink.prepare(JOB, [schema])
 
     def write(self, *parts: list[Any], emptied: bool = False) -> None:
         items = [item for items in parts for item in items]
-        if not emptied:
-            write_epochs(self.sink, JOB, items, SCHEMAS)
-            return
-        with pytest.MonkeyPatch.context() as patch:
-            write = DeltaSink.write_epoch
-            patch.setattr(DeltaSink, "write_epoch", lambda *given: write(*given, emptied=[self.schema.table]))
-            write_epochs(self.sink, JOB, items, SCHEMAS)
+        write_epochs(self.sink, JOB, items, SCHEMAS, staged=self.staged, emptied=[self.schema.table] if emptied else ())
 
     def held(self, *columns: str) -> list[tuple[Any, ...]]:
         return sorted(map(tuple, self.session.sql(f"SELECT {', '.join(columns)} FROM {self.relation}").collect()))
@@ -151,7 +152,7 @@ def test_rows_are_marked_with_their_last_values_and_unmarked(delta_session: Spar
 
 def test_ranges_are_replaced_and_rows_that_were_read_again_too(delta_session: SparkSession, tmp_path: Path) -> None:
     """Whatever the copy has of these keys; rows of other ranges stay as they are."""
-    copy = Copy(delta_session, tmp_path, ORDERS, "note")
+    copy = Copy(delta_session, tmp_path, ORDERS, "note", staged=False)
     copy.write(snapshot_part(1, 1, ORDERS, [order(n) for n in range(1, 9)]))
     copy.write(log_part(2, (ORDERS, [(DELETE, order(2)), (DELETE, order(7))])))
     orders = {ORDERS.table: {"id": "integers"}}
@@ -179,9 +180,10 @@ def test_ranges_are_replaced_and_rows_that_were_read_again_too(delta_session: Sp
     assert sorted(copy.sink.keys_within(AGAIN, IntegerRange(("id",), (2,), (7,)), 9)) == [("2",), ("3",), ("6",)]
 
 
-def test_values_that_the_log_leaves_out_stay(delta_session: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("staged", [False, True], ids=["by tasks", "staged"])
+def test_values_that_the_log_leaves_out_stay(delta_session: SparkSession, tmp_path: Path, *, staged: bool) -> None:
     """Also of rows that are deleted, and of rows that get another key, in place of a row that stays marked."""
-    copy = Copy(delta_session, tmp_path, NOTES, "lang")
+    copy = Copy(delta_session, tmp_path, NOTES, "lang", staged=staged)
 
     def note(number: int, stars: int, body: Any = UNCHANGED, lang: str = "") -> tuple[Any, ...]:
         return number, lang, stars, body, UNCHANGED if body is UNCHANGED else b"", Decimal("1.00")
@@ -214,7 +216,7 @@ def test_values_that_the_log_leaves_out_stay(delta_session: SparkSession, tmp_pa
 
 def test_the_time_alone(delta_session: SparkSession, tmp_path: Path) -> None:
     """Rows that the source deletes are deleted. Each way of writing sets the time."""
-    copy = Copy(delta_session, tmp_path, ORDERS, "note", AuditColumns(synced_at="at"))
+    copy = Copy(delta_session, tmp_path, ORDERS, "note", AuditColumns(synced_at="at"), staged=False)
 
     def state() -> dict[int, tuple[str, int]]:
         """The customer, and the number of the commit's time."""

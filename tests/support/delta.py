@@ -5,7 +5,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tidemark.jobs.spark.session import open_session, stop_quietly
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
 from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem, to_transport
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableId, TableSchema
 
 WAIT_SECONDS = 60
 FORGETFUL_METASTORE = "jdbc:derby:memory:tidemark;create=true"
@@ -96,15 +96,22 @@ def epoch_of(session: SparkSession, items: Sequence[PartItem]) -> DataFrame:
 
 
 def write_epochs(
-    sink: Any, job: JobIdentity, items: Sequence[PartItem], schemas: Schemas, *, staged: bool = False
+    sink: Any,
+    job: JobIdentity,
+    items: Sequence[PartItem],
+    schemas: Schemas,
+    *,
+    staged: bool = True,
+    emptied: Collection[TableId] = (),
 ) -> list[PartResult]:
-    """Writes each epoch of `items`, whose parts follow one another: as rows of Spark's tasks, or `staged` by the driver."""
+    """Writes each epoch of `items`, whose parts follow one another: `staged` by the driver, or as rows of Spark's tasks.
+    `emptied`: as for `EpochSink.write_epoch`."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
         if staged:
-            ends += sink.write_items(list(epoch), job, schemas)
+            ends += sink.write_items(list(epoch), job, schemas, emptied)
         else:
-            ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas)
+            ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas, emptied)
     return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
 
 
