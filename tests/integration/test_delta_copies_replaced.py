@@ -60,7 +60,7 @@ def test_ranges_are_replaced_in_one_commit_and_once(
     sink.prepare(JOB, [KINDS])
 
     def write(*parts: list[Any]) -> None:
-        write_epochs(sink, JOB, [item for part in parts for item in part], SCHEMAS)
+        write_epochs(sink, JOB, [item for part in parts for item in part], SCHEMAS, staged=False)
 
     def notes() -> dict[Any, str]:
         return {row[:-1]: row[-1] for row in rows_of_delta(sink, KINDS)}

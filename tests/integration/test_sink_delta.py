@@ -137,7 +137,7 @@ def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[
     sink.prepare(JOB, tables)
     for epoch in (1, 2, 1, 2):
         changes = ((schema, [(INSERT, order(epoch, schema.table.name))]) for schema in tables)
-        write_epochs(sink, JOB, log_part(epoch, *changes), schemas)
+        write_epochs(sink, JOB, log_part(epoch, *changes), schemas, staged=False)
     for schema in tables:
         written = [(f"tidemark/{JOB.uuid}/{schema.table}", epoch) for epoch in (1, 2)]
         assert transactions_of(sink, schema) == written
@@ -146,9 +146,9 @@ def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[
     away.rename(away.with_name("away"))
     third = log_part(3, *((schema, [(DELETE, order(1))]) for schema in tables))
     with pytest.raises(SinkError, match=r"the copy of shop\.orders1, is gone"):
-        write_epochs(sink, JOB, third, schemas)
+        write_epochs(sink, JOB, third, schemas, staged=False)
     away.with_name("away").rename(away)
-    write_epochs(sink, JOB, third, schemas)
+    write_epochs(sink, JOB, third, schemas, staged=False)
     for schema in tables:
         assert [epoch for _, epoch in transactions_of(sink, schema)] == [1, 2, 3]
         assert len(rows_of_delta(sink, schema)) == 1
@@ -201,7 +201,7 @@ def test_changelog_keeps_every_change(delta: Callable[..., DeltaSink]) -> None:
     first = snapshot_part(1, 1, NOTES, [note(1, 1, "body", None)])
     second = log_part(2, (NOTES, [(UPDATE, note(1, 2)), gone(1)]))
     for epoch in (first, second, second):
-        write_epochs(sink, JOB, epoch, SCHEMAS)
+        write_epochs(sink, JOB, epoch, SCHEMAS, staged=False)
     found = read_delta(sink, NOTES).sort_by([("_commit_version", "ascending"), ("_seq", "ascending")])
     assert found.column("_change_type").to_pylist() == ["insert", "update_postimage", "delete"]
     assert found.column("_unchanged").to_pylist() == [None, ["body", "size"], None]
@@ -217,12 +217,12 @@ def test_more_changes_than_a_worker_takes_are_spread(
     sink.prepare(JOB, [ORDERS])
     transactions = [[(INSERT, order(n)) for n in range(60)], [(UPDATE, order(n, f"c{n}")) for n in range(60)]]
     transactions.append([(DELETE, order(n)) for n in range(30)])
-    write_epochs(sink, JOB, log_part(1, *((ORDERS, changes) for changes in transactions)), SCHEMAS)
+    write_epochs(sink, JOB, log_part(1, *((ORDERS, changes) for changes in transactions)), SCHEMAS, staged=False)
     assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
     emptied = [[(TRUNCATE, [None] * 5)], *transactions]
     epoch = log_part(2, *((ORDERS, changes) for changes in [[(DELETE, order(40))], *emptied, *emptied]))
     for _ in range(2):
-        write_epochs(sink, JOB, epoch, SCHEMAS)
+        write_epochs(sink, JOB, epoch, SCHEMAS, staged=False)
         assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(n, f"c{n}") for n in range(30, 60)]
 
 
