@@ -23,10 +23,11 @@ DAEMON, EXECUTOR, WORKER = "pyspark.daemon", "CoarseGrainedExecutorBackend", "de
 
 START_SECONDS = 60
 _ADDRESS = "127.0.0.1"
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SETTINGS = {
     **{name: value for name, value in SPARK["conf"].items() if name != "spark.driver.memory"},
     "spark.executor.memory": "600m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": _JAVA_OPTIONS,
     "spark.ui.enabled": "false",
     "spark.task.maxFailures": "8",
 }
@@ -86,6 +87,7 @@ class Cluster:
             "SPARK_HOME": str(HOME),
             "SPARK_LOCAL_IP": _ADDRESS,
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": _JAVA_OPTIONS,
             "PYSPARK_PYTHON": str(self.python),
             "PYSPARK_DRIVER_PYTHON": str(self.python),
         }
