@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 
 from tests.support.examples import SHORT_ROUNDS, chaos_rounds
-from tests.support.memory_folder import keep_temporary_files_in_memory
 
 pytest_plugins = [
     "tests.support.servers",
@@ -24,8 +23,6 @@ pytest_plugins = [
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-
-keep_temporary_files_in_memory()
 
 # The first example may compile a loop or wait for a busy machine; a failure prints how to repeat it.
 settings.register_profile("tidemark", deadline=None, print_blob=True)
