@@ -329,7 +329,8 @@ class SharesLog(FindsPlace, Protocol):
 
 @runtime_checkable
 class OutlivesUpgrade(FindsPlace, Protocol):
-    """A FoundSource whose server may be made anew from the job's: upgraded, or filled from a dump. A person says so."""
+    """A FoundSource whose server can be replaced by one with another identifier: upgraded, or filled from a dump. A person says
+    so."""
 
     def system(self) -> str:
         """Returns the identifier that a person names the server by. It is the same on all copies of its files."""

@@ -81,7 +81,7 @@ class Joined:
         return tuple(table for table in self.back if table not in self.replaced)
 
     @property
-    def watched_anew(self) -> frozenset[TableId]:
+    def watched_again(self) -> frozenset[TableId]:
         """The tables that go on at a server that was upgraded, whose catalogs say the same of them in another way."""
         if not self.server_identity or self.partitions is None:
             return frozenset()
@@ -237,7 +237,7 @@ class JobState:
             partitions=(
                 joined.partitions
                 if self.partitions is None
-                else self.partitions.without(joined.watched_anew).plus(joined.partitions)
+                else self.partitions.without(joined.watched_again).plus(joined.partitions)
             ),
             conditions=(*self.conditions, *joined.conditions),
         )

@@ -87,23 +87,24 @@ def _go_on_there(
     events: Events,
 ) -> None:
     checkpoint = Checkpoint.at(job.checkpoint)
-    is_half_written = may_be_half_written(
-        job, checkpoint, state
-    )  # before the state: the epoch may count as not read then
+    # Before the state: the epoch may count as not read then.
+    is_half_written = may_be_half_written(job, checkpoint, state)
     now = recover_state(checkpoint, job, state)
     what = f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
-    anew = found if isinstance(found, OutlivesUpgrade) and found.is_of_another_system(state) else None
-    if anew is not None:
-        _require_accepted(checkpoint, state, anew.system(), what)
+    other_system = found if isinstance(found, OutlivesUpgrade) and found.is_of_another_system(state) else None
+    if other_system is not None:
+        _require_accepted(checkpoint, state, other_system.system(), what)
     try:
-        if anew is not None:
-            upgraded = after_upgrade(job, checkpoint, state, anew)
+        if other_system is not None:
+            upgraded = after_upgrade(job, checkpoint, state, other_system)
             place = _at_upgraded(upgraded, _incomplete(now, state))
             _require_whole(job, now, place.leaving, is_half_written=is_half_written)
         else:
             place = _in_same_log(job, state, now, places, is_half_written=is_half_written)
     except LogPositionLostError as lost:
-        is_copy = job.mode == "full+incremental" and (anew is not None or places.is_related(state, now.position))
+        is_copy = job.mode == "full+incremental" and (
+            other_system is not None or places.is_related(state, now.position)
+        )
         if not is_copy or not job.source.reads_again_after_lost_log:
             message, remedy = f"{what} {lost.message}", f"{_RESNAPSHOT} {error.remedy}" if is_copy else error.remedy
             raise LogPositionLostError(message, remedy) from lost

@@ -64,7 +64,7 @@ def partitions_of_plan(checkpoint: Checkpoint, state: JobState, epoch: int) -> P
     if kept is None or state.partitions is None:
         return state.partitions
     later = [joined for joined in state.joined if epoch <= joined.after_epoch]
-    back = {table for joined in later for table in (*joined.back, *joined.watched_anew)}
+    back = {table for joined in later for table in (*joined.back, *joined.watched_again)}
     # After a move to another server, ids from the end of the former one may be those of other transactions.
     moved = [
         joined.partitions.ended_xid for joined in later if joined.server_identity and joined.partitions is not None
@@ -100,7 +100,7 @@ def look_before(checkpoint: Checkpoint, state: JobState, until: Position) -> Loo
             return Look(epoch, record.partitions.ended_xid, record.planned_at_us)
     if moved:
         proven, kept = moved[-1].partitions, checkpoint.plan(since).partitions if since in epochs else None
-        if proven is None or kept is None or kept.name != newest.name or moved[-1].watched_anew:
+        if proven is None or kept is None or kept.name != newest.name or moved[-1].watched_again:
             return None
         return Look(since, proven.ended_xid, moved[-1].at_us)  # it was proven for the server before
     if epochs[0] != 1 or not _was_made_before(checkpoint.plan(1), until):

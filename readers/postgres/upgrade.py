@@ -1,7 +1,7 @@
 """PostgreSQL after pg_upgrade: proves that the new server's log goes on where the job's ended (docs/adr/0070).
 
 pg_upgrade writes the old server's next transaction id into template0 of the new one, where nothing changes it. If that is the
-mark's, no transaction wrote anything on the old server after the job had read its log. It also creates the slots anew before
+mark's, no transaction wrote anything on the old server after the job had read its log. It also creates the slots before
 anybody can connect, so nothing was written on the new server before them. The mark's slot has a name that nobody else gives,
 and it and the job's slot show whether somebody has advanced them.
 """

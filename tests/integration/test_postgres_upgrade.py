@@ -1,4 +1,4 @@
-"""A PostgreSQL source is upgraded by pg_upgrade, or comes anew from a dump: a person says so, and the job goes on
+"""A PostgreSQL source is upgraded by pg_upgrade, or filled from a dump: a person says so, and the job goes on
 (docs/adr/0070)."""
 
 import re
@@ -401,7 +401,7 @@ def test_slots_of_older_servers_do_not_survive(tidemark: CommandLine, tmp_path: 
 
 
 def test_a_first_load_must_be_complete(tidemark: CommandLine, tmp_path: Path) -> None:
-    """One that is not is begun anew on the new server."""
+    """One that is not starts again on the new server."""
     with server_with("shop") as old:
         create_tables(old, rows=60, uids=Uids())
         job = write_workload_job(tmp_path, source_of(old))
