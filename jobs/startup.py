@@ -2,6 +2,7 @@
 the sink."""
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -107,12 +108,13 @@ class HeldJob:
 class OpenedJob:
     """A held job whose sink is ready. `job`: its job file, with the settings of signals. `again` opens it once more under the
     same lease: tables may have left or joined. `finishes`: only the planned epoch is to run, before tables leave; then the job
-    must be opened again. `rows`: gives signals while it runs."""
+    must be opened again. `rows`: gives signals while it runs. `began_us`: when the run began, microseconds since 1970."""
 
     job: JobFile
     held: HeldJob
     writing: Writing
     again: Callable[[], "OpenedJob"]
+    began_us: int
     finishes: bool = False
     rows: SignalTable | None = None
 
@@ -121,9 +123,10 @@ class OpenedJob:
 class _Trouble:
     """The findings of the attempts at one start. `refused`: tables that can't come back now. `kept`: tables that are to
     leave, but only once the unfinished epoch is committed: nothing of them is checked before. `signals`: those that were open
-    when the newest attempt began. `rows`: the table of the source that gives signals."""
+    when the newest attempt began. `rows`: the table of the source that gives signals. `began_us`: as in OpenedJob."""
 
     rows: SignalTable | None = None
+    began_us: int = 0
     refused: set[TableId] = field(default_factory=set)
     kept: set[TableId] = field(default_factory=set)
     signals: frozenset[int] = frozenset()
@@ -174,7 +177,7 @@ def open_job(
     Checkpoint.at(job.checkpoint).require_writable()
     rows = None if job.signals is None else SignalTable(job, job.signals.table)
     with _leased(job, standby=standby, recorder=recorder) as (lease, number):
-        yield _opened(job, events, lease, recorder, rows, number)
+        yield _opened(job, events, lease, recorder, rows, time.time_ns() // 1000, number)
 
 
 def _opened(
@@ -183,12 +186,13 @@ def _opened(
     lease: Lease,
     recorder: RunRecorder | None,
     rows: SignalTable | None,
+    began_us: int,
     number: int | None = None,
 ) -> OpenedJob:
     """`number`: of this driver, if it has one already and nothing was written to the sink with it."""
     sink = make_sink(job)
     admit = _Admission(job, sink)
-    trouble = _Trouble(rows)
+    trouble = _Trouble(rows, began_us)
     while True:
         try:
             held = _held(job, events, lease, admit, recorder, trouble)
@@ -210,7 +214,8 @@ def _opened(
         steered(job, held.steering),
         held,
         writing,
-        lambda: _opened(job, events, lease, recorder, rows),
+        lambda: _opened(job, events, lease, recorder, rows, began_us),
+        began_us,
         finishes=bool(trouble.kept),
         rows=rows,
     )
@@ -238,7 +243,9 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
     error = as_schema_change(error, job, state)
-    if changes_columns(error, job, state, sink, events) or _leave(error, job, state, events, at_start=True):
+    if changes_columns(error, job, state, sink, events) or _leave(
+        error, job, state, events, trouble.began_us, at_start=True
+    ):
         return True
     if error.table in state.left_tables - trouble.refused and can_t_come_back(error, job, state):
         trouble.refused.add(error.table)
@@ -266,7 +273,7 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
     if not (
         removes_late_report(error, job, opened.writing.job, opened.writing.sink)
         or changes_columns(error, job, state, opened.writing.sink, events)
-        or _leave(error, job, state, events)
+        or _leave(error, job, state, events, opened.began_us)
         or follows_another_server(error, job, state, events)
         or reads_all_again(error, job, state, events)
         or goes_back(error, job, state, opened.writing.sink, events)
@@ -274,12 +281,14 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
         raise_with_way_back(error, job, state)
 
 
-def _leave(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
+def _leave(
+    error: TidemarkError, job: JobFile, state: JobState, events: Events, began_us: int, *, at_start: bool = False
+) -> bool:
     """Takes the table that the error is about out of the job, as `parks` does, and others that were altered with it."""
-    if not parks(error, job, state, events, at_start=at_start):
+    if not parks(error, job, state, events, began_us, at_start=at_start):
         return False
     failpoint("tables.parked")
-    parks_altered_too(error, job, events)
+    parks_altered_too(error, job, events, began_us)
     return True
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from tidemark.conf.model import JobFile
+from tidemark.conf.quantities import Every
 from tidemark.conf.schema_changes import KINDS
 from tidemark.conf.tables import TableGlob, TableName, glob_of
 from tidemark.jobs.monitoring.events import Events
@@ -44,7 +45,8 @@ from tidemark.state.table import TableId, TableSchema
 MAX_REASONS = 3
 """How many tables' reasons the error of parked tables has."""
 MAX_HEALS = 5
-"""How many times in a row a table may come back by itself without its copy being complete in between."""
+"""How many times in a row a table may come back by itself without its copy being complete in between. Also how many times in
+one run with `trigger: once`."""
 NOT_FOUND = "The source has no such table, or hides it from the account."
 DROPPED = "The source has dropped it, and sink.on_schema_change leaves its copy as it is (drop_table: ignore)."
 """The reason of a table that was dropped and whose policy is `drop_table: ignore`. It is not an error of the job."""
@@ -123,11 +125,13 @@ def leave_to_come_back(checkpoint: Checkpoint, state: JobState, tables: Collecti
     _leave(checkpoint, state, [schema for schema in state.schemas if schema.table in tables], "")
 
 
-def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *, at_start: bool = False) -> bool:
+def parks(
+    error: TidemarkError, job: JobFile, state: JobState, events: Events, began_us: int, *, at_start: bool = False
+) -> bool:
     """Takes the table that the error is about out of the job, durably. The job must be opened again. If reading the table
     again cures the error, it comes back then (`sink.on_schema_change`), else it is parked. Returns False if the error must
-    stop the job: it is not about one table, or it is in an epoch that was read already. `at_start`: a check before the
-    start raised it."""
+    stop the job: it is not about one table, or it is in an epoch that was read already. `began_us`: when the run began.
+    `at_start`: a check before the start raised it."""
     checkpoint = Checkpoint.at(job.checkpoint)
     schema = next((schema for schema in state.schemas if schema.table == error.table), None)
     if schema is None or job.mode == "full":
@@ -145,7 +149,7 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     gone = removed_partition(without, state, watched)
     if gone is not None:
         heals_itself, error = False, _with_removed(error, gone, job)
-    heals = _heals(checkpoint, job, state, schema, error) if heals_itself else 0
+    heals = _heals(checkpoint, job, state, schema, error, began_us) if heals_itself else 0
     if not _may_leave(error, job, checkpoint, state, is_ignored=is_ignored, heals=heals):
         if gone is not None:
             raise error  # the remedy of the other error would have the table read again
@@ -161,7 +165,7 @@ def parks(error: TidemarkError, job: JobFile, state: JobState, events: Events, *
     return True
 
 
-def parks_altered_too(error: TidemarkError, job: JobFile, events: Events) -> None:
+def parks_altered_too(error: TidemarkError, job: JobFile, events: Events, began_us: int) -> None:
     """After `parks` took out a table that was altered: takes out the others whose rows must be read again because they were
     altered, too, by the source's catalog. Otherwise the log would be read up to each of these changes, one after the other, and
     the job opened again each time. Raises SourceUnavailableError."""
@@ -179,7 +183,7 @@ def parks_altered_too(error: TidemarkError, job: JobFile, events: Events) -> Non
         message = f"The columns of {known.table} were changed, too, such that its rows must be read again."
         altered = SchemaChangedError(message, read_again(_name(known.table)), known.table)
         if (now := checkpoint.job_state()) is not None:
-            parks(altered, job, now, events)
+            parks(altered, job, now, events, began_us)
 
 
 def _may_leave(
@@ -236,10 +240,15 @@ def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | No
     raise type(error)(error.message, f"{read_again(_name(table))}{loses} {error.remedy}", table) from error
 
 
-def _heals(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema, error: TidemarkError) -> int:
+def _heals(
+    checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema, error: TidemarkError, began_us: int
+) -> int:
     """Returns `Left.heals` of a table that leaves now. 0 if it came back without getting any further: it has the same trouble
-    as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between."""
+    as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between. 0
+    also if a run that is to end has had it come back MAX_HEALS times: sessions may write forever what can't be followed."""
     before = [left for left in checkpoint.left_before() if left.table == schema.table and left.heals]
+    if not isinstance(job.trigger, Every) and sum(left.at_us >= began_us for left in before) >= MAX_HEALS:
+        return 0
     last = [left for left in before if left.version == schema.version - 1]
     if not last or was_complete(checkpoint, job, state, schema):
         return 1

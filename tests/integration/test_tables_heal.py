@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, assert_history, read_history
 from tests.support.jobs import source_of, write_job
+from tests.support.remedies import run_command
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, POSTGRES_TABLES, TABLES, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
@@ -160,6 +162,47 @@ def test_a_session_that_logs_no_whole_rows_has_only_that_table_read_again(
         source.execute(*UPDATE_ALL)
         run_epochs(job, notes=(notes := Notes()))
         assert told(notes) == []
+
+
+class NotesOfWriting(Notes):
+    """Has a session without whole rows write to `customers` each time that the table has come back, at most `count` times."""
+
+    def __init__(self, source: Database, count: int) -> None:
+        super().__init__()
+        self.source, self.left = source, count
+
+    def note(self, event: str, **facts: Any) -> None:
+        super().note(event, **facts)
+        if event == "joined" and self.left:
+            self.left -= 1
+            write_without_whole_rows(self.source)
+
+
+def write_without_whole_rows(source: Database) -> None:
+    source.execute("SET SESSION binlog_row_image = MINIMAL", "UPDATE customers SET version = version + 1")
+
+
+def test_a_session_that_never_stops_to_log_no_whole_rows_lets_a_run_end(
+    source_database: Database, tmp_path: Path, tidemark: CommandLine
+) -> None:
+    source = source_database
+    create_tables(source, rows=20, uids=Uids())
+    job = job_of(source, tmp_path)
+    run_epochs(job)
+    for is_second in (False, True):
+        write_without_whole_rows(source)
+        source.execute(UPDATE_ALL[0])
+        run_epochs(job, notes=(notes := NotesOfWriting(source, count=2 * MAX_HEALS)))
+        events = [event for event, table in told(notes) if table == "customers"]
+        assert events == ["joined"] * is_second + ["left", "joined"] * MAX_HEALS + ["parked"]
+        assert_equal(tmp_path, source, "orders")
+        with pytest.raises(TablesParkedError) as caught:
+            require_none_parked(load_job_file(job), state_of(tmp_path))
+        assert "let no session set another value" in caught.value.message
+        run_command(caught.value.remedy, job, tidemark)
+    run_epochs(job)
+    assert_equal(tmp_path, source, *KEYS)
+    require_none_parked(load_job_file(job), state_of(tmp_path))
 
 
 @pytest.mark.pitfall(34)
