@@ -9,15 +9,11 @@ from tidemark.readers.findings import MAX_NAMED, Finding, SettingError, exclusio
 from tidemark.readers.projection.settings import columns_read
 from tidemark.state.errors import JobFileError, NothingSelectedError, UnsupportedTypeError
 from tidemark.state.projection import TableProjection
-from tidemark.state.remedies import read_again
+from tidemark.state.remedies import ANOTHER_KEY, NEEDS_KEY, read_again
 from tidemark.state.table import Column, TableId, TableSchema
 
 BACK_AGAIN = "If they were dropped or renamed: a job that has copied them continues once they are there again."
 """What helps if the tables of a job are gone."""
-ANOTHER_KEY = (
-    "Name another unique key (source.keys; not for a table with a primary key), or leave the table out: "
-    "source.exclude_tables."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +282,7 @@ def check_mirror_key(
         remedy = (
             f"Name one of its unique keys: {setting_of('source.keys', table, candidates[0])}."
             if candidates
-            else "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
+            else NEEDS_KEY
         )
         return [refusal(f"{table} has no primary key: a mirror can't tell its rows apart.", remedy, table=table)]
     return [

@@ -21,6 +21,13 @@ NO_KEY = (
     "Correct these rows, or name another key (source.keys; not for a table with a primary key), or leave the table out "
     f"(source.exclude_tables); then {START_OVER}."
 )
+ANOTHER_KEY = (
+    "Name another unique key (source.keys; not for a table with a primary key), or leave the table out: "
+    "source.exclude_tables."
+)
+NEEDS_KEY = "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
+ONE_NAME = "Give them different names by sink.table or sink.rename, or leave one of them out."
+"""Two tables would have one copy. The names of a job that has started can't be changed."""
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."
 
 

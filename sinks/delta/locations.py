@@ -22,7 +22,7 @@ from tidemark.sinks.delta.settings import DELTA_CATALOG, SESSION_CATALOG
 from tidemark.sinks.files.sink import folder_problems, local_folder, scheme_of, table_folder_name, unwritable
 from tidemark.sinks.sink import Finding
 from tidemark.state.errors import CopySetBackError
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import ONE_NAME, START_OVER
 from tidemark.state.table import TableId, TableSchema
 
 JOB_NAME, JOB_UUID = "tidemark.job", "tidemark.job_uuid"
@@ -188,9 +188,7 @@ class CatalogLake:
             if len(tables) > 1:
                 listed = " and ".join(sorted(map(str, tables)))
                 text = f"{listed} would be written into one table: names in catalogs are not case-sensitive."
-                yield Finding(
-                    None, text, "Give them different names by sink.table or sink.rename, or leave one of them out."
-                )
+                yield Finding(None, text, ONE_NAME)
         for name in dict.fromkeys(self._names(schema.table)[0] for schema in schemas):
             if not self._has_schema(spark, name):
                 yield Finding(None, f"schema {self.name}.{name} will be created")

@@ -41,6 +41,7 @@ from tidemark.state.change_batch import ChangeBatch, PartItem
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.integer_range import IntegerRange
+from tidemark.state.remedies import ONE_NAME
 from tidemark.state.table import TableId, TableSchema
 
 OWNER_FILE = "_tidemark.json"
@@ -93,7 +94,7 @@ def folder_problems(copies: TableTemplate, schemas: Sequence[TableSchema]) -> It
     for tables in tables_of.values():
         if len(tables) > 1:
             text = f"{' and '.join(sorted(map(str, tables)))} would be written into one folder."
-            yield Finding(None, text, "Give them different names by sink.table or sink.rename.")
+            yield Finding(None, text, ONE_NAME)
 
 
 def table_folder_name(table: TableId, copies: TableTemplate = FOLDER_TEMPLATE) -> str:

@@ -10,7 +10,7 @@ from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetNam
 from tidemark.sinks.mirror.value_ranges import Decimals, Integers, Labels, ValueRange, holds
 from tidemark.sinks.sink import Finding, JobIdentity, no_mark
 from tidemark.state.errors import SinkError
-from tidemark.state.remedies import START_OVER, read_again
+from tidemark.state.remedies import ANOTHER_KEY, NEEDS_KEY, ONE_NAME, START_OVER, read_again
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
 
 _LET_JOB_CREATE = "Drop that table and let the job create it, or change it so that it fits."
@@ -47,27 +47,23 @@ def route_problems(
                 "Choose another name by sink.table.",
             )
         by_target[dialect.same_name(target.schema), dialect.same_name(target.table)].append(schema)
-        names = [target.schema, target.table, *(column.name for column in schema.captured)]
-        for name in names:
+        for name, remedy in _names(schema, target):
             if not dialect.name_fits(name):
                 yield Finding(
-                    schema.table,
-                    f"The target does not allow the name {name!r}: at most {dialect.name_limit}.",
-                    "Choose shorter names by sink.table, or exclude the column (source.columns).",
+                    schema.table, f"The target does not allow the name {name!r}: at most {dialect.name_limit}.", remedy
                 )
         yield from _same_columns(schema, dialect)
         if len(schema.key) > dialect.max_key_columns:
             yield Finding(
                 schema.table,
                 f"Its key has {len(schema.key)} columns, and the target finds rows by at most {dialect.max_key_columns}.",
-                f"Name a shorter key: {setting_of('source.keys', schema.table, ['…'])}; or exclude the table.",
+                ANOTHER_KEY,
             )
         if not schema.key and not appends_keyless:
             yield Finding(
                 schema.table,
                 "It has no key: a mirror can't tell its rows apart.",
-                f"Name columns that are unique and NOT NULL: {setting_of('source.keys', schema.table, ['…'])}; or exclude "
-                "the table; or, if it only gets rows, set sink.keyless: append.",
+                NEEDS_KEY,
             )
     for group in by_target.values():
         if len(group) > 1:
@@ -75,8 +71,23 @@ def route_problems(
             yield Finding(
                 None,
                 f"{tables} would be written into one table.",
-                "Give them different names by sink.table or sink.rename.",
+                ONE_NAME,
             )
+
+
+def _names(schema: TableSchema, target: TargetName) -> Iterator[tuple[str, str]]:
+    """Yields each name that the copy has, and what is to be done if the target does not allow it."""
+    yield target.schema, "Choose another schema by sink.table."
+    yield target.table, "Choose another name by sink.rename."
+    for column in schema.captured:
+        yield column.name, _without(schema, column.name)
+
+
+def _without(schema: TableSchema, column: str) -> str:
+    """How the table is copied without a column."""
+    if column in schema.key:
+        return ANOTHER_KEY
+    return f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column]})}."
 
 
 def _same_columns(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
@@ -84,11 +95,8 @@ def _same_columns(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
     for column in schema.captured:
         other = seen.setdefault(dialect.same_column(column.name), column.name)
         if other != column.name:
-            yield Finding(
-                schema.table,
-                f"The target takes the names of its columns {other} and {column.name} for one.",
-                f"Exclude one of them: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
-            )
+            text = f"The target takes the names of its columns {other} and {column.name} for one."
+            yield Finding(schema.table, text, _without(schema, other if column.name in schema.key else column.name))
 
 
 def policy_problems(
@@ -129,7 +137,7 @@ def ownership_findings(
         yield Finding(
             schema.table,
             f"{target} is the copy of {owner.source_table}.",
-            f"Undo the change of sink.table or sink.rename, or {START_OVER}.",
+            "Leave it out: source.exclude_tables. A job of its own can copy it under another name.",
         )
     elif owner is not None and owner.created and found.table is None:
         yield Finding(
@@ -174,12 +182,8 @@ def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
         try:
             dialect.column_type(column, key=column.name in schema.key)
         except ValueError as exc:
-            remedy = (
-                f"Choose another key: {setting_of('source.keys', schema.table, ['…'])}."
-                if column.name in schema.key
-                else f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}."
-            )
-            yield Finding(schema.table, f"The target has no type for column {column.name}: {exc}.", remedy)
+            text = f"The target has no type for column {column.name}: {exc}."
+            yield Finding(schema.table, text, _without(schema, column.name))
 
 
 def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:

@@ -9,7 +9,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
-from tidemark.conf.tables import TableTemplate
+from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.mirror.audit import audit_findings
@@ -54,7 +54,7 @@ from tidemark.sinks.sink import (
 from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.remedies import START_OVER_NOW, read_again
 from tidemark.state.table import Column, TableId, TableSchema
 
 OWN_DATABASE = "tidemark"
@@ -297,7 +297,7 @@ class MirrorSink:
             for column in schema.captured:
                 earlier = find_column(found, column, session.dialect) if column.name in names else None
                 if earlier is not None:  # the others are new: the copy is not searched for their values
-                    _require_constant(session, target, column, earlier)
+                    _require_constant(session, schema.table, target, column, earlier)
 
     def widen_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         """See `tidemark.sinks.sink.Widens`. The server may write all rows again: it keeps the copy from others meanwhile."""
@@ -459,10 +459,13 @@ def _keep_known(session: Session, target: TargetName, owner: Owner, before: Targ
     return existing
 
 
-def _require_constant(session: Session, target: TargetName, column: Column, existing: TargetColumn) -> None:
+def _require_constant(
+    session: Session, table: TableId, target: TargetName, column: Column, existing: TargetColumn
+) -> None:
+    """Raises SinkError if the copy had the column, and other values in it: the table's rows are read again then."""
     if session.has_row(target, session.dialect.differs(column, existing)):
         raise SinkError(
             f"{target} has {'values' if column.constant is None else 'other values'} in column {existing.name}, which the "
             "source's table got only now.",
-            f"Drop column {existing.name} of {target}, and run the job again.",
+            read_again(TableName(table.database, table.name)),
         )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import Marks
 from tidemark.sinks.mirror.audit import marked, marked_partial
 from tidemark.sinks.mirror.bad_values import RejectedRows, ValueGate
@@ -20,6 +21,7 @@ from tidemark.sinks.sink import BadValues
 from tidemark.state.change_batch import CHANGE_TYPE_NAMES, UNCHANGED_FIELD, ChangeType, is_truncation
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.errors import SinkError
+from tidemark.state.remedies import read_again
 from tidemark.state.table import Column, TableSchema
 
 _UNCHANGED = UNCHANGED_FIELD.name
@@ -68,7 +70,8 @@ class TableWriting:
                 raise SinkError(
                     f"{schema.table} has no key, and a row of it was updated or deleted: its copy only gets rows "
                     "(sink.keyless: append).",
-                    "Give it a primary key, or copy it by a job with a sink that takes every change, such as files.",
+                    "Give it a primary key, or copy it by a job with a sink that takes every change, such as files. "
+                    f"{read_again(TableName(schema.table.database, schema.table.name))}",
                     schema.table,
                 )
             if only_inserts and not (is_log and schema.key):

@@ -19,6 +19,17 @@ from tidemark.state.table import Column, TableSchema
 
 SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
+OWN_COLUMNS = (
+    "Correct what the copy has besides the source's columns, such as generated columns, domains and triggers, so that it takes "
+    "the source's rows. Or drop that table, and let the job create it."
+)
+GONE = (
+    "Start the job again: it says which table it lacks. If the same error comes, a trigger or rule of the copy uses that "
+    "table: correct it."
+)
+ACCEPTS_WRITES = "Name a server in sink.url that accepts writes, not a standby or replica."
+"""Remedies for what a server refuses although the copy was checked before."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TargetName:

@@ -276,7 +276,7 @@ def test_columns_that_the_target_takes_for_one_are_refused(mirror: SinkCase) -> 
         assert [finding.text for finding in found] == [
             "The target takes the names of its columns note and Note for one."
         ]
-        assert found[0].remedy == "Exclude one of them: source.columns: {shop.orders: {exclude: [Note]}}."
+        assert found[0].remedy == "Exclude it: source.columns: {shop.orders: {exclude: [Note]}}."
 
 
 def test_rows_that_row_level_security_of_the_target_hides_stop_the_job(postgres_database: Database) -> None:

@@ -7,9 +7,10 @@ from pymysql.constants import CR, ER
 
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_mysql_values
+from tidemark.sinks.mirror.target import ACCEPTS_WRITES, GONE, OWN_COLUMNS
 from tidemark.sinks.sink import ReadOnlyError, SinkBusyError
 from tidemark.state.errors import RefusedRowsError, SinkError
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import ANOTHER_KEY
 
 _TRANSIENT = frozenset(
     {
@@ -77,6 +78,7 @@ _ABOUT_ROWS = frozenset(
     }
 )
 """The target does not take a row of ours: a value, or a constraint of its table. Or it can't have such a table."""
+_READ_ONLY = frozenset({ER.OPTION_PREVENTS_STATEMENT, 1792, 1836})
 _SSL_CONNECTION_ERROR = 2026
 _CONNECTION_LOST = frozenset({0, 1927, 3169, 4031, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST})
 
@@ -84,43 +86,33 @@ _NO_RIGHT = (
     "Give the account of sink.url the privileges: SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER and DROP on the target "
     "database; for copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
 )
-_NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
-_READ_ONLY = "Name a server in sink.url that accepts writes, not a replica."
-_FOREIGN_KEY = "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other."
 _TOO_WIDE = "Exclude columns (source.columns), or create the table yourself with types that hold the same values."
 _FULL = "Give the target's server more space, then start the job again."
 
 _REMEDIES: dict[int, str] = {
-    ER.ACCESS_DENIED_ERROR: "Check user and password in sink.url, and that the account may log in from driver and executors.",
+    ER.ACCESS_DENIED_ERROR: "Check user and password in sink.url, and that the account may log in from driver and executors. "
+    "If the account or the server requires encryption, add sink.tls.",
     ER.DBACCESS_DENIED_ERROR: _NO_RIGHT,
     ER.TABLEACCESS_DENIED_ERROR: _NO_RIGHT,
     ER.COLUMNACCESS_DENIED_ERROR: _NO_RIGHT,
     ER.SPECIFIC_ACCESS_DENIED_ERROR: _NO_RIGHT,
     ER.BAD_DB_ERROR: "Create that database, or correct sink.url.",
-    ER.NO_SUCH_TABLE: f"Tables of the copy or Tidemark's own were dropped: {START_OVER}.",
+    ER.NO_SUCH_TABLE: GONE,
     ER.DUP_ENTRY: "The table has rows that this job did not write, or a unique index that the copy violates until it has "
     "caught up with its first snapshot: empty the table, or drop that index until then.",
-    ER.DATA_TOO_LONG: _NO_FIT,
-    ER.WARN_DATA_OUT_OF_RANGE: _NO_FIT,
-    ER.WARN_DATA_TRUNCATED: f"{_NO_FIT} MySQL shows an invalid ENUM value as an empty text, which no ENUM accepts: repair "
-    "such rows, or create the table with VARCHAR.",
-    ER.TRUNCATED_WRONG_VALUE_FOR_FIELD: _NO_FIT,
-    ER.TRUNCATED_WRONG_VALUE: _NO_FIT,
-    ER.BAD_NULL_ERROR: "Let that column of the target be NULL.",
-    ER.OPTION_PREVENTS_STATEMENT: _READ_ONLY,
-    1792: _READ_ONLY,
-    1836: _READ_ONLY,
-    ER.NO_REFERENCED_ROW_2: _FOREIGN_KEY,
-    ER.ROW_IS_REFERENCED_2: _FOREIGN_KEY,
+    ER.DATA_TOO_LONG: OWN_COLUMNS,
+    ER.WARN_DATA_OUT_OF_RANGE: OWN_COLUMNS,
+    ER.WARN_DATA_TRUNCATED: OWN_COLUMNS,
+    ER.TRUNCATED_WRONG_VALUE_FOR_FIELD: OWN_COLUMNS,
+    ER.TRUNCATED_WRONG_VALUE: OWN_COLUMNS,
+    ER.BAD_NULL_ERROR: OWN_COLUMNS,
     ER.TOO_BIG_SCALE: "Exclude that column (source.columns): MySQL has at most 30 decimals.",
     ER.TOO_BIG_ROWSIZE: _TOO_WIDE,
-    ER.TOO_LONG_KEY: "Choose another key (source.keys), exclude the table, or create its copy yourself with a shorter key that "
-    "holds the same values.",
+    ER.TOO_LONG_KEY: f"{ANOTHER_KEY} Or create its copy yourself with a shorter key that holds the same values.",
     ER.TOO_BIG_FIELDLENGTH: _TOO_WIDE,
     ER.DUPLICATED_VALUE_IN_TYPE: "Exclude that column (source.columns), or create the copy yourself with VARCHAR in its place.",
     ER.RECORD_FILE_FULL: _FULL,
     ER.DISK_FULL: _FULL,
-    ER.NET_PACKET_TOO_LARGE: "Raise max_allowed_packet on the target's server.",
     3159: "The server accepts only encrypted connections: add sink.tls.",
 }
 _TLS = (
@@ -146,8 +138,8 @@ def sink_error(error: pymysql.MySQLError, doing: str) -> SinkError | SinkBusyErr
         return SinkBusyError(
             message, "Start the job again when the target's server is available. Nothing is lost or repeated."
         )
-    if _REMEDIES.get(error_code(error)) == _READ_ONLY:
-        return ReadOnlyError(message, _READ_ONLY)
+    if error_code(error) in _READ_ONLY:
+        return ReadOnlyError(message, ACCEPTS_WRITES)
     if error_code(error) in _ABOUT_ROWS:
         return RefusedRowsError(message, _REMEDIES.get(error_code(error), _OTHER))
     return SinkError(message, _TLS if _is_tls(error) else _REMEDIES.get(error_code(error), _OTHER))

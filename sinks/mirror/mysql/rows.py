@@ -252,7 +252,8 @@ class MySqlTableRows:
                 table = self._schema.table
                 raise SinkError(
                     f"{table}: column {name} has {exc}, which the target can't store.",
-                    f"Exclude it, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}.",
+                    f"Exclude it, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}. "
+                    "Please report this.",
                 ) from exc
             before, after = _around(form, name, is_first=i == 0, is_last=i == last)
             frame = Frame((before + opening).encode(), (closing + after).encode(), f"{before}NULL{after}".encode())

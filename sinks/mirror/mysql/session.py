@@ -309,7 +309,7 @@ class MySqlSession(LedgerSession):
             self.end_transaction(doing)
             return
         if not self.is_empty(target):
-            raise SinkError(f"The rows of {target} could not be removed.", "Drop that table.")
+            raise SinkError(f"The rows of {target} could not be removed.", "Let nobody else write to it.")
         failpoint("sink.key_replaced")
         self.execute(f"SET SESSION lock_wait_timeout = {KEY_LOCK_SECONDS}", doing=doing)
         try:

@@ -15,6 +15,7 @@ from tidemark.sinks.mirror.value_ranges import (
     EnumOfPostgres,
     FormattedText,
     Labels,
+    MySqlType,
     PostgresType,
     Text,
     Timestamps,
@@ -197,7 +198,10 @@ class MySqlDialect:
             return _DIGITS.sub(r"\1", _WIDTHS.sub(r"\1", text)).replace(" zerofill", "")
         if key and self._is_unsteady(column):
             text = f"var{text}"
-        return f"{text}{self._collation_clause(column, key=key)}"
+        clause = self._collation_clause(column, key=key)
+        if not key and _may_be_too_long(kind, column, clause):
+            return f"mediumtext{clause}"
+        return f"{text}{clause}"
 
     def _has(self, since: Mapping[Flavour, tuple[int, ...]]) -> bool:
         return self.version >= since[self.flavour]
@@ -302,6 +306,12 @@ class MySqlDialect:
 
 def _labels_meet(value_range: ValueRange, column: Column) -> bool:
     return isinstance(value_range, Labels) and value_range.meet(column.collation)
+
+
+def _may_be_too_long(kind: MySqlType, column: Column, clause: str) -> bool:
+    """True for a long VARCHAR that gets another character set than in the source, with more bytes per character."""
+    is_long = kind.base == "varchar" and kind.numbers[0] > _KEY_CHARACTERS
+    return is_long and f" CHARACTER SET {column.charset} " not in clause
 
 
 def _label_text(value_range: ValueRange) -> str:

@@ -5,16 +5,14 @@ import psycopg2
 from tidemark.conf.libpq import is_about_database, is_about_tls, passes_by_itself
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
+from tidemark.sinks.mirror.target import ACCEPTS_WRITES, GONE, OWN_COLUMNS
 from tidemark.sinks.sink import ReadOnlyError, SinkBusyError
 from tidemark.state.errors import RefusedRowsError, SinkError
-from tidemark.state.remedies import START_OVER
 
 _NO_RIGHT = (
     "Give the role of sink.url CREATE and USAGE on the target schema, and all rights on its tables. If row-level security of "
     "a table applies to the role: ALTER ROLE … BYPASSRLS."
 )
-_NO_FIT = "Make that column of the target as wide as the source's, or drop the table and let the job create it."
-_GONE = f"Tables of the copy or Tidemark's own were dropped: {START_OVER}."
 _READ_ONLY = "25006"
 _NAME_OF_TYPE = "42710"
 _DEPENDENT = "2BP01"
@@ -25,21 +23,20 @@ _ABOUT_ROWS = frozenset({"22", "23", "54"})
 _RAISED = "P0001"
 """RAISE EXCEPTION of a trigger of the copy."""
 _REMEDIES: dict[str, str] = {
-    "22": _NO_FIT,
-    "23502": "Let that column of the target be NULL.",
-    "23503": "Drop foreign keys on mirrored tables: a mirror's tables are written one after the other.",
+    "22": OWN_COLUMNS,
+    "23502": OWN_COLUMNS,
     _DUPLICATE_KEY: "The table has rows that this job did not write, or a unique index that the copy violates until it has "
     "caught up with its first snapshot: empty the table, or drop that index until then.",
-    _READ_ONLY: "Name a server in sink.url that accepts writes, not a standby.",
     _NAME_OF_TYPE: "A type of the target has that name. Choose another name for the copy: sink.rename or sink.table.",
     "28": "Check user and password in sink.url, pg_hba.conf, and whether the server requires TLS (sink.tls).",
     "3D000": "Create that database, or correct sink.url.",
     "42501": _NO_RIGHT,
-    "42P01": _GONE,
+    "42P01": GONE,
     "53200": "Raise max_locks_per_transaction on the target's server, because each table of an epoch takes some locks; or "
     "give the server more memory. Then start the job again.",
     "53": "Give the target's server more space or memory, then start the job again.",
-    "54": "A value is too long for PostgreSQL (an index entry holds 2704 bytes): exclude the column, or choose another key.",
+    "54": "If a value is too long (an index entry holds 2704 bytes), drop the index, or leave the table out: "
+    "source.exclude_tables. If there are too many columns, or too wide ones, exclude some (source.columns).",
 }
 _TLS = (
     "Give the authority that signed the server's certificate as sink.tls.ca, and the name in the certificate as the host "
@@ -67,7 +64,7 @@ def sink_error(error: psycopg2.Error, doing: str) -> SinkError | SinkBusyError:
     if error.pgcode == _DEPENDENT:  # its detail names views and columns, no values
         return SinkError(f"{message}: {' '.join((error.diag.message_detail or '').split())}.", _DROP_DEPENDENT)
     if error.pgcode == _READ_ONLY:
-        return ReadOnlyError(message, _REMEDIES[_READ_ONLY])
+        return ReadOnlyError(message, ACCEPTS_WRITES)
     if is_about_tls(error.pgcode, str(error)):
         return SinkError(message, _TLS)
     code = error.pgcode or ("3D000" if is_about_database(str(error)) else "28")  # a refused login has none

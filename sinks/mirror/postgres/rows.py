@@ -308,7 +308,8 @@ class PostgresTableRows:
         table = self._schema.table
         return SinkError(
             f"{table}: a value of column {name} {why}.",
-            f"Exclude the column, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}.",
+            f"Exclude the column, {setting_of('source.columns', table, {'exclude': [name]})}, then {START_OVER}. "
+            "Please report this.",
         )
 
 

@@ -90,7 +90,7 @@ class PostgresSession(LedgerSession):
         if schema is None:
             raise SinkError(
                 "No schema in the search_path of sink.url's role exists.",
-                'Create one, or name the schema in sink.table, as in "copy.{table}", and in the role\'s search_path.',
+                "Create one, or let the role's search_path have one that exists (ALTER ROLE … SET search_path).",
             )
         self.home: str = schema
 
