@@ -15,7 +15,7 @@ from tidemark.state.errors import (
     TargetSetBackError,
 )
 from tidemark.state.reached import Reached
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.remedies import LATE, RESTORE_CHECKPOINT, START_OVER
 from tidemark.state.table import TableId
 
 _REFUSED = "The write was refused, and nothing of it took effect."
@@ -59,7 +59,7 @@ def require_order(epoch: int, after: Reached | None, written: Written, place: ob
 def late(epoch: int, reached: int, place: object) -> SinkError:
     return SinkError(
         f"Epoch {epoch} comes too late: {place} has epoch {reached} of the log. {_REFUSED}",
-        "If the job fails with this error, start it again.",
+        LATE,
     )
 
 

@@ -26,6 +26,8 @@ ANOTHER_KEY = (
     "source.exclude_tables."
 )
 NEEDS_KEY = "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
+LATE = "Nothing is lost. If the job fails with this error, start it again."
+"""A task came after the epoch was committed. The job does not need it."""
 ONE_NAME = "Give them different names by sink.table or sink.rename, or leave one of them out."
 """Two tables would have one copy. The names of a job that has started can't be changed."""
 ONE_DRIVER = "Only one driver may run a job: stop the others, then start one."

@@ -88,7 +88,7 @@ class SignalTable:
             logging.getLogger("tidemark").debug("the signal table can't be read: %s", found)
             return
         if isinstance(found, TidemarkError):
-            self._warn(events, f"{found.message} The job continues.")
+            self._warn(events, f"{found.message} The job continues. Remedy: {found.remedy}")
             return
         missing = (
             "" if found is not None else f"There is no signal table {self._table}, or it is hidden from the account."

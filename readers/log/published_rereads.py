@@ -17,6 +17,7 @@ from tidemark.state.checkpoint.layout import published_reread_file
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
+from tidemark.state.remedies import LATE
 from tidemark.state.split import Report
 from tidemark.state.table import TableSchema
 
@@ -54,7 +55,7 @@ def publish_rereads(
     if published is None:
         raise CheckpointError(
             f"{name} was published and then removed: its epoch is committed.",
-            "Nothing is lost; if the job fails with this, start it again.",
+            LATE,
         )
     return published
 

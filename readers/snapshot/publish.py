@@ -26,7 +26,7 @@ from tidemark.state.checkpoint.layout import published_split_file, staged_chunk_
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.remedies import LATE, RESTORE_CHECKPOINT, START_OVER
 from tidemark.state.split import ReleaseChunk, Report, Split
 from tidemark.state.table import TableSchema
 
@@ -77,7 +77,7 @@ def publish(
     if winner is None:
         raise CheckpointError(
             f"{name} was published by another attempt and then removed: its epoch is committed.",
-            "Nothing is lost; if the job fails with this, start it again.",
+            LATE,
         )
     return winner
 

@@ -182,7 +182,8 @@ class CatalogLake:
                     yield Finding(
                         schema.table,
                         f"{self.name} allows only letters, digits and _ in names, not {name!r}.",
-                        "Choose another name by sink.table, leave that table out, or write to a sink.path.",
+                        "Choose another name by sink.table or sink.rename, leave that table out, or write to a "
+                        "sink.path.",
                     )
         for tables in apart.values():
             if len(tables) > 1:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark.conf.sink import DeltaSink as DeltaSettings
+from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
@@ -56,7 +57,7 @@ from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import LogWork, SnapshotWork
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW, read_again
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -183,7 +184,7 @@ class DeltaSink:
         if rows:
             raise SinkError(
                 f"{location} has values in {', '.join(names)}, which the source's table got only now.",
-                f"Drop these columns of {location}, and run the job again.",
+                read_again(TableName(schema.table.database, schema.table.name)),
             )
 
     def _prepare_table(self, job: JobIdentity, schema: TableSchema) -> None:
@@ -202,7 +203,9 @@ class DeltaSink:
             return
         claimed = self.lake.look(session, location)
         if not isinstance(claimed, Found) or claimed.properties.get(JOB_UUID) != job.uuid:
-            raise SinkError(f"{location} was claimed by another job just now.", f"Change {location.setting}.")
+            raise SinkError(
+                f"{location} was claimed by another job just now.", f"Change {location.setting}, or delete that table."
+            )
         self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
 
     def _require_same_time(self, schemas: Sequence[TableSchema], written: Collection[TableId]) -> None:

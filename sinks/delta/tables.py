@@ -15,7 +15,7 @@ from tidemark.sinks.delta.rows import schema_of
 from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.integer_range import IntegerRange, united
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import NEEDS_KEY, START_OVER
 from tidemark.state.table import TableSchema
 
 Style: TypeAlias = Literal["mirror", "changelog"]
@@ -118,13 +118,11 @@ def schema_findings(
 ) -> Iterator[Finding]:
     """Yields the problems of the source's table that no location can solve."""
     table = schema.table
-    exclude = "Exclude it (source.columns)."
     if style == "mirror" and not schema.key:
         yield Finding(
             table,
             "It has no key: a mirror can't tell its rows apart.",
-            f"Name columns that are unique and NOT NULL: {setting_of('source.keys', table, ['…'])}; or write "
-            "sink.style: changelog.",
+            NEEDS_KEY,
         )
     yield from reserved_name_findings(schema)
     yield from audit.name_findings(schema, str.lower)
@@ -132,6 +130,7 @@ def schema_findings(
     reserved = {field.name for field in meta_fields(schema)}
     seen: set[str] = set(added)
     for column in schema.captured:
+        exclude = f"Exclude it: {setting_of('source.columns', table, {'exclude': [column.name]})}."
         if column.name.lower() in seen and column.name not in reserved:
             yield Finding(table, f"Its column {column.name} has the same name as another one for Delta Lake.", exclude)
         if style == "mirror" and column.name.lower() in _MERGE_NAMES:

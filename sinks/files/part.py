@@ -15,7 +15,7 @@ from tidemark.sinks.files.parquet_file import ParquetFile
 from tidemark.sinks.rows.json_lines import JsonLinesFile
 from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.errors import SinkError
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import LATE, START_OVER
 from tidemark.state.table import TableSchema
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
@@ -111,7 +111,7 @@ class FilesPart:
         if not published.copy_to(name, temporary):
             raise SinkError(
                 f"{name} was removed from the checkpoint: its epoch is committed.",
-                "Nothing is lost. If the job fails with this error, start it again.",
+                LATE,
             )
 
     def complete(self) -> None:

@@ -44,6 +44,8 @@ from tidemark.state.integer_range import IntegerRange
 from tidemark.state.remedies import ONE_NAME
 from tidemark.state.table import TableId, TableSchema
 
+_CHECK_FILESYSTEM = "Check that filesystem (space, permissions, quota), then start the job again."
+_ANOTHER_PATH = "Set another sink.path, or delete that folder."
 OWNER_FILE = "_tidemark.json"
 MAX_NAME_BYTES = 255
 TEMPORARY = re.compile(r"\..+\.tmp")
@@ -90,7 +92,7 @@ def folder_problems(copies: TableTemplate, schemas: Sequence[TableSchema]) -> It
             yield Finding(table, text, "Correct sink.rename.")
         elif len(name.encode()) > MAX_NAME_BYTES:
             text = f"The name of its folder would have {len(name.encode())} bytes, and may have {MAX_NAME_BYTES}."
-            yield Finding(table, text, "Exclude that table (source.exclude_tables).")
+            yield Finding(table, text, "Give it another name by sink.rename, or leave it out: source.exclude_tables.")
     for tables in tables_of.values():
         if len(tables) > 1:
             text = f"{' and '.join(sorted(map(str, tables)))} would be written into one folder."
@@ -162,7 +164,7 @@ class FilesSink:
         elif not folder.exists():
             yield Finding(schema.table, f"will be written to the new folder {folder}")
         elif owner is None:
-            if any(not name.startswith((".", "_")) for name in os.listdir(folder)):
+            if not folder.is_dir() or any(not name.startswith((".", "_")) for name in os.listdir(folder)):
                 yield Finding(
                     schema.table,
                     f"{folder} has files that no job wrote.",
@@ -173,7 +175,7 @@ class FilesSink:
             yield Finding(
                 schema.table,
                 f"{folder} belongs to job {owner.name} ({owner.uuid}); {this}.",
-                "Set another sink.path, or delete that folder.",
+                _ANOTHER_PATH,
             )
         elif (other := _table_of(folder)) not in {None, schema.table}:
             text = f"{folder} is the copy of another table of this job: {other}."
@@ -199,8 +201,9 @@ class FilesSink:
                         (folder / name).unlink(missing_ok=True)
                 remove_merged(folder, ledger)
         except OSError as exc:
-            ledger.require_owner()
-            raise SinkError(f"{root} can't be prepared: {exc}.", "Give the job's user write permission there.") from exc
+            if not isinstance(exc, NotADirectoryError):  # no driver does that
+                ledger.require_owner()
+            raise SinkError(f"{root} can't be prepared: {exc}.", _CHECK_FILESYSTEM) from exc
 
     def writer(self, job: JobIdentity) -> "FilesWriter":
         return FilesWriter(self, FilesLedger.of(self.root, job))
@@ -230,7 +233,7 @@ class FilesSink:
                     merge_small_files(folder, ledger, epoch)
         except OSError as exc:
             ledger.require_owner()
-            raise SinkError(f"{self.root} can't be written to: {exc}.", "Check that filesystem.") from exc
+            raise SinkError(f"{self.root} can't be written to: {exc}.", _CHECK_FILESYSTEM) from exc
 
     def _folders(self, job: JobIdentity) -> list[Path]:
         """The folders of the job's tables."""
@@ -292,7 +295,7 @@ class FilesWriter:
                 self.ledger.require_next(part.epoch, part.name, None, self.ledger.written())
             raise SinkError(
                 f"{part} could not be written to {self.sink.root}: {exc}.",
-                "Check that filesystem (space, permissions, quota), then start the job again.",
+                _CHECK_FILESYSTEM,
             ) from exc
 
 
@@ -314,7 +317,7 @@ def _table_of(folder: Path) -> TableId | None:
 def _mark(folder: Path) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads((folder / OWNER_FILE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as exc:
         raise damaged(folder / OWNER_FILE) from exc
@@ -329,10 +332,10 @@ def _claim(folder: Path, job: JobIdentity, table: TableId) -> None:
         write_whole(path, mark, temporary, replace=False)
     owner = _owner(folder)
     if owner is None or owner.uuid != job.uuid:
-        raise SinkError(f"{folder} was claimed by another job just now.", "Set another sink.path.")
+        raise SinkError(f"{folder} was claimed by another job just now.", _ANOTHER_PATH)
     if (other := _table_of(folder)) not in {None, table}:
         raise SinkError(
             f"{folder} is the folder of {other}, too: the filesystem takes the names of both for one.",
-            "Exclude one of the tables (source.exclude_tables), or give them other names by sink.table or sink.rename.",
+            ONE_NAME,
             table,
         )

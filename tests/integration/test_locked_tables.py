@@ -112,6 +112,9 @@ def test_a_run_that_ends_by_itself_does_not_wait_without_limit(
         run_epochs(path)
     assert error.value.exit_code == 7
     assert ids(tmp_path, postgres_database, "free") == [1, 2]
+    assert error.value.remedy == "Then run the job again."
+    run_epochs(path)
+    assert ids(tmp_path, postgres_database, "held") == [1, 2]
 
 
 @pytest.mark.parametrize(("kind", "planned"), [("mysql", False), ("mariadb", True), ("postgres", True)])

@@ -4,6 +4,7 @@ those of the source."""
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from pyspark.sql import SparkSession
 from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.remedies import run_command, run_through, what_is_told
+from tests.support.remedies import run_command, run_through, setting_in, what_is_told
+from tests.support.remedy_ways import Settings, get_over_all, told_by, told_of
 from tests.support.servers import Database
 from tidemark.jobs.spark.sessions import SparkSessions
 
@@ -146,3 +148,116 @@ def follow(lake: Lake, table: str, trouble: Trouble, advice: str) -> None:
         shutil.rmtree(lake.place(table))
     else:
         lake.sql(trouble.done or said[1], table)
+
+
+def test_tables_that_a_job_can_not_have(lake: Lake) -> None:
+    source, settings = lake.source, Settings()
+    names = ("files", "owned", "filled", "narrow")
+    for table in names:
+        source.execute(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT)", f"INSERT INTO {table} VALUES (1, 0)")
+    source.execute("ALTER TABLE files ADD COLUMN `a``b` INT")
+    place = lake.place("files")
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("")
+    columns = "(id INT, v INT, _deleted BOOLEAN, _synced_at TIMESTAMP)"
+    owner = "TBLPROPERTIES ('tidemark.job' = 'other', 'tidemark.job_uuid' = 'x')"
+    lake.sql(f"CREATE TABLE {{copy}} {columns} USING delta {owner}", "owned")
+    lake.sql(f"CREATE TABLE {{copy}} {columns} USING delta; INSERT INTO {{copy}} (id) VALUES (7)", "filled")
+    lake.sql("CREATE TABLE {copy} (id INT) USING delta", "narrow")
+    settings["sink.partition_by"] = f"{{{source.name}.files: [w]}}"
+    sink = {"type": "delta", "path": "./lake", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source), sink=sink)
+    get_over_all(
+        lambda: told_by(job, *settings.overrides),
+        {
+            "Exclude it: ": lambda told: settings.update([setting_in(told).split("=", 1)]),
+            "Correct sink.partition_by.": settings.setting("sink.partition_by", f"{{{source.name}.files: [v]}}"),
+            "Remove what is there, or change sink.path.": lambda _: shutil.rmtree(place),
+            "Change sink.path, or delete that table.": lambda _: shutil.rmtree(lake.place("owned")),
+            "Empty or delete that table": lambda _: lake.sql("DELETE FROM {copy}", "filled"),
+            "Delete that table and let the job create it, or": lambda _: shutil.rmtree(lake.place("narrow")),
+        },
+    )
+    lake.assert_equal(*names)
+    kept = lake.folder / "kept"
+    place.rename(kept)
+    source.execute("UPDATE files SET v = 1")
+    told_of(job, "Put it back, or start over", *settings.overrides)
+    kept.rename(place)
+    number = len(list(place.glob("_delta_log/*.json")))
+    damaged = place / "_delta_log" / f"{number:020d}.json"
+    damaged.write_text("damaged")
+    told_of(job, "Correct the cause, then start the job again: it continues where it was.", *settings.overrides)
+    damaged.unlink()
+    forget_logs(lake)
+    assert told_by(job, *settings.overrides) is None
+    lake.assert_equal(*names)
+
+
+def test_files_of_a_copy_that_are_put_back(lake: Lake) -> None:
+    source, place, older = lake.source, lake.place("orders"), lake.folder / "older"
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 0)")
+    sink = {"type": "delta", "path": "./lake", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source), sink=sink)
+    assert told_by(job) is None
+    shutil.copytree(place, older)
+    source.execute("UPDATE orders SET v = 1")
+    assert told_by(job) is None
+    place.rename(lake.folder / "newest")
+    older.rename(place)
+    forget_logs(lake)
+    told_of(job, "Put back its newest files, and start the job again")
+    shutil.rmtree(place)
+    (lake.folder / "newest").rename(place)
+    forget_logs(lake)
+    source.execute("UPDATE orders SET v = 2")
+    assert told_by(job) is None
+    lake.assert_equal("orders")
+
+
+def forget_logs(lake: Lake) -> None:
+    jvm: Any = lake.session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def test_names_of_a_catalog(lake: Lake) -> None:
+    source, settings = lake.source, Settings()
+    source.execute("CREATE TABLE `odd-name` (id INT PRIMARY KEY, v INT)", "INSERT INTO `odd-name` VALUES (1, 0)")
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)")
+    schema = f"c{source.name}"
+    settings["sink.table"] = f'"{schema}.{{table}}"'
+    sink = {"type": "delta", "catalog": "spark_catalog", "table": f"{schema}.{{table}}"}
+    job = write_job(lake.folder, source=source_of(source), sink=sink)
+
+    def renamed(to: str) -> Callable[[str], None]:
+        return settings.setting("sink.rename", f"[{{match: odd-name(.*), to: '{to}'}}]")
+
+    get_over_all(
+        lambda: told_by(job, *settings.overrides),
+        {
+            "Choose another name by sink.table or sink.rename, leave that table out, or write to a sink.path.": renamed(
+                r"\1"
+            ),
+            "Correct sink.rename.": renamed("ORDERS"),
+            "Give them different names by sink.table or sink.rename": renamed("odd"),
+        },
+    )
+    assert lake.session.sql(f"SELECT id, v FROM {schema}.odd").collect() == [(1, 0)]
+
+
+def test_the_copy_of_a_table_that_left_the_job(lake: Lake) -> None:
+    source, both = lake.source, f"source.tables=[{lake.source.name}.orders, {lake.source.name}b.orders]"
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 0)")
+    source.execute(f"CREATE DATABASE {source.name}b", f"CREATE TABLE {source.name}b.orders (id INT PRIMARY KEY, v INT)")
+    try:
+        sink = {"type": "delta", "path": "./lake", "table": "{table}"}
+        job = write_job(lake.folder, source=source_of(source), sink=sink)
+        assert told_by(job) is None
+        told_of(
+            job, "Exclude this table (source.exclude_tables).", both, f"source.exclude_tables=[{source.name}.orders]"
+        )
+        assert told_by(job, both, f"source.exclude_tables=[{source.name}b.orders]") is None
+    finally:
+        source.execute(f"DROP DATABASE {source.name}b")
+    held = lake.session.read.format("delta").load(str(lake.folder / "lake" / "orders")).collect()
+    assert list(map(tuple, held)) == [(1, 0)]

@@ -81,6 +81,34 @@ def get_over(job: Path, source: Database, target: Database, trouble: Trouble, ti
     require_copies(source, target, trouble.compared)
 
 
+class Settings(dict[str, str]):
+    """Settings of the next runs, which steps change."""
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{key}={value}" for key, value in self.items()]
+
+    def setting(self, key: str, value: str) -> Callable[[str], None]:
+        """A step that makes a setting, "" to remove it."""
+
+        def step(told: str) -> None:
+            self.pop(key, None)
+            if value:
+                self[key] = value
+
+        return step
+
+
+def get_over_all(told: Callable[[], str | None], steps: Mapping[str, Callable[[str], object]]) -> None:
+    """Does what each run tells until none tells anything. `steps`: a part of each text, and what does it. Each is told once."""
+    left = dict(steps)
+    while (text := told()) is not None:
+        says = next((part for part in left if part in text), None)
+        assert says is not None, text
+        left.pop(says)(text)
+    assert list(left) == []
+
+
 def in_source(source: Database, statements: tuple[str, ...]) -> None:
     source.execute(*[text.replace("SCHEMA", source.schema) for text in statements])
 
