@@ -69,18 +69,29 @@ def create_tables(database: Database, *, rows: int, uids: Uids) -> None:
         generator = random.Random(rows)
         for start in range(0, rows, 5000):
             count = min(5000, rows - start)
-            cursor.executemany(
-                "INSERT INTO orders (uid, version, note, amount, at) VALUES (%s, 1, %s, %s, CURRENT_TIMESTAMP(6))",
+            _insert(
+                cursor,
+                "orders (uid, version, note, amount, at)",
+                "(%s, 1, %s, %s, CURRENT_TIMESTAMP(6))",
                 [(uid, f"note {uid}", generator.randrange(10**6) / 100) for uid in uids.take(count)],
             )
-            cursor.executemany(
-                "INSERT INTO customers (code, uid, version, note) VALUES (%s, %s, 1, %s)",
+            _insert(
+                cursor,
+                "customers (code, uid, version, note)",
+                "(%s, %s, 1, %s)",
                 [(_code(generator, uid), uid, _note(generator, uid)) for uid in uids.take(count)],
             )
-            cursor.executemany(
-                "INSERT INTO order_lines (order_id, line_no, uid, version, quantity) VALUES (%s, %s, %s, 1, %s)",
+            _insert(
+                cursor,
+                "order_lines (order_id, line_no, uid, version, quantity)",
+                "(%s, %s, %s, 1, %s)",
                 [((start + i) // 4, i % 4, uid, uid % 100) for i, uid in enumerate(uids.take(count))],
             )
+
+
+def _insert(cursor: Any, table: str, row: str, rows: list[tuple[Any, ...]]) -> None:
+    """Inserts many rows with one statement. The drivers' `executemany` has one for each row, and so a transaction."""
+    cursor.execute(f"INSERT INTO {table} VALUES {', '.join([row] * len(rows))}", list(itertools.chain(*rows)))
 
 
 def _code(generator: random.Random, uid: int) -> str:
