@@ -52,6 +52,7 @@ class Codec(Generic[T]):
         self.version = version
         self._upgrades = upgrades
         self._type = type_
+        self._last: tuple[bytes, T] | None = None
 
     @functools.cached_property
     def _adapter(self) -> TypeAdapter[T]:
@@ -68,8 +69,15 @@ class Codec(Generic[T]):
         return self._adapter.dump_json(value)
 
     def decode(self, data: bytes | pa.Buffer, name: str) -> T:
-        """`name` is the file's, for the message. Raises CheckpointError."""
-        header, _, rest = bytes(data).partition(b"\n")
+        """`name` is the file's, for the message. Raises CheckpointError. Facts are immutable, and the file of a job with
+        hundreds of tables is read again and again, so the value of the last bytes is kept."""
+        content = bytes(data)
+        if self._last is None or self._last[0] != content:
+            self._last = content, self._decoded(content, name)
+        return self._last[1]
+
+    def _decoded(self, data: bytes, name: str) -> T:
+        header, _, rest = data.partition(b"\n")
         body = rest.removesuffix(b"\n")
         fields = _fields_of(header, name)
         version = self._readable_version(fields, name)
