@@ -9,11 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.delta import jars_of, with_metastore
+from tests.support.epochs import run_epochs
 from tests.support.history import assert_history
 from tests.support.jobs import SPARK, running, source_of, write_job
 from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database
 from tests.support.workload import KEYS, Uids, Writers, create_tables
+from tidemark.jobs.spark.sessions import SparkSessions
 
 pytestmark = [pytest.mark.chaos, pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -34,7 +36,8 @@ def _killed(job: Path, database: Database, uids: Uids, snapshot: tuple[str, ...]
 
 
 def _killed_twice(job: Path, database: Database, uids: Uids) -> None:
-    """Copies through a kill in the snapshot, and one in the epoch of the changes made meanwhile. Each is a start of Spark."""
+    """Copies through a kill in the snapshot, and one in the epoch of the changes made meanwhile. Each is a start of Spark.
+    The last run is in this process, and so in its session."""
     with armed(job.parent, (AFTER,)) as environment:
         with (
             Writers(database, uids, count=2, seed=5, pause_seconds=0.2) as writers,
@@ -46,7 +49,7 @@ def _killed_twice(job: Path, database: Database, uids: Uids) -> None:
             process.wait_until(lambda: any(event.get("committed_epoch") == 1 for event in process.events()))
             Path(environment["TIDEMARK_FAILPOINTS"], NOT_NOTED).write_text("kill")
             assert process.wait() == -signal.SIGKILL
-    run_until_done(job, {})
+    run_epochs(job)
 
 
 def _table(session: SparkSession, folder: Path) -> Any:
@@ -63,7 +66,10 @@ def _assert_mirrored(session: SparkSession, folder_of: Callable[[str], Path], so
 
 @pytest.mark.pitfall(61)
 @pytest.mark.pitfall(71)
-def test_mirror_is_the_source(postgres18_database: Database, tmp_path: Path, delta_session: SparkSession) -> None:
+def test_mirror_is_the_source(
+    postgres18_database: Database, tmp_path: Path, delta_session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
     source, uids = postgres18_database, Uids()
     create_tables(source, rows=600, uids=uids)
     spark = SPARK | {"conf": SPARK["conf"] | jars_of(delta_session)}

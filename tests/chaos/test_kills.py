@@ -39,6 +39,8 @@ OF_TASKS = (
     "sink.after_commit",
 )
 FAILPOINTS = OF_DRIVERS + OF_TASKS
+WITH_SOMETHING_WRITTEN = (*OF_DRIVERS, "publish.after", "sink.before_commit", "sink.after_commit")
+"""Those at which a driver that reads everything itself leaves something behind that the one before had not."""
 _BUSY_CONNECTIONS = (
     "SELECT id FROM {processlist} WHERE id <> CONNECTION_ID() AND (info LIKE %s OR command LIKE 'Binlog%%') LIMIT 1"
 )
@@ -70,14 +72,15 @@ def chaos_source(request: pytest.FixtureRequest) -> Database:
 @pytest.mark.pitfall(71)
 @pytest.mark.pitfall(74)
 def test_kill_at_each_phase_boundary(chaos_source: Database, tmp_path: Path, is_long: bool) -> None:
-    """The short version kills drivers, and so starts again, at each point where they read everything themselves, and at one
-    where Spark's workers do. Spark repeats the tasks of workers that are killed."""
+    """The short version kills drivers, and so starts again, where they read everything themselves at each point that leaves
+    something behind, and at one where Spark's workers do. Spark repeats the tasks of workers that are killed."""
     uids = Uids()
     create_tables(chaos_source, rows=1500, uids=uids)
     job = _files_job(tmp_path, chaos_source)
     by_spark = chaos_source.kind == "mysql"
     arguments = BY_SPARK if by_spark else BY_DRIVER
-    failpoints = ("driver.epoch_written", *OF_TASKS) if by_spark and not is_long else FAILPOINTS
+    short = ("driver.epoch_written", *OF_TASKS) if by_spark else WITH_SOMETHING_WRITTEN
+    failpoints = FAILPOINTS if is_long else short
     with armed(tmp_path, failpoints) as environment:
         with Writers(chaos_source, uids, count=2, seed=11, pause_seconds=0.02):
             run_until_done(job, environment, *arguments)

@@ -21,7 +21,11 @@ from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.mirror.target import Session
 from tidemark.state.checkpoint.layout import Checkpoint
 
-pytestmark = [pytest.mark.integration, pytest.mark.once_per_family]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.once_per_family,
+    pytest.mark.servers_in_turn(always="postgres18_server"),  # MySQL and MariaDB have the same code
+]
 
 ROWS = "INSERT INTO t VALUES (1, 'a', 1, 10), (2, 'b', 1, 20), (3, 'c', 2, 30)"
 

@@ -314,6 +314,7 @@ def test_new_delta_tables_are_checked_without_spark(
 # Exit code 6
 
 
+@pytest.mark.servers_in_turn("source_database")
 def test_a_second_driver_is_6(tidemark: CommandLine, source_database: Database, tmp_path: Path) -> None:
     source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
     path = job_of(tmp_path, source_database)

@@ -219,6 +219,7 @@ LOSSY = {
 }
 
 
+@pytest.mark.servers_in_turn("source_database")
 @pytest.mark.parametrize("change", LOSSY)
 def test_values_that_were_lost_on_the_way_are_read_again(
     source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, change: str

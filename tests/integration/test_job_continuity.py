@@ -29,7 +29,11 @@ from tidemark.state.errors import LogPositionLostError
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import binlog_position
 
-pytestmark = [pytest.mark.integration, pytest.mark.pitfall(45)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.pitfall(45),
+    pytest.mark.servers_in_turn("own_server", always="mysql-gtid"),  # without GTIDs, or on MariaDB, there are offsets
+]
 
 SERVERS = {
     "mysql-gtid": ("mysql", {}),

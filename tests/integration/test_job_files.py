@@ -18,7 +18,7 @@ from tests.support.workload import Uids, Writers, connect_for_transactions, crea
 from tidemark.readers.mysql.schema.catalog import load_schema
 from tidemark.state.table import TableId
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900), pytest.mark.once_per_family]
 
 RunJob = Callable[[Path], int]
 

@@ -14,7 +14,12 @@ from tests.support.servers import Database
 from tidemark.readers.bad_values import BadValueRule
 from tidemark.state.errors import SinkError, SourceNotUsableError
 
-pytestmark = [pytest.mark.integration, pytest.mark.pitfall(38), pytest.mark.pitfall(109)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.pitfall(38),
+    pytest.mark.pitfall(109),
+    pytest.mark.servers_in_turn("kind"),
+]
 
 BAD = {"u": "D83D0041", "g": "41A14042", "p": "815A", "w": "D83DDE00"}
 """A lone surrogate, and codes without a character. The letters beside them are good."""
