@@ -1,14 +1,17 @@
 """The registry of sources: the module that reads the kind of database which a job file's `source.url` names."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from typing_extensions import assert_never
 
+from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.model import JobFile
+from tidemark.conf.source import Tls
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.schema_checks import CopiedColumns
 from tidemark.readers.signal_rows import SignalRow
-from tidemark.readers.source import FoundSource, Lease
+from tidemark.readers.source import FoundSource, Lease, TableRows
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId
@@ -81,6 +84,24 @@ def read_signal_rows(job: JobFile, table: TableId) -> list[SignalRow] | None:
             return read_postgres_signals(job, table)
         case _:
             assert_never(kind)
+
+
+def table_rows(
+    endpoint: Endpoint, tls: Tls | None, table: TableId, columns: Sequence[str]
+) -> AbstractContextManager[TableRows]:
+    """Connects to a database, and reads these columns of a table inside the `with` block. Raises TidemarkError, also for
+    columns that no source may have."""
+    match endpoint.kind:
+        case "mysql" | "mariadb":
+            from tidemark.readers.mysql.snapshot.table_rows import mysql_rows
+
+            return mysql_rows(endpoint, tls, table, columns)
+        case "postgresql":
+            from tidemark.readers.postgres.snapshot.table_rows import postgres_rows
+
+            return postgres_rows(endpoint, tls, table, columns)
+        case _:
+            assert_never(endpoint.kind)
 
 
 def acquire_lease(job: JobFile, *, wait: bool) -> Lease:

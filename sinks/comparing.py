@@ -1,13 +1,16 @@
 """The protocol of comparisons: `tidemark reconcile` asks this of a sink whose copies it can compare with the source."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
 from tidemark.sinks.sink import Finding, JobIdentity
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
@@ -38,8 +41,9 @@ class CopyComparison(Protocol):
     def differing(self) -> list[Pair]:
         """Returns the staged rows that the copy lacks or has differently."""
 
-    def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
-        """Returns rows of the copy that are not staged, at most `limit`. `within`: only these keys; None: all."""
+    def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
+        """Returns rows of the copy that are not staged, at most `limit`. `within`: only these keys, which are integers or
+        ordered alike (`ComparesTable`); None: all."""
 
     def keep_keys(self) -> None:
         """Adds the keys of the staged rows to those of the ranges before, for `surplus_of_all`."""
@@ -52,6 +56,30 @@ class CopyComparison(Protocol):
 
     def close(self) -> None:
         """Forgets staged rows and kept keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTable:
+    """A table of a database that is a copy, and how to connect to it."""
+
+    endpoint: Endpoint
+    tls: Tls | None
+    table: TableId
+
+
+@runtime_checkable
+class ComparesTable(Protocol):
+    """A CopyComparison whose copy is a table of a database, which can be read as a source's is."""
+
+    @property
+    def copy_table(self) -> CopyTable: ...
+
+    def orders_alike(self, orders: Mapping[str, str]) -> bool:
+        """True if the copy orders each of these columns as the source does (docs/adr/0055)."""
+
+    def condition(self, within: CopiedRange | None) -> str:
+        """Returns the condition in SQL that a row of the copy, which is named `c`, counts and has one of these keys; None: any
+        key."""
 
 
 class Comparisons(Protocol):

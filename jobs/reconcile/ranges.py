@@ -1,11 +1,12 @@
 """The ranges of a table: as the enumerator divides it into splits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.splitting import next_ranges
 from tidemark.jobs.tables.integer_keys import same_integers
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_source import KeySource
 from tidemark.state.plan import Exhausted, TableState
@@ -21,7 +22,7 @@ class Range:
 
     number: int
     split: Split
-    in_copy: IntegerRange | None
+    in_copy: CopiedRange | None
 
     @property
     def is_whole(self) -> bool:
@@ -29,14 +30,25 @@ class Range:
 
 
 def ranges_of(
-    source: KeySource, job: JobFile, schema: TableSchema, output: TableSchema, columns: tuple[str, ...]
+    source: KeySource,
+    job: JobFile,
+    schema: TableSchema,
+    output: TableSchema,
+    columns: tuple[str, ...],
+    orders: Mapping[str, str] | None = None,
 ) -> Iterator[Range]:
-    """Yields the ranges of a table, which together have all its keys. `columns`: its split key."""
+    """Yields the ranges of a table, which together have all its keys. `columns`: its split key. `orders`: the orders of these
+    columns if the copy is known to have them, too. Integers have the same order everywhere."""
     table, number = TableState(schema.table, schema.version, columns), 0
     by_integers = same_integers(job, schema, output, columns)
     while not isinstance(table.cursor, Exhausted):
         found, table = next_ranges(table, source, split_rows=job.snapshot.split_rows, count=RANGES_AT_ONCE)
         for key_range in found:
-            split = Split(number, schema.table, schema.version, columns, key_range)
-            yield Range(number, split, IntegerRange.of(columns, key_range) if by_integers else None)
+            in_copy = None
+            if by_integers:
+                integers = IntegerRange.of(columns, key_range)
+                in_copy = None if integers is None else CopiedRange.of_integers(integers)
+            elif orders is not None:
+                in_copy = CopiedRange.of(columns, tuple(orders.values()), key_range, job.source.url.kind)
+            yield Range(number, Split(number, schema.table, schema.version, columns, key_range), in_copy)
             number += 1

@@ -4,18 +4,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
+from tidemark.jobs.reconcile.copy_reading import CopyReading, copy_reading
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
 from tidemark.jobs.reconcile.unread_log import may_have_changed
+from tidemark.jobs.tables.key_orders import copied_orders
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.snapshot.publish import change_batches
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
-from tidemark.sinks.comparing import ComparableSink, Comparisons, CopyComparison, Key, Pair
+from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, CopyComparison, Key, Pair
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.position import Position
 from tidemark.state.split import KeyRange
@@ -106,6 +110,16 @@ class Sides:
             yield reader
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What one look at a range found. `row_count`: of the rows that the copy should have. `all_listed`: `pairs` has all surplus
+    rows."""
+
+    row_count: int
+    pairs: list[Pair]
+    all_listed: bool = True
+
+
 EVERYWHERE = -1
 """The number under which suspects are kept that may be in any range."""
 Suspects = dict[int, dict[Key, Suspect]]
@@ -130,18 +144,14 @@ class TableComparison:
         suspects: Suspects = {}
         keeps_keys = False
         with sides.reading(self._schema) as reader, sides.sink.comparable(self._output) as comparison:
-            with comparison() as copy:
-                for each in ranges_of(sides.access.keys, sides.job, self._schema, self._output, self._columns):
+            with comparison() as copy, copy_reading(copy, self._output) as reading:
+                for each in self._ranges_of(reader, copy):
                     self._ranges.append(each)
-                    self._stage(copy, reader, each)
-                    result.rows += copy.row_count
-                    _suspect(suspects, each.number, copy.differing())
-                    if self._has_own_surplus(each):
-                        _suspect(suspects, each.number, copy.surplus(each.in_copy, MAX_SURPLUS))
-                    elif not self._has_condition:
-                        copy.keep_keys()
-                        keeps_keys = True
-                    copy.clear()
+                    keeps = not self._has_own_surplus(each) and not self._has_condition
+                    looked = self._look_at(each, reader, copy, reading, keeps_keys=keeps)
+                    result.rows += looked.row_count
+                    _suspect(suspects, each.number, looked.pairs)
+                    keeps_keys |= keeps
                     self._watcher.ranges(len(self._ranges), result.rows)
                     if sum(map(len, suspects.values())) > MAX_SUSPECTS:
                         self._judge(reader, comparison, suspects)
@@ -160,11 +170,47 @@ class TableComparison:
         condition leaves out: they changed later."""
         return not self._has_condition and (each.in_copy is not None or each.is_whole)
 
-    def _stage(self, copy: CopyComparison, reader: SplitReading, each: Range) -> None:
+    def _ranges_of(self, reader: SplitReading, copy: CopyComparison) -> Iterator[Range]:
+        sides, table = self._sides, (self._schema, self._output, self._columns)
+        orders = copied_orders(sides.job, *table, reader) if isinstance(copy, ComparesTable) else None
+        if orders is not None and isinstance(copy, ComparesTable) and not copy.orders_alike(orders):
+            orders = None
+        return ranges_of(sides.access.keys, sides.job, *table, orders)
+
+    def _look_at(
+        self,
+        each: Range,
+        reader: SplitReading,
+        copy: CopyComparison,
+        reading: CopyReading | None,
+        *,
+        keeps_keys: bool = False,
+    ) -> _Looked:
+        """Compares a range once. `keeps_keys`: for `surplus_of_all`."""
+        expected = self._read(each, reader)
+        others = None
+        if reading is not None and self._has_own_surplus(each):
+            others = reading.others(expected.select([column.name for column in self._output.captured]), each.in_copy)
+        if others is not None and not len(others.rows):
+            return _Looked(expected.num_rows, [])
+        staged = expected if others is None else expected.take(pa.array(others.rows))
+        copy.stage(staged.to_batches())
+        looked = _Looked(expected.num_rows - staged.num_rows + copy.row_count, copy.differing())
+        if others is None and self._has_own_surplus(each):
+            surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
+            looked = replace(looked, pairs=[*looked.pairs, *surplus], all_listed=len(surplus) < MAX_SURPLUS)
+        if keeps_keys:
+            copy.keep_keys()
+        copy.clear()
+        return looked
+
+    def _read(self, each: Range, reader: SplitReading) -> pa.Table:
+        """Returns the source's rows of a range as they should be in the copy."""
         _, position = self._sides.progress.now()
         read = reader.read(each.split, self._schema, position.position)
         read, _ = self._sides.projector.split(read)
-        copy.stage(change_batches(read, batch_schema(self._output)))
+        schema = batch_schema(self._output)
+        return pa.Table.from_batches(change_batches(read, schema), schema)
 
     def _judge(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> None:
         """Looks at the suspects' ranges again until all are judged, or the job does not come on."""
@@ -223,20 +269,14 @@ class TableComparison:
         everywhere = bool(suspects.get(EVERYWHERE))
         found: dict[Key, Pair] = {}
         all_listed = True
-        with comparison(wanted) as copy:
+        with comparison(wanted) as copy, copy_reading(copy, self._output) as reading:
             for each in self._ranges:
                 if not everywhere and not suspects.get(each.number):
                     continue
-                self._stage(copy, reader, each)
-                listed = copy.differing()
-                if self._has_own_surplus(each):
-                    surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
-                    all_listed = all_listed and len(surplus) < MAX_SURPLUS
-                    listed += surplus
-                elif everywhere:
-                    copy.keep_keys()
-                copy.clear()
-                found |= {pair.key: pair for pair in listed if pair.key in wanted}
+                keeps = everywhere and not self._has_own_surplus(each)
+                looked = self._look_at(each, reader, copy, reading, keeps_keys=keeps)
+                all_listed = all_listed and looked.all_listed
+                found |= {pair.key: pair for pair in looked.pairs if pair.key in wanted}
             if everywhere:
                 surplus = copy.surplus_of_all(MAX_SURPLUS)
                 all_listed = all_listed and len(surplus) < MAX_SURPLUS

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidemark.sinks.comparing import Key, Pair
 from tidemark.sinks.folded.state import FoldedState
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.copied_range import CopiedRange
 
 
 class Staging(Protocol):
@@ -52,8 +52,11 @@ class FoldedComparison:
             f"FROM {self._staged} s LEFT JOIN ({held}) c USING ({state.key_list}) WHERE c.o IS NULL OR {differs}"
         )
 
-    def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
-        condition = "" if within is None else f"WHERE {within.condition(self.state.key_column)}"
+    def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
+        condition = ""
+        if within is not None:
+            assert within.integers is not None, "only integers are ordered alike"
+            condition = f"WHERE {within.integers.condition(self.state.key_column)}"
         return self._unexpected(self._staged, condition, limit)
 
     def keep_keys(self) -> None:

@@ -7,22 +7,23 @@ copy's primary key takes them as equal. No value but keys and hashes leaves the 
 written.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from tidemark.sinks.comparing import Key, Pair
+from tidemark.sinks.comparing import CopyTable, Key, Pair
 from tidemark.sinks.mirror.bad_values import ValueGate
-from tidemark.sinks.mirror.target import ComparingRows, ComparingSql, Session, TargetName
-from tidemark.state.integer_range import IntegerRange
+from tidemark.sinks.mirror.ordering import orders_alike
+from tidemark.sinks.mirror.target import ComparingRows, ComparingSql, Session, TargetName, TargetTable
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.table import TableSchema
 
 
 @dataclass(slots=True)
 class MirrorComparison:
-    """A `tidemark.sinks.comparing.CopyComparison`. Its transactions write only temporary tables."""
+    """A `tidemark.sinks.comparing.CopyComparison` and `ComparesTable`. Its transactions write only temporary tables."""
 
     session: Session
     sql: ComparingSql
@@ -30,6 +31,8 @@ class MirrorComparison:
     gate: ValueGate
     schema: TableSchema
     target: TargetName
+    existing: TargetTable
+    copy_table: CopyTable
     deleted: str | None = None
     """The copy's column that is true in rows which the source has deleted."""
     _stage: str | None = None
@@ -58,11 +61,17 @@ class MirrorComparison:
         )
         return [Pair(_key(row[:-2]), _text(row[-2]), _text(row[-1])) for row in found]
 
-    def surplus(self, within: IntegerRange | None, limit: int) -> list[Pair]:
+    def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
         if not self._indexed:
             self.sql.indexed(self._staged, self.schema.key)
             self._indexed = True
         return self._unexpected(self._staged, "TRUE" if within is None else self.sql.within("c", within), limit)
+
+    def orders_alike(self, orders: Mapping[str, str]) -> bool:
+        return orders_alike(self.session, self.target, self.existing, orders)
+
+    def condition(self, within: CopiedRange | None) -> str:
+        return self._is_there if within is None else f"{self._is_there} AND {self.sql.within('c', within)}"
 
     def keep_keys(self) -> None:
         if self._seen is None:

@@ -11,7 +11,7 @@ from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
 from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
-from tidemark.sinks.comparing import Comparisons, Key
+from tidemark.sinks.comparing import Comparisons, CopyTable, Key
 from tidemark.sinks.mirror.audit import audit_findings
 from tidemark.sinks.mirror.bad_values import STOP, Policies, ValueGate
 from tidemark.sinks.mirror.comparing import MirrorComparison
@@ -51,6 +51,7 @@ from tidemark.sinks.sink import (
     raise_problems,
     reserved_name_findings,
 )
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.errors import RefusedRowsError, SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
@@ -382,13 +383,14 @@ class MirrorSink:
             sql, rows = session.comparing(target, schema, existing)
             sql.prepare()
             gate = ValueGate(schema, self.policies, rows.bad_values, rows.as_text)
-            yield MirrorComparison(session, sql, rows, gate, schema, target, self.audit.deleted)
+            of_copy = CopyTable(self.url, self.tls, TableId(target.schema, target.table))
+            yield MirrorComparison(session, sql, rows, gate, schema, target, existing, of_copy, self.audit.deleted)
 
     def keys_within(self, schema: TableSchema, within: IntegerRange, limit: int) -> list[Key]:
         """See `tidemark.sinks.comparing.ComparableSink`."""
         with self._comparison(schema) as copy:
             copy.stage(())
-            return [pair.key for pair in copy.surplus(within, limit)]
+            return [pair.key for pair in copy.surplus(CopiedRange.of_integers(within), limit)]
 
     def written(self, job: JobIdentity) -> Written:
         with contextlib.closing(self.connect()) as session:

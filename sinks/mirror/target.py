@@ -13,7 +13,6 @@ from tidemark.sinks.mirror.net_effect import PartialRows
 from tidemark.sinks.mirror.value_ranges import ValueRange
 from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.copied_range import CopiedRange
-from tidemark.state.integer_range import IntegerRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableSchema
 
@@ -242,7 +241,7 @@ class ComparingSql(Protocol):
 
     def drop(self, table: str) -> None: ...
 
-    def within(self, alias: str, keys: IntegerRange) -> str:
+    def within(self, alias: str, keys: CopiedRange) -> str:
         """Returns a condition: the row's key is in the range. The server reads no more of the primary key."""
 
     def same_value(self, staged: str, copied: str, column: str) -> str:

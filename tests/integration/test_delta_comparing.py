@@ -26,6 +26,7 @@ from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
@@ -86,7 +87,7 @@ def found(
     with comparisons(keys) as copy:
         copy.stage([rows(schema, [(INSERT, values) for values in expected], snapshot=True)])
         assert copy.row_count == len(expected)
-        everywhere = IntegerRange(("id",), (-(2**62),), (2**65,))
+        everywhere = CopiedRange.of_integers(IntegerRange(("id",), (-(2**62),), (2**65,)))
         surplus = copy.surplus(None if schema is NOTES else everywhere, 100)
         for pair in copy.differing() + surplus:
             kind = "missing" if pair.held is None else "surplus" if pair.expected is None else "different"

@@ -6,8 +6,10 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.support.cli import CommandLine, tidemark  # noqa: F401  # a fixture
@@ -34,6 +36,7 @@ from tidemark.jobs.reconcile import table_comparison
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError
 
@@ -64,6 +67,38 @@ def test_every_wrong_row_is_found_and_no_other(source: Database, target: Databas
         "missing": {(codes[1],)},
         "surplus": {(f"{codes[2]} Ω no such",)},
     }
+
+
+@on_pairs(0, 3)
+def test_only_rows_that_may_differ_are_written_to_the_target(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are read from both sides. Texts as keys are a range of the copy only if it orders them alike."""
+    create_tables(source, rows=120, uids=Uids())
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    staged: dict[str, int] = {}
+
+    def counted(copy: MirrorComparison, batches: Iterable[pa.RecordBatch]) -> None:
+        rows = list(batches)
+        name = copy.schema.table.name
+        staged[name] = staged.get(name, 0) + sum(batch.num_rows for batch in rows)
+        stage(copy, rows)
+
+    stage = MirrorComparison.stage
+    monkeypatch.setattr(MirrorComparison, "stage", counted)
+    assert_equal(job, row_counts(source))
+    are_alike = (source.kind, target.kind) == ("postgres18", "postgres")
+    assert staged == ({} if are_alike else {"customers": row_counts(source)["customers"]})
+    staged.clear()
+    target.execute(
+        "UPDATE copy_orders SET note = NULL WHERE id = 5", "DELETE FROM copy_order_lines WHERE order_id = 20"
+    )
+    results = compared(job, TableName(source.schema, "orders"), TableName(source.schema, "order_lines"))
+    assert found_keys(results["orders"]) == {"different": {("5",)}}
+    assert len(found_keys(results["order_lines"])["missing"]) == 4
+    looks = 4  # the first one, and those of a log without changes
+    assert staged == {"orders": looks, "order_lines": 4 * looks}
 
 
 @on_pairs(0, 2)

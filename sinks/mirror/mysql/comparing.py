@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidemark.sinks.mirror.mysql import types
+from tidemark.sinks.mirror.mysql.rows import key_literal
 from tidemark.sinks.mirror.target import TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import Floats, Shapes, Vectors
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.copied_range import CopiedRange
 
 _IN_HEXADECIMAL = (Shapes, Vectors)
 
@@ -59,8 +60,8 @@ class MySqlComparing:
     def drop(self, table: str) -> None:
         self._tables.drop_temporary(table)
 
-    def within(self, alias: str, keys: IntegerRange) -> str:
-        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}")
+    def within(self, alias: str, keys: CopiedRange) -> str:
+        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}", key_literal)
 
     def same_value(self, staged: str, copied: str, column: str) -> str:
         return f"{copied}.{types.quoted(column)} = {staged}.{types.quoted(column)}"

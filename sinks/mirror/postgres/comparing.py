@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidemark.sinks.mirror.postgres import types
+from tidemark.sinks.mirror.postgres.rows import key_literal
 from tidemark.sinks.mirror.target import TargetName
 from tidemark.sinks.mirror.value_ranges import EnumOfPostgres
-from tidemark.state.integer_range import IntegerRange
+from tidemark.state.copied_range import CopiedRange
 
 _NUMBERS = itertools.count(1)
 
@@ -55,8 +56,8 @@ class PostgresComparing:
     def drop(self, table: str) -> None:
         self._runner.execute(f"DROP TABLE {table}")
 
-    def within(self, alias: str, keys: IntegerRange) -> str:
-        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}", by_rows=True)
+    def within(self, alias: str, keys: CopiedRange) -> str:
+        return keys.condition(lambda name: f"{alias}.{types.quoted(name)}", key_literal, by_rows=True)
 
     def same_value(self, staged: str, copied: str, column: str) -> str:
         name, enum = types.quoted(column), self._enums.get(column)

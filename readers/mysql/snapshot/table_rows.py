@@ -1,0 +1,49 @@
+"""Reads rows of a table that is no source: a copy, which is compared with one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pymysql
+
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.readers.mysql.connect import Connection, connect, error_text, quote_table
+from tidemark.readers.mysql.decoding.columns import ColumnPlan
+from tidemark.readers.mysql.keys.key_columns import column_list
+from tidemark.readers.mysql.schema.catalog import load_schema
+from tidemark.readers.mysql.schema.table_facts import read_tables
+from tidemark.readers.mysql.snapshot.result import stream_select
+from tidemark.readers.snapshot.gathered_rows import GatheredRows
+from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class MySqlRows:
+    """A `tidemark.readers.source.TableRows`."""
+
+    connection: Connection
+    schema: TableSchema
+
+    def read(self, condition: str) -> pa.Table:
+        columns = column_list(column.name for column in self.schema.captured)
+        query = f"SELECT {columns} FROM {quote_table(self.schema.table)} AS c WHERE {condition}"
+        gathered = GatheredRows(self.schema.arrow_schema())
+        try:
+            plan = ColumnPlan.for_result(self.schema)
+            for batch in stream_select(self.connection, query, plan, zero_dates_null=False):
+                gathered.add(batch)
+        except pymysql.MySQLError as error:
+            raise SourceUnavailableError(f"{self.schema.table} could not be read: {error_text(error)}", "") from error
+        return gathered.table()
+
+
+@contextmanager
+def mysql_rows(endpoint: Endpoint, tls: Tls | None, table: TableId, columns: Sequence[str]) -> Iterator[MySqlRows]:
+    """See `tidemark.jobs.sources.table_rows`."""
+    with closing(connect(endpoint, tls)) as connection:
+        known = read_tables(connection, [table])[table].column_names
+        others = [name for name in known if name not in columns]
+        yield MySqlRows(connection, load_schema(connection, table, exclude_columns=others))

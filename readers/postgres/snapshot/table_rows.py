@@ -1,0 +1,46 @@
+"""Reads rows of a table that is no source: a copy, which is compared with one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import psycopg2
+import pyarrow as pa
+
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.source import Tls
+from tidemark.readers.postgres.connect import Connection, connect, error_text, limit_lock_waits, quote_table
+from tidemark.readers.postgres.schema.catalog import schema_of
+from tidemark.readers.postgres.schema.table_facts import read_tables
+from tidemark.readers.postgres.schema.types import select_expression
+from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.table import TableId, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresRows:
+    """A `tidemark.readers.source.TableRows`."""
+
+    connection: Connection
+    schema: TableSchema
+
+    def read(self, condition: str) -> pa.Table:
+        columns = ", ".join(map(select_expression, self.schema.captured))
+        query = f"SELECT {columns} FROM {quote_table(self.schema.table)} AS c WHERE {condition}"
+        try:
+            return copy_rows(self.connection, query, self.schema)
+        except psycopg2.Error as error:
+            raise SourceUnavailableError(f"{self.schema.table} could not be read: {error_text(error)}", "") from error
+
+
+@contextmanager
+def postgres_rows(
+    endpoint: Endpoint, tls: Tls | None, table: TableId, columns: Sequence[str]
+) -> Iterator[PostgresRows]:
+    """See `tidemark.jobs.sources.table_rows`."""
+    with closing(connect(endpoint, tls)) as connection:
+        limit_lock_waits(connection)
+        facts = read_tables(connection, [table])[table]
+        others = [column.name for column in facts.columns if column.name not in columns]
+        yield PostgresRows(connection, schema_of(facts, exclude_columns=others))
