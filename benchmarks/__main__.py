@@ -4,7 +4,7 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, latency, log, memory, planning, postgres_log, readers, snapshot
+from benchmarks import catch_up, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
 from benchmarks.bench import Bench
 
 SUBJECTS = {
@@ -14,6 +14,7 @@ SUBJECTS = {
     "log": log.run,
     "postgres_log": postgres_log.run,
     "catch_up": catch_up.run,
+    "reconcile": reconcile.run,
     "latency": latency.run,
     "memory": memory.run,
     "postgres_memory": memory.run_postgres,

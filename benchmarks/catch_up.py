@@ -33,7 +33,7 @@ def run(bench: Bench) -> None:
     }
     for (name, (server, database)), connections in zip(targets.items(), 2 * CONNECTIONS, strict=True):
         log = {"apply_parallelism": connections}
-        jobs[name] = orders_job(bench.folder(), bench.server_url, table, _mirror(server, database), log=log)
+        jobs[name] = orders_job(bench.folder(), bench.server_url, table, mirror_in(server, database), log=log)
     for job in jobs.values():
         run_tidemark(job)
     source.change(table, change_count, transaction_rows=ROWS_OF_A_TRANSACTION)
@@ -62,7 +62,7 @@ def run(bench: Bench) -> None:
     )
 
 
-def _mirror(target: Server, database: str) -> dict[str, Any]:
+def mirror_in(target: Server, database: str) -> dict[str, Any]:
     with closing(target.connect()) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {database}")
     return {"type": "mirror", "url": f"{target.url}{database}", "table": "{table}"}

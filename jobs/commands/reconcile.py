@@ -14,11 +14,15 @@ from tidemark.conf.redaction import redact, redact_values
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.drawing import console, table_of
 from tidemark.jobs.commands.signal import read_keys_again, resnapshot
+from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.reconcile import EXAMPLES
+from tidemark.jobs.reconcile.range_looks import RangeLook, TableLook
+from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
-from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, TableResult, Watcher
+from tidemark.jobs.reconcile.table_comparison import MAX_DIFFERENCES, LooksInTasks, TableResult, Watcher
 from tidemark.jobs.recovered_state import required_state
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError, JobFileError
@@ -39,17 +43,22 @@ def reconcile(
     was compared is equal but tables are parked."""
     if repair and job.mode != "full+incremental":
         raise JobFileError(f"Mode {job.mode} can't read rows again.", "Leave out --repair; start another job.")
-    with _watching() as progress:
-        results = list(
-            reconcile_tables(
-                job,
-                tables,
-                watch=lambda table: _Bar(progress, table),
-                examples=examples,
-                patience_seconds=patience_seconds,
-                repair=repair,
+    sessions = SparkSessions(job, Notes())
+    try:
+        with _watching() as progress:
+            results = list(
+                reconcile_tables(
+                    job,
+                    tables,
+                    watch=lambda table: _Bar(progress, table),
+                    examples=examples,
+                    patience_seconds=patience_seconds,
+                    repair=repair,
+                    tasks=_looks_in_tasks(job, sessions),
+                )
             )
-        )
+    finally:
+        sessions.stop()
     checkpoint = Checkpoint.at(job.checkpoint)
     differing = [result for result in results if result.differences]
     if as_json:
@@ -68,6 +77,17 @@ def reconcile(
     _raise_unless_equal(results, repair=repair)
     if not tables:
         require_none_parked(job, required_state(checkpoint, job))
+
+
+def _looks_in_tasks(job: JobFile, sessions: SparkSessions) -> LooksInTasks | None:
+    """None if Spark runs only one task at a time."""
+    if job.snapshot.parallelism == 1 or job.spark.master in {"local", "local[1]"}:
+        return None
+
+    def looks(look: TableLook, tasks: Sequence[Sequence[Range]]) -> list[RangeLook]:
+        return sessions.run(tasks, look, look.job_uuid, f"tidemark {job.job}: reconcile {look.schema.table}")
+
+    return looks
 
 
 def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None:

@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,20 +53,18 @@ class CollectsOutages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskWriting:
-    """Reads and writes tasks. Pickled with each Spark job, then with `outages`. `writer`: the one that the driver's process
+    """Reads and writes tasks. Pickled with each Spark job. `writer`: the one that the driver's process
     keeps from one epoch to the next; None: each task gets a new one."""
 
     sink: PartSink
     job: JobIdentity
     schemas: Schemas
-    outages: CollectsOutages | None = None
     writer: PartWriter | None = None
 
     def __call__(self, tasks: Iterable[PartTask]) -> Iterator[Written]:
         """Yields each part once it is durable. Raises TidemarkError without secrets in its text."""
-        with nullcontext() if self.outages is None else self.outages.collected():
-            for task in tasks:
-                yield from self.write(task)
+        for task in tasks:
+            yield from self.write(task)
 
     def write(self, task: PartTask, given_up: threading.Event | None = None) -> Iterator[Written]:
         """Writes the parts of one task, and yields what was written. Raises GivenUpError once `given_up` is set: no further

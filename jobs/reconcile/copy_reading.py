@@ -45,7 +45,8 @@ class CopyReading:
         except TidemarkError:  # if it matters, the server meets it again
             self.useless = MAX_USELESS
             return None
-        found = None if held.num_rows == limit else other_rows(expected, held.select(self.names), self.key)
+        names = list(self.names)
+        found = None if held.num_rows == limit else other_rows(expected.select(names), held.select(names), self.key)
         is_useful = found is not None and 2 * len(found.rows) <= expected.num_rows
         self.useless = 0 if is_useful else self.useless + 1
         return None if found is None or found.has_more_keys else found

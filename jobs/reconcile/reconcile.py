@@ -7,14 +7,14 @@ from tidemark.conf.tables import TableName
 from tidemark.jobs.reconcile import EXAMPLES
 from tidemark.jobs.reconcile.copy_progress import CopyProgress, NotComparableError
 from tidemark.jobs.reconcile.repair import repair_of
-from tidemark.jobs.reconcile.table_comparison import Sides, TableComparison, TableResult, Watcher
+from tidemark.jobs.reconcile.table_comparison import LooksInTasks, Sides, TableComparison, TableResult, Watcher
 from tidemark.jobs.recovered_state import required_state
 from tidemark.jobs.sinks import comparable_sink, sink_identity
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.job_tables import require_same_conditions
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_refusals
-from tidemark.readers.projection.settings import projector, require_same_projections
+from tidemark.readers.projection.settings import require_same_projections
 from tidemark.sinks.sink import JobIdentity, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import JobFileError
@@ -30,10 +30,11 @@ def reconcile_tables(
     examples: int = EXAMPLES,
     patience_seconds: float | None = None,
     repair: bool = False,
+    tasks: LooksInTasks | None = None,
 ) -> Iterator[TableResult]:
     """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
-    to be read again. Raises JobFileError for a sink or a mode that can't be compared, CheckpointError for a job that was never
-    started, and what reading and comparing raise."""
+    to be read again. `tasks`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
+    CheckpointError for a job that was never started, and what reading and comparing raise."""
     sink = comparable_sink(job)
     _require_existing_rows(job)
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -62,8 +63,9 @@ def reconcile_tables(
         access=server.planner_access(state),
         sink=sink,
         progress=progress,
-        projector=projector(job, state.schemas, state.projections),
+        projections=state.projections,
         examples=examples,
+        tasks=tasks,
     )
     columns = {split_key.table: split_key.columns for split_key in state.split_keys}
     for schema in state.schemas:

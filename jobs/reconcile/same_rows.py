@@ -65,10 +65,13 @@ def _are_alike(expected: pa.DataType, held: pa.DataType) -> bool:
 def _numbered(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64] | None:
     """Returns a number for each row of both, the same for equal rows. None if there is a null."""
     both = pa.concat_tables([one, other])
+    if any(column.null_count for column in both.columns):
+        return None
+    if both.num_columns == 1 and pa.types.is_signed_integer(both.schema.types[0]):
+        integers: npt.NDArray[np.int64] = both.column(0).to_numpy().astype(np.int64)
+        return integers
     numbers = np.zeros(both.num_rows, np.int64)
     for column in both.columns:
-        if column.null_count:
-            return None
         coded = column.combine_chunks().dictionary_encode()
         pairs = numbers * len(coded.dictionary) + coded.indices.to_numpy().astype(np.int64)
         numbers = np.unique(pairs, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -76,7 +79,7 @@ def _numbered(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64] | None:
 
 
 def _are_unique(numbers: npt.NDArray[np.int64]) -> bool:
-    return len(np.unique(numbers)) == len(numbers)
+    return bool(np.all(numbers[1:] > numbers[:-1])) or len(np.unique(numbers)) == len(numbers)
 
 
 def _bits(column: pa.ChunkedArray) -> pa.Array:

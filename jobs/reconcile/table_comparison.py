@@ -1,27 +1,24 @@
 """Compares one table: first all ranges once, then the ranges with suspects until each suspect is judged."""
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
-
-import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.copy_progress import CopyProgress
-from tidemark.jobs.reconcile.copy_reading import CopyReading, copy_reading
+from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range, ranges_of
 from tidemark.jobs.reconcile.suspects import DIFFERENCES, Suspect, Verdict
 from tidemark.jobs.reconcile.unread_log import may_have_changed
 from tidemark.jobs.tables.key_orders import copied_orders
-from tidemark.readers.projection.projector import Projector
-from tidemark.readers.snapshot.publish import change_batches
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
-from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, CopyComparison, Key, Pair
-from tidemark.state.change_batch import batch_schema
+from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, Key, Pair
 from tidemark.state.position import Position
+from tidemark.state.projection import TableProjection
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableSchema
 
@@ -31,8 +28,9 @@ MAX_SUSPECTS = 50_000
 """More suspects are judged before the next range is read: their keys are in memory."""
 MAX_DIFFERENCES = 10_000
 """A table with more differences is not compared to its end."""
-MAX_SURPLUS = 100_000
-"""The most rows of the copy without a row in the source that one statement looks at."""
+RANGES_WITHOUT_SPARK = 64
+"""The command's process looks at so many ranges of a table before Spark is started for the others."""
+RANGES_OF_A_TASK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +87,15 @@ class Watcher(Protocol):
     def looking(self, suspects: int, look: int) -> None: ...
 
 
+class LooksInTasks(Protocol):
+    def __call__(self, look: TableLook, tasks: Sequence[Sequence[Range]]) -> list[RangeLook]:
+        """Looks at the ranges of each task, at all of them or at the first ones, in tasks of Spark. Raises TidemarkError."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Source, copy and job, as one table's comparison needs them. `schemas`: of all tables of the job. `examples`: how many
-    keys are kept."""
+    """Source, copy and job, as one table's comparison needs them. `schemas`, `projections`: of all tables of the job.
+    `examples`: how many keys are kept. `tasks`: None if Spark would run only one at a time."""
 
     job: JobFile
     job_uuid: str
@@ -101,23 +104,14 @@ class Sides:
     access: PlannerAccess
     sink: ComparableSink
     progress: CopyProgress
-    projector: Projector
+    projections: Sequence[TableProjection]
     examples: int
+    tasks: LooksInTasks | None = None
 
     @contextmanager
     def reading(self, schema: TableSchema) -> Iterator[SplitReading]:
         with self.server.split_reading([schema], self.job_uuid) as reader:
             yield reader
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """What one look at a range found. `row_count`: of the rows that the copy should have. `all_listed`: `pairs` has all surplus
-    rows."""
-
-    row_count: int
-    pairs: list[Pair]
-    all_listed: bool = True
 
 
 EVERYWHERE = -1
@@ -131,86 +125,81 @@ class TableComparison:
     def __init__(
         self, sides: Sides, schema: TableSchema, output: TableSchema, columns: tuple[str, ...], watcher: Watcher
     ) -> None:
-        self._sides, self._schema, self._output, self._columns = sides, schema, output, columns
-        self._watcher = watcher
-        self._has_condition = sides.job.snapshot.condition(schema.table.database, schema.table.name) is not None
+        self._sides, self._columns, self._watcher = sides, columns, watcher
+        self._look = TableLook(
+            sides.job, sides.job_uuid, sides.server, schema, output, tuple(sides.projections), sides.sink
+        )
         self._ranges: list[Range] = []
+        self._keeps_keys = False
         self.result = TableResult(output)
 
     def run(self) -> TableResult:
         """Compares the table. Raises NotComparableError, TidemarkError."""
         sides, result = self._sides, self.result
-        sides.progress.require_complete(self._schema)
+        sides.progress.require_complete(self._look.schema)
         suspects: Suspects = {}
-        keeps_keys = False
-        with sides.reading(self._schema) as reader, sides.sink.comparable(self._output) as comparison:
-            with comparison() as copy, copy_reading(copy, self._output) as reading:
-                for each in self._ranges_of(reader, copy):
-                    self._ranges.append(each)
-                    keeps = not self._has_own_surplus(each) and not self._has_condition
-                    looked = self._look_at(each, reader, copy, reading, keeps_keys=keeps)
-                    result.rows += looked.row_count
-                    _suspect(suspects, each.number, looked.pairs)
-                    keeps_keys |= keeps
-                    self._watcher.ranges(len(self._ranges), result.rows)
+        with sides.reading(self._look.schema) as reader, sides.sink.comparable(self._look.output) as comparison:
+            with self._look.opened(reader, comparison) as looks:
+                for found in self._first_looks(looks):
+                    result.rows += found.row_count
+                    _suspect(suspects, found.number, found.pairs)
+                    self._watcher.ranges(found.number + 1, result.rows)
                     if sum(map(len, suspects.values())) > MAX_SUSPECTS:
                         self._judge(reader, comparison, suspects)
                         suspects = {}
                     if result.cut:
                         break
-                if keeps_keys and not result.cut:
-                    _suspect(suspects, EVERYWHERE, copy.surplus_of_all(MAX_SURPLUS))
-                copy.close()
+                if self._keeps_keys and not result.cut:
+                    _suspect(suspects, EVERYWHERE, looks.copy.surplus_of_all(MAX_SURPLUS))
+                looks.copy.close()
             self._judge(reader, comparison, suspects)
-        sides.progress.require_complete(self._schema)
+        sides.progress.require_complete(self._look.schema)
         return result
 
-    def _has_own_surplus(self, each: Range) -> bool:
-        """True if surplus rows can be found from the range alone. With `snapshot.where` the copy may have rows that the
-        condition leaves out: they changed later."""
-        return not self._has_condition and (each.in_copy is not None or each.is_whole)
+    def _first_looks(self, looks: RangeLooks) -> Iterator[RangeLook]:
+        """Looks at each range once: at the first ones in this process, then Spark's tasks do."""
+        drawn = self._drawn(looks)
+        for each in itertools.islice(drawn, RANGES_WITHOUT_SPARK):
+            yield self._look_here(looks, each)
+        waiting: list[Range] = []
+        for each in drawn:
+            if (
+                self._sides.tasks is None
+                or not isinstance(looks.copy, ComparesTable)
+                or not self._look.has_own_surplus(each)
+            ):
+                yield self._look_here(looks, each)
+                continue
+            waiting.append(each)
+            if len(waiting) == self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK:
+                yield from self._looks_in_tasks(waiting)
+        while waiting:
+            yield from self._looks_in_tasks(waiting)
 
-    def _ranges_of(self, reader: SplitReading, copy: CopyComparison) -> Iterator[Range]:
-        sides, table = self._sides, (self._schema, self._output, self._columns)
-        orders = copied_orders(sides.job, *table, reader) if isinstance(copy, ComparesTable) else None
+    def _looks_in_tasks(self, waiting: list[Range]) -> list[RangeLook]:
+        """Looks at some of the ranges that wait, and removes them."""
+        assert self._sides.tasks is not None
+        count = self._sides.job.snapshot.parallelism
+        found = self._sides.tasks(self._look, [waiting[i::count] for i in range(min(count, len(waiting)))])
+        seen = {look.number for look in found}
+        waiting[:] = [each for each in waiting if each.number not in seen]
+        return found
+
+    def _drawn(self, looks: RangeLooks) -> Iterator[Range]:
+        """Yields the table's ranges, and keeps them."""
+        sides, copy = self._sides, looks.copy
+        table = self._look.schema, self._look.output, self._columns
+        orders = copied_orders(sides.job, *table, looks.reader) if isinstance(copy, ComparesTable) else None
         if orders is not None and isinstance(copy, ComparesTable) and not copy.orders_alike(orders):
             orders = None
-        return ranges_of(sides.access.keys, sides.job, *table, orders)
+        for each in ranges_of(sides.access.keys, sides.job, *table, orders):
+            self._ranges.append(each)
+            yield each
 
-    def _look_at(
-        self,
-        each: Range,
-        reader: SplitReading,
-        copy: CopyComparison,
-        reading: CopyReading | None,
-        *,
-        keeps_keys: bool = False,
-    ) -> _Looked:
-        """Compares a range once. `keeps_keys`: for `surplus_of_all`."""
-        expected = self._read(each, reader)
-        others = None
-        if reading is not None and self._has_own_surplus(each):
-            others = reading.others(expected.select([column.name for column in self._output.captured]), each.in_copy)
-        if others is not None and not len(others.rows):
-            return _Looked(expected.num_rows, [])
-        staged = expected if others is None else expected.take(pa.array(others.rows))
-        copy.stage(staged.to_batches())
-        looked = _Looked(expected.num_rows - staged.num_rows + copy.row_count, copy.differing())
-        if others is None and self._has_own_surplus(each):
-            surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
-            looked = replace(looked, pairs=[*looked.pairs, *surplus], all_listed=len(surplus) < MAX_SURPLUS)
-        if keeps_keys:
-            copy.keep_keys()
-        copy.clear()
-        return looked
-
-    def _read(self, each: Range, reader: SplitReading) -> pa.Table:
-        """Returns the source's rows of a range as they should be in the copy."""
-        _, position = self._sides.progress.now()
-        read = reader.read(each.split, self._schema, position.position)
-        read, _ = self._sides.projector.split(read)
-        schema = batch_schema(self._output)
-        return pa.Table.from_batches(change_batches(read, schema), schema)
+    def _look_here(self, looks: RangeLooks, each: Range) -> RangeLook:
+        keeps = not self._look.has_own_surplus(each) and not self._look.has_condition
+        self._keeps_keys |= keeps
+        return looks.at(each, keeps_keys=keeps)
 
     def _judge(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> None:
         """Looks at the suspects' ranges again until all are judged, or the job does not come on."""
@@ -226,9 +215,9 @@ class TableComparison:
                 result.behind += sum(map(len, suspects.values()))
                 return
             since = sides.progress.committed() if since is None else since
-            quiet = sides.progress.had_no_change(self._schema.table, since)
-            pairs, all_listed = self._look(reader, comparison, suspects)
-            sides.progress.require_complete(self._schema)
+            quiet = sides.progress.had_no_change(self._look.schema.table, since)
+            pairs, all_listed = self._look_again(reader, comparison, suspects)
+            sides.progress.require_complete(self._look.schema)
             for number, of_range in suspects.items():
                 self._take(number, of_range, pairs, quiet=quiet, all_listed=all_listed)
             if result.differences > MAX_DIFFERENCES:
@@ -237,7 +226,7 @@ class TableComparison:
 
     def _may_have_changed(self, until: Position) -> bool:
         """True if the log that a stopped job has not read may have changes of the table."""
-        sides, table = self._sides, self._schema.table
+        sides, table = self._sides, self._look.schema.table
         return may_have_changed(sides.progress, sides.server, sides.access, sides.schemas, table=table, until=until)
 
     def _take(
@@ -263,25 +252,26 @@ class TableComparison:
                 if len(self.result.examples) < self._sides.examples:
                     self.result.examples.append(Example(verdict.value, key))
 
-    def _look(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> tuple[dict[Key, Pair], bool]:
+    def _look_again(
+        self, reader: SplitReading, comparison: Comparisons, suspects: Suspects
+    ) -> tuple[dict[Key, Pair], bool]:
         """Returns what differs now among the suspects, and whether that is all."""
         wanted = {key for of_range in suspects.values() for key in of_range}
         everywhere = bool(suspects.get(EVERYWHERE))
         found: dict[Key, Pair] = {}
         all_listed = True
-        with comparison(wanted) as copy, copy_reading(copy, self._output) as reading:
+        with self._look.opened(reader, comparison, wanted) as looks:
             for each in self._ranges:
                 if not everywhere and not suspects.get(each.number):
                     continue
-                keeps = everywhere and not self._has_own_surplus(each)
-                looked = self._look_at(each, reader, copy, reading, keeps_keys=keeps)
-                all_listed = all_listed and looked.all_listed
-                found |= {pair.key: pair for pair in looked.pairs if pair.key in wanted}
+                look = looks.at(each, keeps_keys=everywhere and not self._look.has_own_surplus(each))
+                all_listed = all_listed and look.all_listed
+                found |= {pair.key: pair for pair in look.pairs if pair.key in wanted}
             if everywhere:
-                surplus = copy.surplus_of_all(MAX_SURPLUS)
+                surplus = looks.copy.surplus_of_all(MAX_SURPLUS)
                 all_listed = all_listed and len(surplus) < MAX_SURPLUS
                 found |= {pair.key: pair for pair in surplus if pair.key in wanted}
-            copy.close()
+            looks.copy.close()
         return found, all_listed
 
 

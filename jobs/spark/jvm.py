@@ -9,17 +9,23 @@ import contextlib
 import os
 import re
 import shlex
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
 
 from tidemark.conf.substitution import is_secret_setting
+from tidemark.jobs.monitoring.ending import debugging
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOOPBACK = "127.0.0.1"
+INCUBATOR_WARNING = b"WARNING: Using incubator modules: jdk.incubator.vector"
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _LOCAL_ADDRESS = "SPARK_LOCAL_IP"
 _ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
@@ -45,8 +51,31 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         arguments = {_SUBMIT_ARGUMENTS: shlex.join(["--properties-file", str(properties), *others])}
         if local and not set(_ADDRESSES) & settings.keys():
             arguments[_LOCAL_ADDRESS] = os.environ.get(_LOCAL_ADDRESS, LOOPBACK)
-        with environment(arguments):
-            SparkContext._ensure_initialized()
+        if SparkContext._gateway is None:
+            with environment(arguments), _passed_on() as errors:
+                launch: Any = launch_gateway  # it has no types
+                gateway = launch(popen_kwargs={"stderr": errors})
+            SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextlib.contextmanager
+def _passed_on() -> Iterator[int]:
+    """Yields a file descriptor for processes that are started inside. What they write there is printed on stderr, without a
+    warning that each start of Spark 4 brings and that no option turns off."""
+    readable, writable = os.pipe()
+    threading.Thread(target=_pass_on, args=(readable,), name="tidemark JVM errors", daemon=True).start()
+    try:
+        yield writable
+    finally:
+        os.close(writable)
+
+
+def _pass_on(readable: int) -> None:
+    with open(readable, "rb") as errors:
+        for line in errors:
+            if line.rstrip() != INCUBATOR_WARNING or debugging():
+                sys.stderr.buffer.write(line)
+                sys.stderr.flush()
 
 
 def protection(given: SparkConf) -> dict[str, str]:

@@ -1,15 +1,17 @@
 """Outages that tasks on executors meet. An accumulator brings them to the driver when a task ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from pyspark import Accumulator, AccumulatorParam, SparkContext
 
 from tidemark.conf.reconnect import Began, Ended, outages_told_to
 
 Outage: TypeAlias = Began | Ended
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class _Outages(AccumulatorParam[tuple[Outage, ...]]):
@@ -28,6 +30,18 @@ class ToldByTasks:
 
     def collected(self) -> AbstractContextManager[None]:
         return outages_told_to(lambda outage: self.found.add((outage,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting(Generic[Task, Result]):
+    """The function of a Spark job, and the outages that its tasks see."""
+
+    function: Callable[[Iterable[Task]], Iterable[Result]]
+    told: ToldByTasks
+
+    def __call__(self, tasks: Iterable[Task]) -> Iterator[Result]:
+        with self.told.collected():
+            yield from self.function(tasks)
 
 
 class TaskOutages:

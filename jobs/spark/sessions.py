@@ -1,11 +1,10 @@
 """The Spark session of a run: started when it is first needed, or early in the background, and the jobs that run in it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.read_parts import LogTask, PartTask
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidemark.jobs.spark.outages import TaskOutages, ToldByTasks
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 # A run that needs no Spark does not import it: pyspark is imported where it is used.
 
@@ -88,11 +90,19 @@ class SparkSessions:
 
     def write_tasks(self, tasks: Sequence[PartTask], writing: TaskWriting) -> list[Written]:
         """Runs each task on an executor. Only reports come back."""
-        context = self.open(tasks[0].job_uuid).sparkContext
-        context.setJobDescription(_description(tasks[0]))
+        return self.run(tasks, writing, tasks[0].job_uuid, _description(tasks[0]))
+
+    def run(
+        self, tasks: Sequence[_Task], function: Callable[[Iterable[_Task]], Iterable[_Result]], job_uuid: str, name: str
+    ) -> list[_Result]:
+        """Runs each task on an executor, and returns what the function yields for them. Raises the TidemarkError of a task."""
+        from tidemark.jobs.spark.outages import Collecting
+
+        context = self.open(job_uuid).sparkContext
+        context.setJobDescription(name)
         with _causes(), self._outages(context) as outages:
-            writing = replace(writing, outages=outages)
-            return list(context.parallelize(tasks, len(tasks)).mapPartitions(writing).collect())
+            collecting = Collecting(function, outages)
+            return list(context.parallelize(tasks, len(tasks)).mapPartitions(collecting).collect())
 
     def write_epoch(self, tasks: Sequence[PartTask], sink: EpochSink, writing: Writing) -> list[Written]:
         """Lets the sink write an epoch that Spark's tasks read."""

@@ -1,12 +1,14 @@
 """`tidemark reconcile` finds every wrong row of a mirror, and takes no correct one for wrong, while source and copy move."""
 
 import contextlib
+import itertools
 import json
 import os
+import pickle
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,7 +34,9 @@ from tests.support.workload import KEYS, Uids, Writers, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
-from tidemark.jobs.reconcile import table_comparison
+from tidemark.jobs.reconcile import range_looks, table_comparison
+from tidemark.jobs.reconcile.range_looks import RangeLook, TableLook
+from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import TableResult
@@ -99,6 +103,65 @@ def test_only_rows_that_may_differ_are_written_to_the_target(
     assert len(found_keys(results["order_lines"])["missing"]) == 4
     looks = 4  # the first one, and those of a log without changes
     assert staged == {"orders": looks, "order_lines": 4 * looks}
+
+
+def test_tasks_compare_the_ranges_of_a_large_table(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of integers. A task that has found much leaves ranges to later ones."""
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=400, uids=Uids())
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 20, "parallelism": 3})
+    run_epochs(job)
+    target.execute(
+        "UPDATE copy_orders SET note = 'x' WHERE id BETWEEN 100 AND 180",
+        "DELETE FROM copy_orders WHERE id > 380",
+        "INSERT INTO copy_orders (id, uid, version) VALUES (-9, 1, 1)",
+    )
+    looked: dict[str, list[int]] = {}
+
+    def in_tasks(look: TableLook, tasks: Sequence[Sequence[Range]]) -> list[RangeLook]:
+        copy = pickle.loads(pickle.dumps(look))
+        found = list(itertools.chain.from_iterable(copy([ranges]) for ranges in tasks))
+        looked.setdefault(look.schema.table.name, []).extend(each.number for each in found)
+        return found
+
+    monkeypatch.setattr(table_comparison, "RANGES_WITHOUT_SPARK", 2)
+    monkeypatch.setattr(range_looks, "MAX_PAIRS_OF_A_TASK", 3)
+    results = reconcile_tables(
+        load_job_file(job), watch=lambda _: Silent(), examples=1000, patience_seconds=0, tasks=in_tasks
+    )
+    by_name = {result.schema.table.name: result for result in results}
+    assert {name: result.rows for name, result in by_name.items()} == row_counts(source)
+    assert found_keys(by_name["orders"]) == {
+        "different": {(str(n),) for n in range(100, 181)},
+        "missing": {(str(n),) for n in range(381, 401)},
+        "surplus": {("-9",)},
+    }
+    assert by_name["order_lines"].differences == by_name["customers"].differences == 0
+    assert looked.keys() == {"orders", "order_lines"}
+    assert sorted(looked["orders"]) == list(range(2, max(looked["orders"]) + 1))
+    assert looked["orders"] != sorted(looked["orders"]), "several tasks look at the same time"
+
+
+def test_spark_compares_a_large_table(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=400, uids=Uids())
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 50, "parallelism": 2})
+    run_epochs(job)
+    target.execute("UPDATE copy_orders SET note = 'x' WHERE id IN (100, 390)")
+    monkeypatch.setattr(table_comparison, "RANGES_WITHOUT_SPARK", 1)
+    with pytest.raises(DifferencesError):
+        reconcile(load_job_file(job), [], as_json=True, repair=False)
+    tables = {facts["table"].split(".")[1]: facts for facts in json.loads(capsys.readouterr().out)["tables"]}
+    assert {name: facts["different"] for name, facts in tables.items()} == dict.fromkeys(KEYS, 0) | {"orders": 2}
+    assert {name: facts["rows"] for name, facts in tables.items()} == row_counts(source)
 
 
 @on_pairs(0, 2)

@@ -1,0 +1,126 @@
+"""One look at ranges of a table: at the source's rows, as they should be in the copy, then at the copy's."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidemark.conf.model import JobFile
+from tidemark.conf.redaction import redact_exception
+from tidemark.jobs.reconcile.copy_progress import CopyProgress
+from tidemark.jobs.reconcile.copy_reading import CopyReading, copy_reading
+from tidemark.jobs.reconcile.ranges import Range
+from tidemark.readers.projection.settings import projector
+from tidemark.readers.snapshot.publish import change_batches
+from tidemark.readers.source import SourceServer, SplitReading
+from tidemark.sinks.comparing import ComparableSink, Comparisons, CopyComparison, Key, Pair
+from tidemark.state.change_batch import batch_schema
+from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.projection import TableProjection
+from tidemark.state.table import TableSchema
+
+MAX_SURPLUS = 100_000
+"""The most rows of the copy without a row in the source that one statement looks at."""
+MAX_PAIRS_OF_A_TASK = 10_000
+"""A task that has found more pairs leaves its other ranges to later tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLook:
+    """What one look at a range found. `row_count`: of the rows that the copy should have. `all_listed`: `pairs` has all surplus
+    rows."""
+
+    number: int
+    row_count: int
+    pairs: list[Pair]
+    all_listed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableLook:
+    """Looks at ranges of one table. Pickled with Spark's tasks, if the sink can be. `schema`: as the source has the table,
+    `output`: as the copy does. `projections`: of all tables of the job."""
+
+    job: JobFile
+    job_uuid: str
+    server: SourceServer
+    schema: TableSchema
+    output: TableSchema
+    projections: tuple[TableProjection, ...]
+    sink: ComparableSink
+
+    def __call__(self, tasks: Iterable[Sequence[Range]]) -> Iterator[RangeLook]:
+        """Yields the looks at the first ranges of each task. Raises TidemarkError without secrets in its text."""
+        try:
+            with (
+                self.server.split_reading([self.schema], self.job_uuid) as reader,
+                self.sink.comparable(self.output) as comparisons,
+                self.opened(reader, comparisons) as looks,
+            ):
+                for ranges in tasks:
+                    pairs = 0
+                    for each in ranges:
+                        look = looks.at(each)
+                        yield look
+                        pairs += len(look.pairs)
+                        if pairs > MAX_PAIRS_OF_A_TASK:
+                            break
+        except BaseException as error:
+            redact_exception(error)
+            raise
+
+    @contextmanager
+    def opened(
+        self, reader: SplitReading, comparisons: Comparisons, keys: Collection[Key] | None = None
+    ) -> Iterator["RangeLooks"]:
+        """`keys`: as in `Comparisons`."""
+        with comparisons(keys) as copy, copy_reading(copy, self.output) as reading:
+            yield RangeLooks(self, reader, copy, reading)
+
+    @property
+    def has_condition(self) -> bool:
+        return self.job.snapshot.condition(self.schema.table.database, self.schema.table.name) is not None
+
+    def has_own_surplus(self, each: Range) -> bool:
+        """True if surplus rows can be found from the range alone. With `snapshot.where` the copy may have rows that the
+        condition leaves out: they changed later."""
+        return not self.has_condition and (each.in_copy is not None or each.is_whole)
+
+    def expected(self, each: Range, reader: SplitReading) -> pa.Table:
+        """Returns the source's rows of a range as they should be in the copy, as change batches."""
+        _, now = CopyProgress(Checkpoint.at(self.job.checkpoint), self.job).now()
+        read = reader.read(each.split, self.schema, now.position)
+        read, _ = projector(self.job, [self.schema], self.projections).split(read)
+        schema = batch_schema(self.output)
+        return pa.Table.from_batches(change_batches(read, schema), schema)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLooks:
+    """Both sides of a table, open."""
+
+    table: TableLook
+    reader: SplitReading
+    copy: CopyComparison
+    reading: CopyReading | None
+
+    def at(self, each: Range, *, keeps_keys: bool = False) -> RangeLook:
+        """`keeps_keys`: for `surplus_of_all`."""
+        table, copy = self.table, self.copy
+        expected = table.expected(each, self.reader)
+        others = None
+        if self.reading is not None and table.has_own_surplus(each):
+            others = self.reading.others(expected, each.in_copy)
+        if others is not None and not len(others.rows):
+            return RangeLook(each.number, expected.num_rows, [])
+        staged = expected if others is None else expected.take(pa.array(others.rows))
+        copy.stage(staged.to_batches())
+        row_count, pairs, all_listed = expected.num_rows - staged.num_rows + copy.row_count, copy.differing(), True
+        if others is None and table.has_own_surplus(each):
+            surplus = copy.surplus(each.in_copy, MAX_SURPLUS)
+            pairs, all_listed = [*pairs, *surplus], len(surplus) < MAX_SURPLUS
+        if keeps_keys:
+            copy.keep_keys()
+        copy.clear()
+        return RangeLook(each.number, row_count, pairs, all_listed)
