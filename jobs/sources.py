@@ -11,7 +11,8 @@ from tidemark.conf.source import Tls
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.schema_checks import CopiedColumns
 from tidemark.readers.signal_rows import SignalRow
-from tidemark.readers.source import FoundSource, Lease, TableRows
+from tidemark.readers.source import FoundSource, Lease
+from tidemark.readers.table_rows import TableRows
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId

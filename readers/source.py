@@ -59,18 +59,6 @@ class PlannerAccess(Protocol):
     def log_extent(self) -> LogExtent: ...
 
 
-class TableRows(Protocol):
-    """Reads a table that is no source: a copy. Its rows are those that are committed when a read starts."""
-
-    @property
-    def schema(self) -> TableSchema:
-        """The table as a source would have it, with the columns that were asked for."""
-
-    def read(self, condition: str) -> pa.Table:
-        """Returns the rows that fulfil `condition`, in SQL, where a row is named `c`, as the schema has them. Raises
-        TidemarkError, also for a value that its Arrow type can't hold."""
-
-
 class SplitReading(Protocol):
     def read(self, split: Split, schema: TableSchema, anchor: Position) -> SplitRead:
         """Returns the split's rows as of its high watermark. `anchor`: where the replay of MySQL's log may begin

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tidemark.jobs.reconcile.same_rows import Others, other_rows
 from tidemark.jobs.sources import table_rows
-from tidemark.readers.source import TableRows
+from tidemark.readers.table_rows import TableRows
 from tidemark.sinks.comparing import ComparesTable, CopyComparison
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.errors import TidemarkError

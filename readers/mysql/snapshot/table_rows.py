@@ -22,7 +22,7 @@ from tidemark.state.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class MySqlRows:
-    """A `tidemark.readers.source.TableRows`."""
+    """A `tidemark.readers.table_rows.TableRows`."""
 
     connection: Connection
     schema: TableSchema

@@ -20,7 +20,7 @@ from tidemark.state.table import TableId, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class PostgresRows:
-    """A `tidemark.readers.source.TableRows`."""
+    """A `tidemark.readers.table_rows.TableRows`."""
 
     connection: Connection
     schema: TableSchema

@@ -1,0 +1,20 @@
+"""The protocol of what reads a table that is no source. `mysql/snapshot/table_rows.py` and `postgres/snapshot/table_rows.py`
+implement it."""
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidemark.state.table import TableSchema
+
+
+class TableRows(Protocol):
+    """Reads a table that is no source: a copy. Its rows are those that are committed when a read starts."""
+
+    @property
+    def schema(self) -> TableSchema:
+        """The table as a source would have it, with the columns that were asked for."""
+
+    def read(self, condition: str) -> pa.Table:
+        """Returns the rows that fulfil `condition`, in SQL, where a row is named `c`, as the schema has them. Raises
+        TidemarkError, also for a value that its Arrow type can't hold."""
