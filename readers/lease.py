@@ -265,7 +265,7 @@ class Lease:
     def _held_by_another(self) -> JobHeldError:
         holder = self._lock.holder_id()
         if holder is None:
-            return JobHeldError(f"Another driver {self._lock.held_for}.", "Wait until it ends, or stop it.")
+            return JobHeldError(f"Another driver {self._lock.held_for}.", "Start the job again.")
         where = self._lock.whereabouts(holder)
         shown = f"connection {holder} to the source" + (f", {where}" if where else "")
         return JobHeldError(

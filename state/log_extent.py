@@ -71,7 +71,7 @@ class BinlogExtent:
             raise LogPositionLostError(
                 f"The job must continue from {position}, but {position.file} ends at {self._files[index].size_bytes}. "
                 "This is not the log that the job has read.",
-                f"If the source was restored or its log reset, {START_OVER}.",
+                f"If the source's log was reset, or the server was restored or replaced: {START_OVER}.",
             )
 
     def bytes_between(self, start: Position, end: Position) -> int:

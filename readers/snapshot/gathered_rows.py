@@ -49,8 +49,12 @@ class GatheredRows:
             if self._file is None:
                 self._file = scratch_file()
                 self._writer = pa.ipc.new_stream(self._file, self._schema)
-            for batch in self._batches:
-                self._writer.write_batch(batch)
+            try:
+                for batch in self._batches:
+                    self._writer.write_batch(batch)
+            except OSError:
+                self._file.close()
+                raise
         self._batches, self._bytes = [], 0
 
 
@@ -73,6 +77,5 @@ def needing_room() -> Iterator[None]:
     except OSError as exc:
         raise SourceNotUsableError(
             f"The rows of a split don't fit into {tempfile.gettempdir()}: {exc}.",
-            "Free space there, or let TMPDIR name another folder on the executors. Smaller splits (snapshot.split_rows) need "
-            "less space. A table without a key can be one split: name a unique key in source.keys.",
+            "Free space there, or let TMPDIR name another folder on the executors. Then run the job again.",
         ) from exc

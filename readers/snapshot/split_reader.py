@@ -114,11 +114,7 @@ class RetryingSplitReader(ABC, Generic[Connection]):
 
     def _refusal(self, table: TableId, error: Exception, text: str) -> SourceNotUsableError:
         if self._error_code(error) in self.table_is_gone:
-            return columns_are_gone(
-                table,
-                f"{table} no longer has the columns that the job knows: {text}.",
-                f"Check snapshot.where, which may name a missing column. If the table was changed, {START_OVER}.",
-            )
+            return columns_are_gone(table, f"{table} no longer has the columns that the job knows: {text}.")
         if self._session.is_of_rows(error):
             return UnreadableRowsError(
                 f"The source can't read rows of {table}: {text}.",
@@ -126,7 +122,7 @@ class RetryingSplitReader(ABC, Generic[Connection]):
                 table,
             )
         message = f"The source refuses to read {table}: {text}."
-        remedy = "Check that the account may SELECT from the whole table, and snapshot.where for mistakes."
+        remedy = f"Let the account SELECT from the whole table. Or correct snapshot.where, and {START_OVER}."
         if self._session.is_of_table(error):
             return UnreadableTableError(message, remedy, table)
         return SourceNotUsableError(message, remedy)

@@ -162,11 +162,11 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _needing_room(root: str) -> Iterator[None]:
-    """Raises CheckpointError for a full filesystem."""
+    """Raises CheckpointError for a filesystem that is full, or a quota that is."""
     try:
         yield
     except OSError as exc:
-        if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if exc.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise
         raise CheckpointError(
             f"The checkpoint {root} can't be written: {exc.strerror}.",

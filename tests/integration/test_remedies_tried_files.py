@@ -118,11 +118,13 @@ def test_a_filesystem_without_room(mysql_database: Database, tmp_path: Path) -> 
     )
     job = files_job(tmp_path, mysql_database)
     assert told_by(job) is None
+    mysql_database.execute("INSERT INTO orders VALUES (3, 'compiles what the next run needs')")
+    assert told_by(job) is None
     mysql_database.execute("INSERT INTO orders VALUES (2, concat(uuid(), repeat(uuid(), 5000)))")
     with files_of_at_most(100_000):
         told_of(job, "Check that filesystem (space, permissions, quota), then start the job again.")
     assert told_by(job) is None
-    assert ids_in(tmp_path / "out" / f"{mysql_database.name}.orders") == [1, 2]
+    assert ids_in(tmp_path / "out" / f"{mysql_database.name}.orders") == [1, 2, 3]
 
 
 def test_a_folder_that_is_a_file(mysql_database: Database, tmp_path: Path) -> None:

@@ -223,8 +223,9 @@ class EventHandler:
         found = previous_gtids(event.body)
         if found != read:
             raise LogPositionLostError(
-                f"{log.file} comes after the transactions {found or 'none'}, but those read before it are {read or 'none'}.",
-                f"Transactions were added or removed without the log (RESET, gtid_purged, a restore). {START_OVER_NOW}",
+                f"{log.file} comes after the transactions {found or 'none'}, but those read before it are {read or 'none'}: "
+                "some were added or removed without the log (RESET, gtid_purged, a restore).",
+                START_OVER_NOW,
             )
 
     def _incident(self, event: Event) -> None:

@@ -80,9 +80,7 @@ class Reading:
         """Yields the range. Raises TidemarkError."""
         log = self.log
         if log.start.order > log.stop.order:
-            raise LogPositionLostError(
-                f"The job has read the log up to {log.start}, but now it ends at {log.stop}.", _LOG_RESET
-            )
+            raise _log_reset(f"The job has read the log up to {log.start}, but now it ends at {log.stop}.")
         log.finished = log.start.order == log.stop.order
         failures, reached = 0, log.progress.reached
         while not log.finished:
@@ -96,9 +94,8 @@ class Reading:
             except DamagedLogError as exc:
                 if not log.at_start:
                     raise
-                raise LogPositionLostError(
-                    f"{log.progress.position} is not between two events of the source's log: {exc.message}",
-                    _LOG_RESET,
+                raise _log_reset(
+                    f"{log.progress.position} is not between two events of the source's log: {exc.message}"
                 ) from exc
             except SchemaChangedError as exc:
                 if log.options.replay:
@@ -116,8 +113,9 @@ class Reading:
         if failures >= attempts:
             if isinstance(exc, LogEndsEarlyError):
                 raise LogPositionLostError(
-                    f"The source's log had reached {self.log.stop}, but now it ends earlier, after {position}.",
-                    f"The source lost the end of its log in a crash (sync_binlog=1 prevents it). {START_OVER_NOW}",
+                    f"The source's log had reached {self.log.stop}, but now it ends earlier, after {position}: the source lost "
+                    "its end in a crash (sync_binlog=1 prevents it).",
+                    START_OVER_NOW,
                 ) from exc
             raise SourceUnavailableError(
                 f"The log connection broke {failures} times in a row at {position}: {exc}",
@@ -329,15 +327,11 @@ class Reading:
         """Ends the seeking: the dump started before the range and has reached its start."""
         log = self.log
         if log.position != BinlogPosition(log.progress.position.file, log.progress.position.pos):
-            raise LogPositionLostError(
-                f"{log.progress.position} is not between two transactions of the log; {log.position} is.",
-                _LOG_RESET,
-            )
+            raise _log_reset(f"{log.progress.position} is not between two transactions of the log; {log.position} is.")
         log.end_seeking()
 
 
 _ERROR, _END, _END_BYTES = 0xFF, 0xFE, 9
-_LOG_RESET = f"The source's log was reset, or the server was restored from a backup. {START_OVER_NOW}"
 
 
 def _opened(source: LogSource) -> Connection:
@@ -367,10 +361,15 @@ def _check_log(connection: Connection, position: BinlogPosition, gtids: GtidSet)
     text = next((str(event[5]) for event in events if str(event[2]) == "Previous_gtids"), "")
     before = GtidSet.parse(text)
     if not gtids.contains_all(before):
-        raise LogPositionLostError(
-            f"{position.file} comes after transactions that were not read before {position}: it is a different log.",
-            _LOG_RESET,
+        raise _log_reset(
+            f"{position.file} comes after transactions that were not read before {position}: it is a different log."
         )
 
 
 _WHEN_EXECUTING = 1220
+
+
+def _log_reset(message: str) -> LogPositionLostError:
+    return LogPositionLostError(
+        f"{message} The source's log was reset, or the server was restored from a backup.", START_OVER_NOW
+    )

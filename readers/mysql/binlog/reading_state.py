@@ -420,8 +420,9 @@ class LogState:
             found = gtids_of(transactions, self.sources.sources)
             if overlap(gtids, found):
                 raise LogPositionLostError(
-                    f"The log before {self.position} has transactions a second time: {found}.",
-                    f"The source's log was reset, or the server was restored. {START_OVER_NOW}",
+                    f"The log before {self.position} has transactions a second time: {found}. It was reset, or the server was "
+                    "restored.",
+                    START_OVER_NOW,
                 )
             gtids = gtids.union(found)
         gtid_state = before.gtid_state

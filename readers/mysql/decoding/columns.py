@@ -17,8 +17,6 @@ from tidemark.state.kernel import Bytes, Int32s
 from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema, arrow_type_of
 
-_CHANGED = f"The table was altered. {START_OVER_NOW}"
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -79,7 +77,7 @@ class ColumnPlan:
         """
         if len(type_codes) != len(schema.columns):
             raise SchemaChangedError(
-                f"{schema.table} has {len(schema.columns)} columns, in the log {len(type_codes)}.", _CHANGED
+                f"{schema.table} has {len(schema.columns)} columns, in the log {len(type_codes)}.", START_OVER_NOW
             )
         code = np.empty(len(type_codes), np.int32)
         meta = np.empty(len(type_codes), np.int32)
@@ -100,7 +98,7 @@ class ColumnPlan:
             if not layouts:
                 raise SchemaChangedError(
                     f"{schema.table}.{column.name} is {column.source_type}, in the log it is {kind.name} ({number}).",
-                    _CHANGED,
+                    START_OVER_NOW,
                 )
             layout = layouts[0]
             texts: tuple[str, ...] = ()
@@ -198,5 +196,6 @@ def _labelled(
         ):
             return layout, texts
     raise SchemaChangedError(
-        f"{table}.{column.name} is {column.source_type}, in the log it has the labels {', '.join(texts)}.", _CHANGED
+        f"{table}.{column.name} is {column.source_type}, in the log it has the labels {', '.join(texts)}.",
+        START_OVER_NOW,
     )

@@ -114,8 +114,8 @@ def _with_nulls(values: Values, indices: Int64s) -> pa.Array:
 def _check_max(values: Values, numbers: Int64s, maximum: int) -> None:
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) <= maximum:
         raise SchemaChangedError(
-            f"{values.table}.{values.output.name}: the log has a value without a label.",
-            f"The table was altered. {START_OVER_NOW}",
+            f"{values.table}.{values.output.name}: the log has a value without a label. The table was altered.",
+            START_OVER_NOW,
         )
 
 

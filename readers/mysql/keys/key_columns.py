@@ -220,8 +220,9 @@ def key_columns(schema: TableSchema, columns: Sequence[str]) -> tuple[KeyColumn,
         if known is None:
             column = schema.column(name)
             raise SourceNotUsableError(
-                f"{schema.table} can't be split by {name} ({column.source_type}, {column.collation}).",
-                f"The column became a split key with a different type. {START_OVER_NOW}",
+                f"{schema.table} can't be split by {name} ({column.source_type}, {column.collation}): it became a split key "
+                "with a different type.",
+                START_OVER_NOW,
             )
         found.append(known)
     return tuple(found)

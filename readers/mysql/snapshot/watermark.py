@@ -107,8 +107,9 @@ class Watermarks:
         end = BinlogPosition(status.file, status.pos)
         if end.order < low.start.order:
             raise LogPositionLostError(
-                f"The source's log ends at {end}, but it had reached {low.start} before.",
-                f"The log was reset, or the server was replaced. {START_OVER_NOW}",
+                f"The source's log ends at {end}, but it had reached {low.start} before: the log was reset, or the server was "
+                "replaced.",
+                START_OVER_NOW,
             )
         if self.method == "log_status":
             self._await_xa_commits(connection, XaCommits(self._log, low.start), end)

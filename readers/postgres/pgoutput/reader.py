@@ -35,8 +35,8 @@ class LogReader:
         start, stop = wal_position(log_range.start), wal_position(log_range.stop)
         if start.lsn > stop.lsn:
             raise LogPositionLostError(
-                f"The job has read the log up to {start}, but now it ends at {stop}.",
-                f"The source was restored or replaced. {START_OVER_NOW}",
+                f"The job has read the log up to {start}, but now it ends at {stop}: the source was restored or replaced.",
+                START_OVER_NOW,
             )
         wanted = {t: s for t, s in self.schemas.items() if tables is None or t in tables}
         reading = Reading(self.source, start, stop, wanted, self.options)

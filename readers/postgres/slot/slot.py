@@ -161,9 +161,7 @@ def slot_extent(connection: Connection, slot: str) -> WalExtent:
     """Returns the extent of the log that the slot has. Raises LogPositionLostError, SourceNotUsableError."""
     found = _find(connection, slot)
     if found is None:
-        raise LogPositionLostError(
-            f"The replication slot {slot} is gone.", f"{START_OVER_NOW} A new start creates a new slot."
-        )
+        raise LogPositionLostError(f"The replication slot {slot} is gone.", START_OVER_NOW)
     _check_kind(found, slot)
     _check_kept(found, slot)
     return WalExtent(
