@@ -115,7 +115,7 @@ def _out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
             continue
         parameters = {name: repr(value) for name, value in item.callspec.params.items()}
         names, always = _server_of(item, parameters)
-        if not names or repr(always) in parameters.values():
+        if not names or (always is not None and repr(always) in parameters.values()):
             continue
         server = tuple((name, parameters.pop(name)) for name in names)
         case = tuple(sorted(parameters.items()))
