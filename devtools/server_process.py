@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,10 @@ def free_port() -> int:
 class SupervisedProcess:
     """One server, its port, and its temporary folder: prepared, but not started."""
 
-    def __init__(self, unpacked: Unpacked, options: Mapping[str, Option]) -> None:
+    def __init__(
+        self, unpacked: Unpacked, options: Mapping[str, Option], fill: Callable[[Path], None] | None = None
+    ) -> None:
+        """`fill` makes the content of the data folder, instead of initdb."""
         self.unpacked, self.options = unpacked, options
         self.kind = unpacked.package.kind
         self.host = "127.0.0.1"
@@ -94,7 +97,9 @@ class SupervisedProcess:
         )
         try:
             first = server_commands.prepare(unpacked, self.folder, options)
-            if first is not None:
+            if fill is not None:
+                fill(self.folder / "data")
+            elif first is not None:
                 self._run(first)
         except BaseException:
             self.close()

@@ -16,7 +16,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from devtools.server import Server
@@ -35,15 +36,21 @@ NEEDED = {
 }
 
 
-def start_server(kind: str, options: Mapping[str, Option] | None = None, version: str | None = None) -> Server:
-    """Starts a private, empty server with the settings `server_commands.DEFAULT_OPTIONS`, overridden by `options`.
+def start_server(
+    kind: str,
+    options: Mapping[str, Option] | None = None,
+    version: str | None = None,
+    fill: Callable[[Path], None] | None = None,
+) -> Server:
+    """Starts a private, empty server with the settings `server_commands.DEFAULT_OPTIONS`, overridden by `options`. `fill` makes
+    the content of PostgreSQL's data folder, if it is not to be empty. It can't be used with containers.
 
     If no server can be started, returns the one given by URL, provided that it has the version and the settings. It can't be
     stopped or killed. Raises ServerUnavailableError if there is neither.
     """
     check_kind(kind)
     try:
-        return _start_docker(kind, options, version) if _use_docker() else _start_packages(kind, options, version)
+        return _start_docker(kind, options, version) if _use_docker() else _start_packages(kind, options, version, fill)
     except ServerUnavailableError as error:
         try:
             given = given_server(kind, options, version)
@@ -150,14 +157,16 @@ def _start_docker(kind: str, options: Mapping[str, Option] | None, version: str 
         ) from error
 
 
-def _start_packages(kind: str, options: Mapping[str, Option] | None, version: str | None) -> Server:
+def _start_packages(
+    kind: str, options: Mapping[str, Option] | None, version: str | None, fill: Callable[[Path], None] | None
+) -> Server:
     package = find_package(kind, version)
     unpacked = unpack(package)
     lacks = frozenset() if isinstance(package, DebianPackage) else package.lacks
     settings = {name: value for name, value in merged_options(kind, options).items() if name not in lacks}
     attempt = 1
     while True:
-        process = SupervisedProcess(unpacked, settings)
+        process = SupervisedProcess(unpacked, settings, fill)
         try:
             return _started(Server.of_process(kind, process))
         except ServerUnavailableError as error:

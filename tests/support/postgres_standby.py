@@ -96,13 +96,10 @@ def primary_and_standby(name: str, version: str = "18", **options: str | int | b
         follows = {"primary_conninfo": conninfo, "primary_slot_name": PHYSICAL_SLOT, "hot_standby_feedback": True}
         _ask(primary, f"SELECT pg_create_physical_replication_slot('{PHYSICAL_SLOT}', true)")
         _ask(primary, f"CREATE DATABASE {name}", rows=False)
-        with start_server("postgres", {**options, **keeps_slots, **follows}, version) as standby:
-            standby.stop()
-            assert standby.data_folder is not None
-            _copy(primary, standby.data_folder)
-            standby.start()
-            with forwarding(primary) as address:
-                yield Pair(primary, standby, Database(primary, name), address)
+        settings = {**options, **keeps_slots, **follows}
+        standby = start_server("postgres", settings, version, fill=lambda data: _copy(primary, data))
+        with standby, forwarding(primary) as address:
+            yield Pair(primary, standby, Database(primary, name), address)
 
 
 def _copy(primary: Server, data: Path) -> None:
