@@ -89,7 +89,7 @@ def test_a_job_goes_on_at_the_promoted_replica_and_back(
     assert_copied(tmp_path / "out", source)
 
 
-@pytest.mark.servers_in_turn("own_pair")
+@pytest.mark.servers_in_turn("own_pair", "sink")
 @pytest.mark.parametrize("sink", ["files", "mirror"])
 @pytest.mark.parametrize(
     "point",
@@ -128,7 +128,7 @@ def test_an_epoch_is_not_committed_when_the_primary_dies(
         assert run_epochs(job_of(there, tmp_path, target, on_log_lost=policy)) == ["stream"]
 
 
-@pytest.mark.servers_in_turn("own_pair")
+@pytest.mark.servers_in_turn("own_pair", "epochs")
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("point", ["", "another_server.left", "tables.before_joined", "tables.after_joined"])
 def test_the_primary_dies_during_the_first_load(

@@ -115,6 +115,7 @@ def test_a_long_restart_of_the_server_is_waited_for(
 
 
 @pytest.mark.pitfall(114)
+@pytest.mark.servers_in_turn("table")
 @pytest.mark.parametrize("work", [plans, reads_the_log, reads_a_split])
 def test_a_server_that_stays_away_ends_the_run_with_7(
     work: Callable[[LoggedServer, MySqlServer], Callable[[], None]],

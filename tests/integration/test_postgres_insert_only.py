@@ -496,6 +496,7 @@ def test_a_table_may_get_an_identity_and_lose_it(case: Case) -> None:
     assert case.findings() == []
 
 
+@pytest.mark.servers_in_turn("postgres_source_server")
 @pytest.mark.parametrize("put_back", [False, True])
 @pytest.mark.parametrize("change", ["UPDATE t SET version = 2 WHERE uid = 3", "DELETE FROM t WHERE uid = 3"])
 def test_a_change_that_a_new_key_allows_is_noticed(case: Case, change: str, put_back: bool) -> None:

@@ -199,6 +199,7 @@ def test_a_repair_is_not_done_if_its_epoch_was_passed_over(
     assert ("failed" in told, "Compare again." in told, "done" in told) == (True, True, False)
 
 
+@pytest.mark.servers_in_turn("source", "target")
 @on_pairs(3, 4)
 def test_keys_are_mended_while_both_move(source: Database, target: Database, tmp_path: Path) -> None:
     uids = Uids()

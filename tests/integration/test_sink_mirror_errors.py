@@ -375,6 +375,7 @@ def test_postgres_refuses_what_its_text_cannot_hold(request: pytest.FixtureReque
     assert copy.rows(ORDERS) == []
 
 
+@pytest.mark.servers_in_turn("kind")
 @pytest.mark.parametrize("kind", ["mysql", "mariadb"])
 def test_infinities_and_rows_that_are_too_long_are_refused(kind: str, request: pytest.FixtureRequest) -> None:
     copy = make_case(kind, request)

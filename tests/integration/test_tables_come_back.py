@@ -376,7 +376,12 @@ def test_a_run_dies_while_a_table_comes_back(
 @pytest.mark.servers_in_turn
 @pytest.mark.parametrize(("sink", "seed"), [("files", 1), ("mirror", 2), ("keeping mirror", 1)])
 def test_tables_come_and_go_under_writers(
-    any_source_database: Database, request: pytest.FixtureRequest, tmp_path: Path, sink: str, seed: int
+    any_source_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    is_long: bool,
+    sink: str,
+    seed: int,
 ) -> None:
     """Also in the middle of the first load, of another table's return, and of its own."""
     source, uids, generator = any_source_database, Uids(), random.Random(seed)
@@ -386,7 +391,7 @@ def test_tables_come_and_go_under_writers(
     excluded: set[str] = set()
     with Writers(source, uids, count=2, seed=seed, pause_seconds=0.02):
         run_epochs(job_of(source, tmp_path, **settings), at_most=generator.randrange(1, 4))
-        for _ in range(8):
+        for _ in range(8 if is_long else 5):
             match generator.randrange(4):
                 case 0:
                     excluded ^= {generator.choice(list(KEYS))}

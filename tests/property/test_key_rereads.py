@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.property.model_job import MemoryStore
 from tests.property.model_moves import SCHEMA, Copy, MovingKeys, MovingTable, Splits
+from tests.support.examples import examples
 from tidemark.readers.log import key_rereads
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.projection.projection import ProjectionSettings
@@ -94,7 +95,7 @@ def caught_up(chance: random.Random) -> Run:
 
 
 @pytest.mark.pitfall(61)
-@settings(max_examples=150)
+@settings(max_examples=examples(75, 600))
 @given(chance=st.randoms(use_true_random=False), read_at_once=st.integers(1, 4))
 def test_copy_ends_like_the_source(chance: random.Random, read_at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

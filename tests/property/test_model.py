@@ -509,7 +509,7 @@ class UnfilteredModel(TidemarkModel):
 LOST = r"hole, repeat or step back|row is missing|source != sink"
 COMMON = settings(deadline=None, stateful_step_count=60, suppress_health_check=list(HealthCheck), print_blob=False)
 TestReplay = TidemarkModel.TestCase
-TestReplay.settings = settings(COMMON, max_examples=examples(35, 700))
+TestReplay.settings = settings(COMMON, max_examples=examples(25, 700))
 TestReplay.pytestmark = [
     pytest.mark.pitfall(4),
     pytest.mark.pitfall(9),
@@ -521,7 +521,7 @@ TestReplay.pytestmark = [
 TestPrefix = PrefixModel.TestCase
 TestPrefix.settings = settings(COMMON, max_examples=examples(20, 400))
 TestSnapshot = SnapshotModel.TestCase
-TestSnapshot.settings = settings(COMMON, max_examples=examples(30, 600))
+TestSnapshot.settings = settings(COMMON, max_examples=examples(20, 600))
 
 
 @pytest.mark.pitfall(74)
