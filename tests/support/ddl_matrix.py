@@ -49,8 +49,7 @@ def create(database: Database, kinds: Sequence[Kind]) -> None:
 def change(database: Database, kinds: Sequence[Kind]) -> None:
     for table, kind in numbered(kinds):
         statements = (*(kind.before if kind.columns is not None else ()), *kind.ddl, *kind.after)
-        for text in statements:
-            database.execute(text.replace("{t}", table))
+        database.execute(*(text.replace("{t}", table) for text in statements))
 
 
 def columns_of(database: Database, table: str) -> list[str]:
