@@ -23,6 +23,7 @@ def job_of(folder: Path, database: Database) -> Path:
     )
 
 
+@pytest.mark.servers_in_turn("source_database")
 def test_a_copy_made_in_mode_full_is_followed_later(source_database: Database, tmp_path: Path) -> None:
     uids = Uids()
     create_tables(source_database, rows=600, uids=uids)

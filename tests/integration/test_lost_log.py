@@ -168,6 +168,7 @@ def read_first_rows(job: Path) -> None:
     assert run_epochs(job, at_most=1) == ["snapshot"]
 
 
+@pytest.mark.servers_in_turn("own_server", always="postgres")
 def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source: Database, tmp_path: Path) -> None:
     """A job whose log is lost whenever it reads its rows would read them again and again. So it stops the second time."""
     uids = Uids()
@@ -184,6 +185,7 @@ def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source
     assert "empty target" in caught.value.remedy
 
 
+@pytest.mark.servers_in_turn("own_server", always="postgres")
 def test_it_is_lost_once_during_the_first_load_under_writers(source: Database, tmp_path: Path) -> None:
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`

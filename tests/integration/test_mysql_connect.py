@@ -71,6 +71,7 @@ def test_a_session_does_not_depend_on_the_servers_defaults(source_database: Data
             assert cursor.fetchone() == (0, 0)
 
 
+@pytest.mark.servers_in_turn("source_database")
 @pytest.mark.parametrize("completion", ["CHAIN", "RELEASE"])
 def test_a_job_does_not_depend_on_its_servers_defaults(
     source_database: Database, tmp_path: Path, completion: str

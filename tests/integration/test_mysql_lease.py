@@ -108,6 +108,7 @@ def test_a_broken_connection_is_replaced(source_database: Database, name: str) -
         assert lease.held()
 
 
+@pytest.mark.servers_in_turn("source_database")
 def test_a_lease_that_another_driver_took_is_lost(source_database: Database, name: str) -> None:
     server = source_database.server
     lost = threading.Event()

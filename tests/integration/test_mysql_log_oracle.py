@@ -168,7 +168,7 @@ def ours(changes: list[Change]) -> list[tuple[Any, ...]]:
 SMALL = ReadOptions(receive_bytes=12_000, unpack_bytes=6_000, column_buffer_bytes=170 * 60)
 
 
-@pytest.mark.servers_in_turn("logged")
+@pytest.mark.servers_in_turn("logged", always="mysql-gtid")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_rows_are_those_of_mysql_replication(tables: LoggedServer, seed: int) -> None:
     """mysql-replication skips compressed transactions, so those are compared with what the same seed writes

@@ -70,6 +70,7 @@ def test_a_small_buffer_gives_the_same_rows(database: Database) -> None:
     assert repr(read(connection, schema, buffer_bytes=1)) == repr(read(connection, schema))
 
 
+@pytest.mark.servers_in_turn("database", always=("mysql", None))
 @pytest.mark.pitfall(51)
 def test_rows_of_more_than_one_packet(database: Database) -> None:
     """A packet holds 16 MiB - 1. There are rows just below, at and above it, and one of three packets, between small

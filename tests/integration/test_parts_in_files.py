@@ -230,6 +230,7 @@ def test_changes_around_the_read_are_placed_before_and_after_it(
     ["mysql_database", pytest.param("mariadb_database", marks=pytest.mark.every_server), "postgres18_database"],
     indirect=True,
 )
+@pytest.mark.servers_in_turn("source")
 def test_each_row_is_as_the_copy_has_it_at_its_place_while_both_move(
     source: Database,  # noqa: F811
     tmp_path: Path,

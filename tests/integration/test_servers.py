@@ -35,6 +35,7 @@ def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.servers_in_turn("own_server")
 def test_a_killed_server_comes_back_on_its_port_with_its_data(own_server: Server) -> None:
     execute(own_server, "CREATE DATABASE kept")
     execute(own_server, "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (7)", database="kept")
@@ -102,6 +103,7 @@ def test_settings_that_the_data_are_made_with_work_as_well() -> None:
         assert scalar(server, "SELECT @@lower_case_table_names") == 1
 
 
+@pytest.mark.servers_in_turn("kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_setting_is_told_in_the_server_s_own_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(f"TIDEMARK_TEST_{kind.upper()}_URL", raising=False)

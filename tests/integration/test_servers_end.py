@@ -72,6 +72,7 @@ def parent_of_a_server(kind: str, how: str) -> Iterator[tuple["subprocess.Popen[
                 os.killpg(parent.pid, signal.SIGKILL)
 
 
+@pytest.mark.servers_in_turn("kind")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_ends_with_a_parent_that_is_killed(kind: str) -> None:
     with parent_of_a_server(kind, "plain") as (parent, folder, pids):
