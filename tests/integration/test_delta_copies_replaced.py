@@ -128,7 +128,7 @@ def test_no_version_of_a_copy_lacks_a_row_while_its_table_is_read_again(
     job = write_job(
         tmp_path,
         source=source_of(source),
-        snapshot={"split_rows": 10, "parallelism": 1},
+        snapshot={"split_rows": 13, "parallelism": 1},
         sink={"type": "delta", "path": "./lake", "style": "mirror"},
     )
     # One split an epoch, so the deaths are before the last one. The first load, if quick, would let later epochs have more.
