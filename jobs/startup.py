@@ -242,7 +242,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
             return False
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
-    error = as_schema_change(error, job, state)
+    error = as_schema_change(error, job, state, sink)
     if changes_columns(error, job, state, sink, events) or _leave(
         error, job, state, events, trouble.began_us, at_start=True
     ):

@@ -293,6 +293,9 @@ class DropsColumns(Protocol):
         than `job.owner` has taken the job over; raises JobHeldError otherwise. Raises SinkError if something else in the target
         needs such a column; then none is dropped."""
 
+    def lacks_columns(self, job: JobIdentity, schema: TableSchema) -> bool:
+        """True if the job's copy of the table is there and lacks a column of `schema`, as the sink gets it."""
+
 
 @runtime_checkable
 class TakesLabels(Protocol):

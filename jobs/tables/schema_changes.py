@@ -91,14 +91,30 @@ def changes_columns(error: TidemarkError, job: JobFile, state: JobState, sink: S
     return True
 
 
-def as_schema_change(error: TidemarkError, job: JobFile, state: JobState) -> TidemarkError:
+def as_schema_change(error: TidemarkError, job: JobFile, state: JobState, sink: Sink) -> TidemarkError:
     """Returns the error of a start, or, if the copy lacks a column because the source has dropped it, what the log would say
-    about that later. Raises SourceUnavailableError."""
+    about that later. Raises SourceUnavailableError, SinkUnavailableError."""
     known = next((schema for schema in state.schemas if schema.table == error.table), None)
-    if known is None or not lacks_dropped_column(error, partial(to_be_found, job, state), state, known):
+    if known is None:
         return error
-    message = f"{known.table} has lost columns, and so has its copy. {error.message}"
+    if lacks_dropped_column(error, partial(to_be_found, job, state), state, known):
+        message = f"{known.table} has lost columns, and so has its copy. {error.message}"
+    elif _lost_columns_that_are_back(error, job, state, sink):
+        message = f"The copy of {known.table} has lost columns that the source has, perhaps again. {error.message}"
+    else:
+        return error
     return SchemaChangedError(message, read_again(TableName(known.table.database, known.table.name)), known.table)
+
+
+def _lost_columns_that_are_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink) -> bool:
+    """True if the copy lacks a column that the job copies: a driver may have died after it had dropped the column in the copy,
+    and before it recorded that. Without numbers of columns, one that the source got since then looks like the dropped one. Its
+    values are not in the copy, whoever dropped it."""
+    if not isinstance(error, SinkError) or job.sink.on_schema_change.drop_column != "drop":
+        return False
+    output = next(output for output in state.outputs if output.table == error.table)
+    identity = JobIdentity(state.job_uuid, state.job_name)
+    return isinstance(sink, DropsColumns) and sink.lacks_columns(identity, output)
 
 
 def _told(known: TableSchema, schema: TableSchema, job: JobFile, dropped: Collection[str]) -> str:

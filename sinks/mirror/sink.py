@@ -331,6 +331,15 @@ class MirrorSink:
             failpoint("sink.after_dropping")
             _keep_known(session, target, owner, found)
 
+    def lacks_columns(self, job: JobIdentity, schema: TableSchema) -> bool:
+        """See `tidemark.sinks.sink.DropsColumns`."""
+        with contextlib.closing(self.connect()) as session:
+            ((_, target),) = self._targets(session, [schema])
+            owner, found = session.owners([target]).get(target), session.inspect(target)
+            if found is None or owner is None or (owner.job.uuid, owner.source_table) != (job.uuid, str(schema.table)):
+                return False
+            return any(find_column(found, column, session.dialect) is None for column in schema.captured)
+
     def _copy_of(
         self, session: Session, job: JobIdentity, schema: TableSchema
     ) -> tuple[TargetName, Owner, TargetTable]:
