@@ -10,10 +10,11 @@ from typing import Any
 from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.remedies import commands_in, run_command, setting_in, state_of
+from tests.support.remedies import commands_in, run_command, setting_in
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.tables.parking import require_none_parked
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 from tidemark.state.remedies import START_OVER
 
@@ -118,7 +119,10 @@ def told_by(job: Path, *overrides: str) -> str | None:
     notes = Notes()
     try:
         run_epochs(job, *overrides, notes=notes)
-        require_none_parked(load_job_file(job, overrides), state_of(job))
+        loaded = load_job_file(job, overrides)
+        state = Checkpoint.at(loaded.checkpoint).job_state()
+        assert state is not None
+        require_none_parked(loaded, state)
     except TidemarkError as error:
         return str(error)
     texts = [facts["text"] for event, facts in notes.found if event == "warning"]
