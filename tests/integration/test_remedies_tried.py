@@ -12,6 +12,7 @@ from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_roles import role
 from tests.support.remedies import parked_remedy, remedy_of, run_through, setting_in
+from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -27,11 +28,7 @@ pytestmark = pytest.mark.integration
 
 def mirror_into(folder: Path, source: Database, target: Database, **settings: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    url = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
-    sink = {"type": "mirror", "url": url, "table": "copy_{table}"}
-    return write_job(
-        folder, job=folder.name[:40].replace("_", "-").lower(), source=source_of(source, **settings), sink=sink
-    )
+    return mirror_job(folder, source, target, name=folder.name[:40].replace("_", "-").lower(), **settings)
 
 
 def test_a_table_of_another_job_is_dropped_with_its_row_in_tidemark_tables(

@@ -26,6 +26,7 @@ from tests.support.pooler import pooler
 from tests.support.postgres_roles import role
 from tests.support.postgres_standby import primary_and_standby
 from tests.support.remedies import advice_of, commands_in, remedy_of, run_command, run_through, what_is_told
+from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.sinks.files import merging
@@ -45,9 +46,7 @@ def orders(source: Database) -> None:
 
 
 def job_of(folder: Path, source: Database, target: Database, *, target_url: str | None = None, **settings: Any) -> Path:
-    known = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
-    sink = {"type": "mirror", "url": known if target_url is None else target_url, "table": "copy_{table}"}
-    return write_job(folder, source=source_of(source, **settings), sink=sink, reconnect={"attempts": 0})
+    return mirror_job(folder, source, target, sink=None if target_url is None else {"url": target_url}, **settings)
 
 
 def require_equal(source: Database, target: Database) -> None:

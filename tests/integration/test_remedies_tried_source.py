@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from tests.support.lost_logs import lose_log
 from tests.support.mysql_accounts import account
 from tests.support.postgres_roles import role
 from tests.support.remedies import commands_in, obey, remedy_of, run_command, run_through, what_is_told
+from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.sources import acquire_lease
@@ -30,12 +30,6 @@ from tidemark.state.remedies import START_OVER
 pytestmark = pytest.mark.integration
 
 GRANT = re.compile(r"GRANT (?P<what>[A-Z_, ]+ ON [\w.*]+) TO (?:<account>|the account)")
-
-
-def job_of(folder: Path, source: Database, target: Database, **settings: Any) -> Path:
-    url = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
-    sink = {"type": "mirror", "url": url, "table": "copy_{table}"}
-    return write_job(folder, source=source_of(source, **settings), sink=sink)
 
 
 def orders(source: Database) -> None:
@@ -60,7 +54,7 @@ def test_an_account_gets_the_grants_that_are_printed_one_after_the_other(
     """From none to enough."""
     orders(granting)
     with account(granting.server, f"SELECT ON {granting.name}.*") as endpoint:
-        job = job_of(tmp_path, granting, postgres_database, url=endpoint.url_with_password())
+        job = mirror_job(tmp_path, granting, postgres_database, url=endpoint.url_with_password())
         obey(
             job,
             SourceNotUsableError,
@@ -82,7 +76,7 @@ def test_settings_of_the_log_are_set_as_it_is_printed(
     server = find_server(kind, **options)
     with fresh_database(server) as source:
         orders(source)
-        job = job_of(tmp_path, source, postgres_database)
+        job = mirror_job(tmp_path, source, postgres_database)
         statements = re.findall(r"SET GLOBAL \w+ = '\w*'", remedy_of(job, SourceNotUsableError))
         assert len(statements) == len(options)
         try:
@@ -103,7 +97,7 @@ def test_a_lease_of_a_process_that_is_gone_is_ended(
     source: Database = request.getfixturevalue(f"{kind}_database")
     target: Database = request.getfixturevalue("mysql_database") if kind == "postgres" else postgres_database
     orders(source)
-    job = job_of(tmp_path, source, target)
+    job = mirror_job(tmp_path, source, target)
     run_epochs(job)
     with held_lease(job, source):
         with pytest.raises(JobHeldError) as caught:
@@ -146,7 +140,7 @@ def test_a_role_gets_the_rights_that_are_printed_one_after_the_other(
         r"|ALTER ROLE \S+ REPLICATION|CREATE PUBLICATION .*?\)(?=[.])"
     )
     with role(source) as endpoint:
-        job = job_of(tmp_path, source, mysql_database, url=endpoint.url_with_password(), tables=["public.orders"])
+        job = mirror_job(tmp_path, source, mysql_database, url=endpoint.url_with_password(), tables=["public.orders"])
         obey(
             job,
             SourceNotUsableError,
@@ -182,7 +176,7 @@ def test_a_publication_is_altered_as_it_is_printed(
     source = postgres18_database
     a_shop(source)
     source.execute(f'CREATE PUBLICATION "{source.name}" {PUBLICATIONS[kind]}')
-    job = job_of(tmp_path, source, mysql_database)
+    job = mirror_job(tmp_path, source, mysql_database)
     remedy = remedy_of(job, SourceNotUsableError)
     statements = re.findall(r"(?:ALTER|DROP|CREATE) PUBLICATION .*?(?=[.;]? (?:[A-Z][a-z]|or )|[.;]?$)", remedy)
     assert statements, remedy
@@ -238,7 +232,7 @@ def test_a_job_whose_log_is_lost_starts_over(
     source: Database = request.getfixturevalue(f"{kind}_database")
     target: Database = request.getfixturevalue("mysql_database") if kind == "postgres" else postgres_database
     orders(source)
-    job = job_of(tmp_path, source, target)
+    job = mirror_job(tmp_path, source, target)
     run_epochs(job)
     source.execute("INSERT INTO orders VALUES (2, 'b')")
     lose(source)
@@ -337,7 +331,7 @@ def test_a_table_of_mysql(
         "INSERT INTO orders VALUES (1, 'a'), (2, 'a')",
         "CREATE TABLE others (id int PRIMARY KEY)",
     )
-    job = job_of(
+    job = mirror_job(
         tmp_path, mysql_database, postgres_database, on_table_error=policy, tables=[f"{mysql_database.name}.o*"]
     )
     check(job, mysql_database, postgres_database, OF_MYSQL[name], tidemark)
@@ -382,7 +376,7 @@ def test_a_table_of_postgresql(
         "INSERT INTO orders VALUES (1, 'a', 1), (2, 'a', 2)",
         "CREATE TABLE others (id int PRIMARY KEY)",
     )
-    job = job_of(tmp_path, source, mysql_database, on_table_error=policy, tables=["public.o*"])
+    job = mirror_job(tmp_path, source, mysql_database, on_table_error=policy, tables=["public.o*"])
     check(job, source, mysql_database, OF_POSTGRES[name], tidemark)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
-from tests.support.jobs import source_of, write_job
 from tests.support.remedies import advice_of, commands_in, run_command, run_through
+from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database
 
 pytestmark = pytest.mark.integration
@@ -153,12 +153,6 @@ def compare(source: Database, target: Database) -> None:
         assert target.query(query.format(f"copy_{table}", order)) == source.query(query.format(table, order))
 
 
-def mirror(folder: Path, source: Database, target: Database, policy: str) -> Path:
-    url = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
-    sink = {"type": "mirror", "url": url, "table": "copy_{table}"}
-    return write_job(folder, source=source_of(source, on_table_error=policy), sink=sink)
-
-
 def in_turn(names: Collection[str]) -> list[Any]:
     """Each name with one policy, the policies in turn, and with the other one for EVERY_SERVER=1."""
     both = [
@@ -179,7 +173,7 @@ def test_a_copy_in_postgresql(
     name: str,
     policy: str,
 ) -> None:
-    job = mirror(tmp_path, mysql_database, postgres_database, policy)
+    job = mirror_job(tmp_path, mysql_database, postgres_database, on_table_error=policy)
     check(job, mysql_database, postgres_database, TO_POSTGRES[name], tidemark)
 
 
@@ -192,5 +186,5 @@ def test_a_copy_in_mysql(
     name: str,
     policy: str,
 ) -> None:
-    job = mirror(tmp_path, postgres_database, mysql_database, policy)
+    job = mirror_job(tmp_path, postgres_database, mysql_database, on_table_error=policy)
     check(job, postgres_database, mysql_database, TO_MYSQL[name], tidemark)

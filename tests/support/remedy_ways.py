@@ -45,12 +45,18 @@ class Trouble:
 
 
 def mirror_job(
-    folder: Path, source: Database, target: Database, *, sink: Mapping[str, Any] | None = None, **settings: Any
+    folder: Path,
+    source: Database,
+    target: Database,
+    *,
+    sink: Mapping[str, Any] | None = None,
+    name: str = "test-job",
+    **settings: Any,
 ) -> Path:
     """A job whose copies are the tables `copy_…` of the target. `sink`, `settings`: of the sections sink and source."""
     url = target.url if target.kind == "postgres" else f"{target.server.url}{target.name}"
     mirror = {"type": "mirror", "url": url, "table": "copy_{table}"} | dict(sink or {})
-    return write_job(folder, source=source_of(source, **settings), sink=mirror, reconnect={"attempts": 0})
+    return write_job(folder, job=name, source=source_of(source, **settings), sink=mirror, reconnect={"attempts": 0})
 
 
 def get_over(job: Path, source: Database, target: Database, trouble: Trouble, tidemark: CommandLine) -> None:
