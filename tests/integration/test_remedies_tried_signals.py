@@ -193,5 +193,11 @@ def test_options_of_a_stream(source: Database, tmp_path: Path) -> None:
     assert refusal() == "Name one: database.table."
     options["table"] = f"{source.name}.orders"
     assert table_schema(options).table.name == "orders"
-    job = job_of_options(options)
-    assert job.source.tables
+    assert job_of_options(options).source.tables
+    run_epochs(
+        write_job(tmp_path, source=source_of(source, tables=[f"{source.name}.orders"]), sink={"type": "console"})
+    )
+    options |= {"checkpoint": str(tmp_path / "checkpoint"), "table": f"{source.name}.others"}
+    assert refusal() == "Give each stream a checkpoint folder of its own."
+    options["checkpoint"] = str(tmp_path / "another")
+    assert table_schema(options).table.name == "others"
