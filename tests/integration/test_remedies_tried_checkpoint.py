@@ -19,6 +19,7 @@ from tests.support.remedy_ways import (
     told_by,
     told_of,
 )
+from tests.support.s3 import s3_server
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.startup import open_job
@@ -52,6 +53,18 @@ def test_a_checkpoint_elsewhere(source: Database, target: Database, tmp_path: Pa
             "or name another folder as `checkpoint`.": settings.setting("checkpoint", str(tmp_path / "folder")),
         },
     )
+    require_copies(source, target)
+
+
+@pytest.mark.every_server
+def test_a_bucket_that_can_not_be_reached(source: Database, target: Database, tmp_path: Path) -> None:
+    job = mirror_job(tmp_path, source, target)
+    with s3_server() as bucket:
+        told_of(job, "Check the bucket, and the account", f"checkpoint={bucket}x/job")
+        checkpoint = f"checkpoint={bucket}/job"
+        assert told_by(job, checkpoint) is None
+        source.execute("UPDATE orders SET note = 'z'")
+        assert told_by(job, checkpoint) is None
     require_copies(source, target)
 
 
