@@ -9,9 +9,9 @@ import datetime
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +29,7 @@ from tidemark.sinks.delta.locations import (
     Head,
     Lake,
     Location,
+    files_set_back,
     head_of,
     require_not_set_back,
     was_set_back,
@@ -70,7 +71,8 @@ class DriverClock:
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`."""
+    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`. `seen`: the newest version of each Delta table that the
+    run has seen."""
 
     lake: Lake
     style: Style
@@ -79,6 +81,7 @@ class EpochWriter:
     sessions: SideSessions
     emptied: Collection[TableId] = ()
     audit: AuditColumns = NO_AUDIT
+    seen: MutableMapping[TableId, int] = field(default_factory=dict)
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
@@ -106,13 +109,15 @@ class EpochWriter:
         def write_table(found: EpochTable) -> None:
             failpoint("sink.before_commit")
             with self.sessions.borrowed(session) as side:
-                self._write_table(side, found, rows_of(found))
+                self._write_table(side, found, rows_of)
             failpoint("sink.after_commit")
 
         write_side_by_side(session, _tables(heads), write_table)
         return ends
 
-    def _write_table(self, session: SparkSession, found: EpochTable, rows: EpochRows) -> None:
+    def _write_table(
+        self, session: SparkSession, found: EpochTable, rows_of: Callable[[EpochTable], EpochRows]
+    ) -> None:
         table = found.table
         schema = self.schemas[table, found.schema_version]
         location = self.lake.location_of(table)
@@ -127,13 +132,14 @@ class EpochWriter:
             "spark.sql.adaptive.enabled": "true",
             # After a TRUNCATE the whole table is replaced, not only the partitions that have new rows.
             "spark.sql.sources.partitionOverwriteMode": "static",
-            **rows.settings,
+            **rows_of(found).settings,
         }
         with session_settings(session, settings):
             for attempt in range(1, MAX_ATTEMPTS + 1):
                 head = self._own_head(session, location, table)
                 if head.may_lack_epochs and not replaces:
                     _require_not_set_back(session, location, table)
+                rows = rows_of(replace(found, partitioned_by=head.partitioned_by))
                 metadata = {_METADATA: str(EpochCommit(found.epoch, head.version, replaces))}
                 try:
                     with spark_errors(location, table), session_settings(session, metadata):
@@ -195,6 +201,9 @@ class EpochWriter:
         if head.owner != self.job.uuid:
             text = f"{location}, the copy of {table}, was replaced by another table."
             raise SinkError(text, PUT_BACK, self._alone(session, table))
+        if head.version < (before := self.seen.get(table, 0)):
+            raise files_set_back(table, f"{location} has version {head.version}, but had version {before} in this run")
+        self.seen[table] = head.version
         return head
 
     def _alone(self, session: SparkSession, table: TableId) -> TableId | None:

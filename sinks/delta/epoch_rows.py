@@ -24,7 +24,8 @@ _OF_CHANGES = ("effect", "kept effect", "rest")
 
 @dataclass(frozen=True, slots=True)
 class EpochTable:
-    """A table's share of an epoch: rows of splits, or changes of the log. `ranges`: those that the rows of splits replace."""
+    """A table's share of an epoch: rows of splits, or changes of the log. `ranges`: those that the rows of splits replace.
+    `partitioned_by`: the columns by which the Delta table has partitions."""
 
     table: TableId
     schema_version: int
@@ -33,6 +34,7 @@ class EpochTable:
     byte_count: int
     truncates: bool
     ranges: tuple[IntegerRange, ...]
+    partitioned_by: tuple[str, ...] = ()
 
 
 class EpochRows(Protocol):
@@ -62,7 +64,7 @@ class RowsOfTasks:
         rows = session.table(self.view).where((F.col("database") == table.database) & (F.col("table") == table.name))
         if shape in _OF_CHANGES and self.found.is_log:
             rows = spread(rows, schema, self.found.byte_count)
-        return rows.mapInArrow(Unpacking(schema, shape), _columns(schema, shape))
+        return rows.mapInArrow(Unpacking(schema, shape, self.found.partitioned_by), _columns(schema, shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class StagedRows:
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame:
         table = self.found.table
         changes = (item for item in self.items if isinstance(item, ChangeBatch) and item.table == table)
-        rows = pa.Table.from_batches(Unpacking(schema, shape).unpacked(changes), schema=schema_of(schema, shape))
+        unpacked = Unpacking(schema, shape, self.found.partitioned_by).unpacked(changes)
+        rows = pa.Table.from_batches(unpacked, schema=schema_of(schema, shape))
         file = self.folder / f"{uuid.uuid4().hex}.parquet"
         pq.write_table(rows, file)
         return session.read.schema(_columns(schema, shape)).parquet(file.as_uri())

@@ -254,11 +254,12 @@ def _metadata_of(table: Any) -> Mapping[str, Any] | None:
 @dataclass(frozen=True, slots=True)
 class Head:
     """A table's newest version. `owner`: the uuid of its job, None without one. `may_lack_epochs`: False if its commit is the
-    table's first, or wrote an epoch right after a version that lacked none."""
+    table's first, or wrote an epoch right after a version that lacked none. `partitioned_by`: columns."""
 
     owner: str | None
     version: int
     may_lack_epochs: bool
+    partitioned_by: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +294,15 @@ def head_of(session: SparkSession, location: Location) -> Head:
         table = _loaded(session, location)
         newest = _newest_of(session, table)
         owner = table.properties().get(JOB_UUID)
+        partitioned_by = tuple(part.references()[0].fieldNames()[0] for part in table.partitioning())
     if newest is None:
         (last,) = _commits(session, location, " LIMIT 1")
         version, metadata = int(last["version"]), last["userMetadata"]
     else:
         version, metadata = newest[0], newest[1].get("userMetadata")
     of = _epoch_of(metadata)
-    return Head(owner, version, may_lack_epochs=version != 0 and (of is None or of.may_lack_epochs(version)))
+    may_lack = version != 0 and (of is None or of.may_lack_epochs(version))
+    return Head(owner, version, may_lack, partitioned_by)
 
 
 def _loaded(session: SparkSession, location: Location) -> Any:
@@ -381,6 +384,15 @@ def was_set_back(session: SparkSession, location: Location) -> LastEpoch | None:
     """Returns the newest epoch if RESTORE has taken epochs out of the table."""
     last = last_epoch(session, location)
     return last if last is not None and last.set_back else None
+
+
+def files_set_back(table: TableId, what: str) -> CopySetBackError:
+    """Returns the error for a table whose files, with Delta's log, are older than they were. `what`: how that is known."""
+    return CopySetBackError(
+        f"{what}: its files were set back to an older state.",
+        f"Put back its newest files, and start the job again; or {START_OVER}.",
+        table,
+    )
 
 
 def require_not_set_back(table: TableId, location: Location, last: LastEpoch) -> None:

@@ -9,11 +9,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemark.conf.redaction import redact_exception
 from tidemark.sinks.delta.effect import effect_rows, effect_schema, effects, went_with_truncation
+from tidemark.sinks.delta.errors import OTHER_PARTITIONS
 from tidemark.sinks.delta.keeping import kept_effect, kept_schema, replacing_rows
 from tidemark.state.change_batch import ChangeBatch, ChangeType, from_transport, is_truncation
+from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 from tidemark.state.typed_rows import typed_batches, typed_schema
 
@@ -22,14 +25,18 @@ Shape: TypeAlias = Literal["changes", "rows", "effect", "rest", "kept effect", "
 `effect_schema`. `rest`: the rows after the last TRUNCATE of changes that have one. `kept effect`, `kept rows`: the input of a
 MERGE into a table that keeps deleted rows, see `kept_schema`, from changes and from rows of splits."""
 _OUTPUT_ROWS = 1 << 16
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The value of a partition by which Spark means NULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """The function for mapInArrow: takes TRANSPORT rows of one table, yields rows of `schema_of`."""
+    """The function for mapInArrow: takes TRANSPORT rows of one table, yields rows of `schema_of`. `partitioned_by`: the columns
+    by which the Delta table has partitions."""
 
     schema: TableSchema
     shape: Shape
+    partitioned_by: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
@@ -41,9 +48,11 @@ class Unpacking:
             raise
 
     def unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
+        if self.shape == "changes":
+            yield from typed_batches(changes)
+            return
+        changes = map(self._checked, changes)
         match self.shape:
-            case "changes":
-                yield from typed_batches(changes)
             case "rows":
                 yield from self._rows(changes)
             case "effect":
@@ -56,6 +65,19 @@ class Unpacking:
             case "kept rows":
                 for rows in self._rows(changes):
                     yield from _sliced(replacing_rows(self.schema, rows))
+
+    def _checked(self, change: ChangeBatch) -> ChangeBatch:
+        """Raises SinkError for a key that is another one in the Delta table."""
+        for name in set(self.schema.key).intersection(self.partitioned_by):
+            values = change.rows.column(name)
+            if self.schema.column(name).arrow_type == "string" and pc.any(pc.equal(values, NULL_PARTITION)).as_py():
+                raise SinkError(
+                    f"{self.schema.table}: column {name} of a row is {NULL_PARTITION}. Delta has NULL for this text in a "
+                    "column that partitions a table, as for an empty one, and the column is part of the key.",
+                    OTHER_PARTITIONS,
+                    self.schema.table,
+                )
+        return change
 
     def _rows(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
         names = self.schema.arrow_schema().names

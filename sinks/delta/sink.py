@@ -24,6 +24,7 @@ from tidemark.sinks.delta.locations import (
     Lake,
     LastEpoch,
     Location,
+    files_set_back,
     lake_of,
     last_epoch,
     quoted,
@@ -53,18 +54,18 @@ from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
 from tidemark.state.change_batch import PartEnd, PartItem
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
 from tidemark.state.checkpoint.store import CheckpointStore
-from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
+from tidemark.state.errors import CheckpointError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import LogWork, SnapshotWork
-from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER, START_OVER_NOW, read_again
+from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW, read_again
 from tidemark.state.table import TableId, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """A `tidemark.sinks.sink.EpochSink`. `session` returns the job's Spark session, `checkpoint` is the job's store. Driver and
-    executors must see the same files."""
+    executors must see the same files. `seen`: as in EpochWriter."""
 
     lake: Lake
     style: Style
@@ -73,6 +74,7 @@ class DeltaSink:
     session: Callable[[], SparkSession]
     sessions: SideSessions = field(default_factory=SideSessions)
     audit: AuditColumns = NO_AUDIT
+    seen: dict[TableId, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -219,6 +221,7 @@ class DeltaSink:
             if last is None:
                 continue
             require_planned(last.epoch, planned, location)
+            self.seen[schema.table] = last.version
             if schema.table in written:
                 self._require_not_set_back(schema, last, planned)
                 self._require_newest(schema, last, written_epochs)
@@ -243,11 +246,8 @@ class DeltaSink:
             if schema.table in written.changed_in(epoch):
                 location = self.lake.location_of(schema.table)
                 newest = f"no epoch after {last.epoch}" if last.epoch else "no epoch"
-                raise CopySetBackError(
-                    f"{location} has {newest}, but the job has written epoch {epoch} to it: its files were set back to an "
-                    "older state.",
-                    f"Put back its newest files, and start the job again; or {START_OVER}.",
-                    schema.table,
+                raise files_set_back(
+                    schema.table, f"{location} has {newest}, but the job has written epoch {epoch} to it"
                 )
 
     def _require_published(self, schema: TableSchema, epoch: int) -> None:
@@ -276,7 +276,7 @@ class DeltaSink:
         return self._writer(job, schemas, emptied).write_items(self._session(), items)
 
     def _writer(self, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId]) -> EpochWriter:
-        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit)
+        return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit, self.seen)
 
     @contextlib.contextmanager
     def comparable(self, schema: TableSchema) -> Iterator[Comparisons]:

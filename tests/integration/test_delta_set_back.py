@@ -255,6 +255,28 @@ def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Co
     job.assert_equal()
 
 
+def test_a_copy_whose_files_are_set_back_while_a_run_writes_is_read_again(
+    copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later start could notice it: the older files get the newest epoch."""
+    job = copied()
+    shutil.copytree(job.place("a"), job.folder / "backup")
+    job.change()
+    assert job.run() == []
+    job.change()
+
+    def set_back() -> None:
+        shutil.rmtree(job.place("a"))
+        shutil.copytree(job.folder / "backup", job.place("a"))
+
+    before_an_epoch(set_back, monkeypatch)
+    assert job.run() == ["a left", "a joined"]
+    job.assert_equal()
+    job.change("a")
+    assert job.run() == []
+    job.assert_equal()
+
+
 def test_a_copy_whose_files_are_those_before_its_first_rows_is_read_again(
     delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,81 @@
+"""Rows whose value of a partition Delta can't hold have their table parked, and the other tables go on."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.cli import CommandLine
+from tests.support.epochs import run_epochs
+from tests.support.jobs import source_of, write_job
+from tests.support.remedies import run_command, run_through
+from tests.support.servers import Database
+from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.state.errors import TablesParkedError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+CORRECT = "Correct the row in the source. Or take the column out of sink.partition_by, and delete the Delta table"
+
+
+@pytest.fixture
+def rows_of(
+    delta_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], list[tuple[object, ...]]]:
+    """Jobs use the session of the tests. Reads the copy in a folder."""
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    return lambda place: sorted(map(tuple, delta_session.read.format("delta").load(str(place)).collect()))
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [("__HIVE_DEFAULT_PARTITION__", "column k of a row is __HIVE_DEFAULT_PARTITION__"), ("é" * 150, "is too long")],
+    ids=["null", "long"],
+)
+def test_a_value_that_can_not_be_a_partition_parks_its_table(
+    rows_of: Callable[[Path], list[tuple[object, ...]]],
+    mysql_database: Database,
+    tidemark: CommandLine,
+    tmp_path: Path,
+    value: str,
+    why: str,
+) -> None:
+    source = mysql_database
+    source.execute(
+        "CREATE TABLE parts (k VARCHAR(300) COLLATE utf8mb4_bin, id INT, v INT, PRIMARY KEY (k, id))",
+        "CREATE TABLE others (id INT PRIMARY KEY)",
+        "INSERT INTO parts VALUES ('a/b', 1, 0)",
+    )
+    partition_by = {f"{source.schema}.parts": ["k"]}
+    sink = {"type": "delta", "path": "./lake", "on_schema_change": "evolve", "partition_by": partition_by}
+    job = write_job(tmp_path, source=source_of(source, on_table_error="park"), sink=sink)
+    run_through(job)
+    lake = tmp_path / "lake"
+    places = {table: lake / f"{source.schema}.{table}" for table in ("parts", "others")}
+
+    def parked() -> str:
+        """Has one such row come, and a row of the other table. Returns what a person is told."""
+        source.execute(f"INSERT INTO parts VALUES ('{value}', 2, 0)", "INSERT INTO others SELECT COUNT(*) FROM others")
+        source.execute("UPDATE parts SET v = v + 1")
+        run_epochs(job)
+        assert rows_of(places["others"]) == source.query("SELECT id FROM others ORDER BY id")
+        with pytest.raises(TablesParkedError) as caught:
+            run_through(job)
+        assert why in str(caught.value)
+        assert CORRECT in str(caught.value)
+        return str(caught.value)
+
+    told = parked()
+    source.execute("DELETE FROM parts WHERE id = 2")
+    run_command(told, job, tidemark)
+    run_through(job)
+    assert rows_of(places["parts"]) == source.query("SELECT k, id, v FROM parts ORDER BY id")
+    told = parked()
+    shutil.rmtree(places["parts"])
+    run_command(told, job, tidemark, "--set", "sink.partition_by={}")
+    for _ in range(2):
+        run_through(job, "sink.partition_by={}")
+        assert rows_of(places["parts"]) == sorted(source.query("SELECT k, id, v FROM parts"))
+        source.execute("UPDATE parts SET v = v + 1")
