@@ -61,6 +61,8 @@ def test_rows_are_the_same_bit_by_bit(
         (Decimal("1.5"), pa.decimal128(4, 1), Decimal(1), pa.decimal128(10, 0), None),
         (1.1, pa.float32(), 1.1, pa.float64(), None),
         ("7", pa.string(), 7, pa.int64(), None),
+        (7, pa.timestamp("us", "UTC"), 7, pa.timestamp("us"), True),
+        (7, pa.timestamp("us", "UTC"), 8, pa.timestamp("us"), False),
         (None, pa.string(), "", pa.string(), False),
     ],
 )
