@@ -150,6 +150,7 @@ def follow(lake: Lake, table: str, trouble: Trouble, advice: str) -> None:
         lake.sql(trouble.done or said[1], table)
 
 
+@pytest.mark.every_server
 def test_tables_that_a_job_can_not_have(lake: Lake) -> None:
     source, settings = lake.source, Settings()
     names = ("files", "owned", "filled", "narrow")
@@ -194,6 +195,7 @@ def test_tables_that_a_job_can_not_have(lake: Lake) -> None:
     lake.assert_equal(*names)
 
 
+@pytest.mark.every_server
 def test_files_of_a_copy_that_are_put_back(lake: Lake) -> None:
     source, place, older = lake.source, lake.place("orders"), lake.folder / "older"
     source.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 0)")
@@ -220,6 +222,7 @@ def forget_logs(lake: Lake) -> None:
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
+@pytest.mark.every_server
 def test_names_of_a_catalog(lake: Lake) -> None:
     source, settings = lake.source, Settings()
     source.execute("CREATE TABLE `odd-name` (id INT PRIMARY KEY, v INT)", "INSERT INTO `odd-name` VALUES (1, 0)")
