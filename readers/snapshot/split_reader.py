@@ -114,7 +114,8 @@ class RetryingSplitReader(ABC, Generic[Connection]):
 
     def _refusal(self, table: TableId, error: Exception, text: str) -> SourceNotUsableError:
         if self._error_code(error) in self.table_is_gone:
-            return columns_are_gone(table, f"{table} no longer has the columns that the job knows: {text}.")
+            what = "the columns that the job knows, or that snapshot.where names"
+            return columns_are_gone(table, f"{table} no longer has {what}: {text}.")
         if self._session.is_of_rows(error):
             return UnreadableRowsError(
                 f"The source can't read rows of {table}: {text}.",

@@ -233,7 +233,7 @@ def test_only_the_range_is_read_when_it_is_compared(
 
         monkeypatch.setattr(type(comparison.session), "query", query)
         comparison.stage([])
-        surplus = comparison.surplus(IntegerRange(("a", "b"), (7, 9000), (7, 9010)), 100)
+        surplus = comparison.surplus(CopiedRange.of_integers(IntegerRange(("a", "b"), (7, 9000), (7, 9010))), 100)
     assert [pair.key for pair in surplus] == [("7", str(n)) for n in range(9000, 9010)]
     (plan,) = plans
     assert "Index Cond: ((ROW(a, b) >= ROW(7, 9000)) AND (ROW(a, b) < ROW(7, 9010)))" in plan

@@ -233,7 +233,7 @@ def test_where_limits_what_is_read_and_can_not_write(source: LoggedDatabase) -> 
         table.read(where={name: "public.writes(id)"})
     with pytest.raises(SchemaChangedError, match=r"snapshot\.where"):
         table.read(where={name: "nothing = 1"})
-    with pytest.raises(SourceNotUsableError, match=r"snapshot\.where for mistakes"):
+    with pytest.raises(SourceNotUsableError, match=r"correct snapshot\.where"):
         table.read(where={name: "id ="})
     assert len(table.rows()) == 3
 
