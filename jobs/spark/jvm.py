@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import shlex
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from tidemark.jobs.monitoring.ending import debugging
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOOPBACK = "127.0.0.1"
+_STDERR = 2
 INCUBATOR_WARNING = b"WARNING: Using incubator modules: jdk.incubator.vector"
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _LOCAL_ADDRESS = "SPARK_LOCAL_IP"
@@ -74,8 +74,8 @@ def _pass_on(readable: int) -> None:
     with open(readable, "rb") as errors:
         for line in errors:
             if line.rstrip() != INCUBATOR_WARNING or debugging():
-                sys.stderr.buffer.write(line)
-                sys.stderr.flush()
+                with contextlib.suppress(OSError):  # nobody reads stderr any more
+                    os.write(_STDERR, line)  # sys.stderr has a lock, which the end of the interpreter needs
 
 
 def protection(given: SparkConf) -> dict[str, str]:

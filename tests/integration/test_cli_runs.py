@@ -131,4 +131,5 @@ def test_an_error_on_an_executor_ends_the_run_with_its_code_and_cause(
     assert "Remedy: " in last
     assert "Traceback" not in process.error_text()
     assert "\tat org.apache.spark" not in process.error_text()
+    assert "incubator" not in process.error_text()
     assert postgres_database.query("SELECT * FROM orders") == []
