@@ -111,6 +111,7 @@ def test_signals_during_the_snapshot_and_the_summary_of_its_end(
     assert (done["phase"], done["run"]["exit_code"], done["run"]["cause"]) == ("done", 0, None)
 
 
+@pytest.mark.every_server
 def test_an_error_on_an_executor_ends_the_run_with_its_code_and_cause(
     mysql_database: Database, postgres_database: Database, tmp_path: Path
 ) -> None:

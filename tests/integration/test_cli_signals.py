@@ -150,6 +150,7 @@ def test_a_new_table_joins_while_the_job_runs(any_source_database: Database, tmp
     assert_copied(tmp_path / "out", database)
 
 
+@pytest.mark.every_server
 def test_an_error_of_an_executor_parks_its_table_and_executors_replace_the_copy_of_another(
     mysql_database: Database, postgres_database: Database, printed: Printed, tmp_path: Path
 ) -> None:

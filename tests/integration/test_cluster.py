@@ -36,6 +36,7 @@ def cluster(
         yield cluster
 
 
+@pytest.mark.every_server
 def test_an_unshared_checkpoint_is_found_at_the_start(
     cluster: Cluster, mysql_database: Database, tmp_path: Path
 ) -> None:

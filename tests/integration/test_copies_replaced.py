@@ -275,6 +275,7 @@ def database_of_icu(server: Server, locale: str) -> Iterator[Database]:
         yield database
 
 
+@pytest.mark.every_server
 def test_a_text_of_postgres_needs_the_same_library_locale_and_version(
     postgres18_server: Server, mysql_database: Database, tmp_path: Path
 ) -> None:

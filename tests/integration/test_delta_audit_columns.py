@@ -150,6 +150,7 @@ def test_rows_are_marked_with_their_last_values_and_unmarked(delta_session: Spar
     )
 
 
+@pytest.mark.every_server
 def test_ranges_are_replaced_and_rows_that_were_read_again_too(delta_session: SparkSession, tmp_path: Path) -> None:
     """Whatever the copy has of these keys; rows of other ranges stay as they are."""
     copy = Copy(delta_session, tmp_path, ORDERS, "note", staged=False)
@@ -214,6 +215,7 @@ def test_values_that_the_log_leaves_out_stay(delta_session: SparkSession, tmp_pa
             copy.write(log_part(3, (NOTES, wrong)))
 
 
+@pytest.mark.every_server
 def test_the_time_alone(delta_session: SparkSession, tmp_path: Path) -> None:
     """Rows that the source deletes are deleted. Each way of writing sets the time."""
     copy = Copy(delta_session, tmp_path, ORDERS, "note", AuditColumns(synced_at="at"), staged=False)
@@ -309,6 +311,7 @@ def job(
     return lambda: Job(delta_session, mysql_database, tmp_path)
 
 
+@pytest.mark.every_server
 def test_a_job_keeps_deleted_rows_whatever_becomes_of_its_copy(
     job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +356,7 @@ DAMAGE = (
 one that the source never had."""
 
 
+@pytest.mark.every_server
 def test_rows_that_differ_are_read_again_and_deleted_ones_stay(
     job: Callable[[], Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_ranges_are_replaced_in_one_commit_and_once(
         )
 
 
+@pytest.mark.every_server
 @pytest.mark.timeout(900)
 def test_no_version_of_a_copy_lacks_a_row_while_its_table_is_read_again(
     delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

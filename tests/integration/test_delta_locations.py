@@ -55,6 +55,7 @@ def problems(sink: DeltaSink, *schemas: TableSchema) -> list[str]:
     return [finding.text for finding in sink.check(schemas or (ORDERS,), JOB) if finding.is_problem]
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(74)
 def test_every_kind_of_commit_by_name_is_made_once(by_name: DeltaSink, delta_session: SparkSession) -> None:
     """Also holds where the job's Spark would replace only the partitions that have rows."""
@@ -180,6 +181,7 @@ def test_what_is_no_table_of_ours_is_refused(by_name: DeltaSink, delta_session: 
     assert problems(folders) == [f"{tmp_path}/shop.orders has files, but is not a Delta table."]
 
 
+@pytest.mark.every_server
 def test_an_empty_table_is_taken_once(by_name: DeltaSink, delta_session: SparkSession) -> None:
     """The job may have ended between claiming the table and recording its id."""
     delta_session.sql(f"CREATE SCHEMA {place(by_name).rpartition('.')[0]}")

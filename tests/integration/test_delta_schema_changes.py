@@ -76,7 +76,8 @@ def test_mirrors_get_new_columns(read: Callable[..., list[Any]], mysql_database:
         assert read(database, *columns, table=table) == rows_of(database, table, columns)
 
 
-@pytest.mark.parametrize("style", ["mirror", pytest.param("changelog", marks=pytest.mark.every_server)])
+@pytest.mark.every_server
+@pytest.mark.parametrize("style", ["mirror", "changelog"])
 def test_all_rows_are_read_again_after_the_log_was_lost(
     read: Callable[..., list[Any]], postgres18_database: Database, tmp_path: Path, style: str
 ) -> None:
@@ -102,6 +103,7 @@ def test_all_rows_are_read_again_after_the_log_was_lost(
         changes = {"insert": 6, "truncate": 1, "update_postimage": 3}
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(90)
 @pytest.mark.parametrize(
     "is_late", [pytest.param(False, marks=pytest.mark.every_server), True], ids=["restored", "resnapshot"]

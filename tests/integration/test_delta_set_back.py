@@ -133,6 +133,7 @@ def before_a_commit(act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EpochWriter, "_commit", acted)
 
 
+@pytest.mark.every_server
 def test_tables_that_were_set_back_are_read_again(
     copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +196,8 @@ def test_a_run_dies_while_a_table_that_was_set_back_comes_back(copied: Callable[
     job.assert_equal()
 
 
-@pytest.mark.parametrize("when", ["between runs", pytest.param("before an epoch", marks=pytest.mark.every_server)])
+@pytest.mark.every_server
+@pytest.mark.parametrize("when", ["between runs", "before an epoch"])
 def test_a_copy_that_is_gone_parks_its_table(
     copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Co
     job.assert_equal()
 
 
+@pytest.mark.every_server
 def test_a_copy_whose_files_are_set_back_while_a_run_writes_is_read_again(
     copied: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +280,7 @@ def test_a_copy_whose_files_are_set_back_while_a_run_writes_is_read_again(
     job.assert_equal()
 
 
+@pytest.mark.every_server
 def test_a_copy_whose_files_are_those_before_its_first_rows_is_read_again(
     delta_session: SparkSession, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -440,6 +440,7 @@ def test_a_target_that_is_a_standby_at_a_later_start_ends_it_with_7() -> None:
         sink.prepare(job, [ORDERS], [ORDERS.table])
 
 
+@pytest.mark.every_server
 def test_outages_that_tasks_meet_are_told_by_the_driver(postgres_database: Database, tmp_path: Path) -> None:
     """Tasks that executors run. The target denies three writes of them."""
     source = postgres_database

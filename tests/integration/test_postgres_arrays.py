@@ -313,6 +313,7 @@ def test_delta_tables_have_arrays(
     assert json.loads(rows[2]["wholes"]) == [8, None]
 
 
+@pytest.mark.every_server
 def test_delta_tables_of_an_earlier_version_keep_texts(
     postgres18_database: Database, tmp_path: Path, delta_session: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def jobs_ahead(pair: Pair, folder: Path, *points: str) -> list[Path]:
     return jobs
 
 
+@pytest.mark.every_server
 def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair, tmp_path: Path) -> None:
     for job in jobs_ahead(pair, tmp_path, "planner.after_plan", "log.before_report"):
         run_epochs(job)
@@ -191,6 +192,7 @@ def test_a_planned_epoch_that_the_promoted_standby_lacks_is_not_read(pair: Pair,
         assert emptied(job.parent) == []
 
 
+@pytest.mark.every_server
 def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_stops(
     pair: Pair, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_other_tables_go_on_each_time(postgres_source_database: Database, tm
     assert rows(tmp_path, source, "flags") == {1: "1", 2: "11", 3: "11"}
 
 
+@pytest.mark.every_server
 def test_a_job_that_may_not_read_all_again_says_what_to_do(postgres_source_database: Database, tmp_path: Path) -> None:
     source = postgres_source_database
     job = job_of(source, tmp_path, on_log_lost="stop")

@@ -13,6 +13,7 @@ from tests.support.workload import KEYS, Uids, Writers, create_tables
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(3)
 def test_files_full_then_changes_in_later_runs(postgres_database: Database, tmp_path: Path) -> None:
     """Runs on the oldest version that tests have; test_job_files.py takes the newest."""

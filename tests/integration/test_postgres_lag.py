@@ -86,6 +86,7 @@ def test_an_open_transaction_makes_few_long_ranges_and_is_named(job: Job, monkey
     assert decoded_from(job) > held_from
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(119)
 def test_a_prepared_transaction_that_holds_the_slot_back_is_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_back, "WORTH_SAYING_BYTES", 4 * MIB)

@@ -156,6 +156,7 @@ def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: 
             assert [name for (name,) in new.query(SLOTS)] == sorted(job.parent.name for job in jobs)
 
 
+@pytest.mark.every_server
 def test_what_may_be_missing_is_read_again(tidemark: CommandLine, tmp_path: Path) -> None:
     """On the new server writes come first, then what hides them from the log."""
     with server_with("shop") as old:
@@ -243,6 +244,7 @@ def test_changes_that_the_job_has_not_read_before_the_upgrade_are_noticed(
             assert_mirrored(new, target)
 
 
+@pytest.mark.every_server
 def test_changes_that_the_job_has_read_after_the_mark_are_noticed(
     tidemark: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +308,7 @@ def test_pg_upgrade_refuses_the_slot_without_the_run_before(tidemark: CommandLin
         assert (ended.code, old.query(SLOTS)) == (0, [])
 
 
+@pytest.mark.every_server
 def test_a_run_before_the_upgrade_waits_for_the_end_of_writes(tmp_path: Path) -> None:
     with server_with("shop") as old:
         create_tables(old, rows=60, uids=Uids())
@@ -322,6 +325,7 @@ def test_a_run_before_the_upgrade_waits_for_the_end_of_writes(tmp_path: Path) ->
         assert_copied(tmp_path / "shop/out", old)
 
 
+@pytest.mark.every_server
 def test_a_person_names_one_server(tidemark: CommandLine, tmp_path: Path) -> None:
     """A database that came from a dump: its log begins at smaller positions, and its tables are others. Versions never fall."""
     with server_with("shop") as old, server_with("shop") as new:
@@ -364,6 +368,7 @@ def test_a_person_names_one_server(tidemark: CommandLine, tmp_path: Path) -> Non
         refused(job, *at(new, AGAIN))  # the word was for the way there once
 
 
+@pytest.mark.every_server
 def test_a_job_that_runs_goes_on_at_the_server_that_was_named_before(tidemark: CommandLine, tmp_path: Path) -> None:
     with server_with("shop") as old, server_with("shop") as new, forwarding(old.server) as address:
         for database in (old, new):
@@ -385,6 +390,7 @@ def test_a_job_that_runs_goes_on_at_the_server_that_was_named_before(tidemark: C
         assert_copied(tmp_path / "shop/out", new)
 
 
+@pytest.mark.every_server
 def test_slots_of_older_servers_do_not_survive(tidemark: CommandLine, tmp_path: Path) -> None:
     with server_with("shop", "16-programs") as old:
         create_tables(old, rows=60, uids=Uids())
@@ -400,6 +406,7 @@ def test_slots_of_older_servers_do_not_survive(tidemark: CommandLine, tmp_path: 
             reads_all_again(job, new, tidemark, "the last run at the old server was not")
 
 
+@pytest.mark.every_server
 def test_a_first_load_must_be_complete(tidemark: CommandLine, tmp_path: Path) -> None:
     """One that is not starts again on the new server."""
     with server_with("shop") as old:

@@ -144,6 +144,7 @@ def test_tasks_compare_the_ranges_of_a_large_table(
     assert looked["orders"] != sorted(looked["orders"]), "several tasks look at the same time"
 
 
+@pytest.mark.every_server
 def test_spark_compares_a_large_table(
     mysql_database: Database,
     postgres_database: Database,

@@ -100,6 +100,7 @@ def lake(
     return Lake(delta_session, mysql_database, tmp_path)
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     "names",
     [

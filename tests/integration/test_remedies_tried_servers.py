@@ -334,6 +334,7 @@ def test_the_authority_and_the_host_of_a_certificate_are_named(
             source.execute("INSERT INTO orders SELECT max(id) + 1, 'b' FROM orders")
 
 
+@pytest.mark.every_server
 def test_a_standby_is_read_as_it_is_printed(mysql_database: Database, tmp_path: Path) -> None:
     """Its setting, the publication on the primary, and a table that is new there."""
     with primary_and_standby("shop", "18") as pair:

@@ -129,6 +129,7 @@ def test_each_epoch_is_one_commit_and_a_repeated_one_is_none(delta: Callable[...
     assert len(rows_of_delta(sink, ORDERS)) == 101
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(74)
 def test_tables_written_side_by_side_keep_their_own_identifiers(delta: Callable[..., DeltaSink]) -> None:
     tables = [replace(ORDERS, table=TableId("shop", f"orders{n}")) for n in range(2)]
@@ -175,6 +176,7 @@ def test_tables_of_an_epoch_become_visible_one_after_the_other(
     assert [len(rows_of_delta(sink, table)) for table in tables] == [1, 1]
 
 
+@pytest.mark.every_server
 def test_a_table_whose_files_come_from_a_backup_is_not_noticed(
     delta: Callable[..., DeltaSink], delta_session: SparkSession, tmp_path: Path
 ) -> None:
@@ -209,6 +211,7 @@ def test_changelog_keeps_every_change(delta: Callable[..., DeltaSink]) -> None:
     assert found.column("_txn_id").to_pylist() == [None, "gtid:2000", "gtid:2000"]
 
 
+@pytest.mark.every_server
 def test_more_changes_than_a_worker_takes_are_spread(
     delta: Callable[..., DeltaSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +405,7 @@ def test_a_restore_by_another_process_is_noticed(
         settings.remove("spark.databricks.delta.stalenessLimit")
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(90)
 def test_a_table_that_was_set_back_before_its_last_epoch_is_noticed(
     delta: Callable[..., DeltaSink], monkeypatch: pytest.MonkeyPatch
@@ -442,6 +446,7 @@ def test_a_table_that_was_set_back_before_its_last_epoch_is_noticed(
     assert rows_of_delta(sink, ORDERS) == [order(4)]
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(90)
 def test_a_table_that_was_set_back_to_what_its_log_no_longer_has_is_noticed(delta: Callable[..., DeltaSink]) -> None:
     """A checkpoint of Delta removes commits that are older than 30 days."""
@@ -473,6 +478,7 @@ def test_jars_are_named_unless_the_user_does() -> None:
     assert delta_settings({"spark.sql.extensions": "a.B"}, submitted=True)["spark.sql.extensions"].startswith("a.B,")
 
 
+@pytest.mark.every_server
 def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -> None:
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY)")
     jar = tmp_path / "other.jar"
@@ -485,6 +491,7 @@ def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -
     assert delta_package() in process.error_text().splitlines()[-1]
 
 
+@pytest.mark.every_server
 def test_a_small_job_in_local_mode_needs_no_python_worker(
     mysql_database: Database, delta_session: SparkSession, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_it_runs_the_job_as_run_does(mysql_database: Database, our_zip: Path, tm
     assert assert_copied(tmp_path / "out", mysql_database) > 2400
 
 
+@pytest.mark.every_server
 def test_its_failures_end_as_those_of_run(
     tidemark: CommandLine, mysql_database: Database, our_zip: Path, tmp_path: Path
 ) -> None:

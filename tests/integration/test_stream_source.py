@@ -147,6 +147,7 @@ def test_a_batch_is_the_same_however_often_it_is_read(
     assert {**last, **{row[0]: row[1] for row in missing.rows}} == dict(mysql_database.query("SELECT id, v FROM t"))
 
 
+@pytest.mark.every_server
 def test_a_function_that_does_not_read_its_batch(mysql_database: Database, spark: SparkSession, tmp_path: Path) -> None:
     """Rows and changes that it skips are skipped for good, and the stream continues with the next ones."""
     numbers(mysql_database, 400)
@@ -167,6 +168,7 @@ def test_a_function_that_does_not_read_its_batch(mysql_database: Database, spark
     assert seen.rows == [(i, 2, "update_postimage", False) for i in range(3)]
 
 
+@pytest.mark.every_server
 @pytest.mark.once_per_family
 @pytest.mark.servers_in_turn("source_database")
 def test_an_interval_then_stopped_and_started_in_the_same_session(
@@ -194,6 +196,7 @@ def _wait(query: Any, condition: Callable[[], bool]) -> None:
     raise AssertionError("nothing after 120 s")
 
 
+@pytest.mark.every_server
 def test_two_queries_on_one_checkpoint(mysql_database: Database, spark: SparkSession, tmp_path: Path) -> None:
     numbers(mysql_database, 5)
     seen = Batches()
@@ -264,6 +267,7 @@ def test_a_checkpoint_is_of_one_table(mysql_database: Database, spark: SparkSess
         stream_of(spark, tmp_path, mysql_database, "T")
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(84)
 def test_a_password_is_shown_nowhere(mysql_database: Database, spark: SparkSession, tmp_path: Path) -> None:
     """The URL holds the password as it is, where Spark keeps it, or takes it from a file, as it should."""

@@ -18,6 +18,8 @@ import pytest
 
 from devtools import databases
 from devtools.databases import Database
+from devtools.fewer_cases import FILE as FEWER_CASES
+from devtools.fewer_cases import cases_left_out, numbers_of_cases
 from devtools.server import Server
 from devtools.server_process import SupervisedProcess
 from tests.support.server_broker import ServerBroker, ServerFound, ServerWanted, ask_broker
@@ -75,8 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
     if os.environ.get(EVERY_SERVER) == "1":
         return
-    left_out = [item for item in items if _is_left_out(item)]
-    left_out += _out_of_turn([item for item in items if not _is_left_out(item)])
+    left_out = {item for item in items if _is_left_out(item)}
+    left_out.update(_out_of_turn([item for item in items if item not in left_out]))
+    runs = [item for item in items if item not in left_out]
+    beyond = cases_left_out([item.nodeid for item in runs], numbers_of_cases(FEWER_CASES.read_text()))
+    left_out.update(item for item in runs if item.nodeid in beyond)
     for item in left_out:
         item.add_marker(pytest.mark.skip(reason="make test EVERY_SERVER=1 runs it"))
 
