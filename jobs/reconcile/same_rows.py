@@ -85,11 +85,18 @@ def _are_unique(numbers: npt.NDArray[np.int64]) -> bool:
 
 
 def _bits(column: pa.ChunkedArray) -> pa.Array:
-    """Returns the values, floats as integers of the same bits: 0 and -0 are two values."""
+    """Returns the values, floats as integers of the same bits, also in lists: 0 and -0 are two values."""
     array = column.combine_chunks()
-    if pa.types.is_float32(array.type):
-        return array.view(pa.int32())
-    return array.view(pa.int64()) if pa.types.is_float64(array.type) else array
+    kind = _without_floats(array.type)
+    return array if kind == array.type else array.view(kind)
+
+
+def _without_floats(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_without_floats(kind.value_type))
+    if pa.types.is_float32(kind):
+        return pa.int32()
+    return pa.int64() if pa.types.is_float64(kind) else kind
 
 
 def _equal(one: pa.Array, other: pa.Array) -> npt.NDArray[np.bool_]:

@@ -64,6 +64,9 @@ def test_rows_are_the_same_bit_by_bit(
         (7, pa.timestamp("us", "UTC"), 7, pa.timestamp("us"), True),
         (7, pa.timestamp("us", "UTC"), 8, pa.timestamp("us"), False),
         (None, pa.string(), "", pa.string(), False),
+        (0.0, pa.float32(), -0.0, pa.float32(), False),
+        ([0.0, 1.0], pa.list_(pa.float32()), [0.0, 1.0], pa.list_(pa.float32()), True),
+        ([0.0, 1.0], pa.list_(pa.float32()), [-0.0, 1.0], pa.list_(pa.float32()), False),
     ],
 )
 def test_types_are_alike_or_can_not_be_compared(
