@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from tidemark.jobs.reconcile.same_rows import Others, other_rows
@@ -47,7 +48,7 @@ class CopyReading:
             return None
         names = list(self.names)
         found = None if held.num_rows == limit else other_rows(expected.select(names), held.select(names), self.key)
-        is_useful = found is not None and 2 * len(found.rows) <= expected.num_rows
+        is_useful = found is not None and 2 * np.count_nonzero(found.rows) <= expected.num_rows
         self.useless = 0 if is_useful else self.useless + 1
         return None if found is None or found.has_more_keys else found
 

@@ -112,9 +112,9 @@ class RangeLooks:
         others = None
         if self.reading is not None and table.has_own_surplus(each):
             others = self.reading.others(expected, each.in_copy)
-        if others is not None and not len(others.rows):
+        if others is not None and not others.rows.any():
             return RangeLook(each.number, expected.num_rows, [])
-        staged = expected if others is None else expected.take(pa.array(others.rows))
+        staged = expected if others is None else expected.filter(pa.array(others.rows))
         copy.stage(staged.to_batches())
         row_count, pairs, all_listed = expected.num_rows - staged.num_rows + copy.row_count, copy.differing(), True
         if others is None and table.has_own_surplus(each):

@@ -4,34 +4,37 @@ Rows are taken as the same only if they have the same values, bit by bit. So wha
 not may still be the same by the rules of a copy's server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`rows`: the numbers of the expected rows that are not held in the same way. `has_more_keys`: rows are held whose key is
-    not expected."""
+    """`rows`: for each expected row, whether it is not held in the same way. `has_more_keys`: rows are held whose key is not
+    expected."""
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.bool_]
     has_more_keys: bool
 
 
 def other_rows(expected: pa.Table, held: pa.Table, key: Sequence[str]) -> Others | None:
     """Finds the rows of `expected` that `held` lacks, or has differently. Both have the same columns. None if that can't be
-    told: a value of `expected` is none of the type that its column has in `held`, or a key comes twice."""
+    told: a value of `expected` is none of the type that its column has in `held`, or a key comes twice. Only keys are copied as
+    a whole: rows may be wide, and their values in files."""
     if not all(_are_alike(one.type, other.type) for one, other in zip(expected.schema, held.schema, strict=True)):
         return None
     try:
-        expected = expected.cast(held.schema).combine_chunks()
+        expected = expected.cast(held.schema)
     except pa.ArrowInvalid:
         return None
-    held = held.combine_chunks()
     numbers = _numbered(expected.select(key), held.select(key))
     if numbers is None:
         return None
@@ -42,15 +45,46 @@ def other_rows(expected: pa.Table, held: pa.Table, key: Sequence[str]) -> Others
         left = right = np.arange(expected.num_rows)
     else:
         _, left, right = np.intersect1d(of_expected, of_held, assume_unique=True, return_indices=True)
-        expected, held = expected.take(pa.array(left)), held.take(pa.array(right))
-    same = np.ones(len(left), np.bool_)
-    for name in expected.column_names:
-        one, other = (_bits(table[name]) for table in (expected, held))
+    others = np.ones(expected.num_rows, np.bool_)
+    for rows, one, other in _pairs(expected, held, left, right):
+        others[rows] = ~_same(one, other)
+    return Others(others, has_more_keys=len(right) < len(of_held))
+
+
+def _pairs(
+    expected: pa.Table, held: pa.Table, left: _Numbers, right: _Numbers
+) -> Iterator[tuple[_Numbers, pa.RecordBatch, pa.RecordBatch]]:
+    """Yields the expected rows `left` and the held rows `right` beside each other, as many at a time as one batch of each has.
+    Before them, their numbers in `expected`."""
+    of_expected, of_held = expected.to_batches(), held.to_batches()
+    starts, other_starts = _starts(of_expected), _starts(of_held)
+    batches = np.searchsorted(starts, left, "right") - 1
+    other_batches = np.searchsorted(other_starts, right, "right") - 1
+    together = batches * len(of_held) + other_batches
+    order = np.argsort(together, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(together[order])) + 1):
+        if len(part):
+            i, j = batches[part[0]], other_batches[part[0]]
+            one = _taken(of_expected[i], left[part] - starts[i])
+            yield left[part], one, _taken(of_held[j], right[part] - other_starts[j])
+
+
+def _starts(batches: Sequence[pa.RecordBatch]) -> _Numbers:
+    return np.cumsum([0, *(batch.num_rows for batch in batches[:-1])])
+
+
+def _taken(batch: pa.RecordBatch, rows: _Numbers) -> pa.RecordBatch:
+    if np.all(np.diff(rows) == 1):
+        return batch.slice(int(rows[0]), len(rows))
+    return batch.take(pa.array(rows))
+
+
+def _same(expected: pa.RecordBatch, held: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    same = np.ones(expected.num_rows, np.bool_)
+    for one, other in zip(map(_bits, expected.columns), map(_bits, held.columns), strict=True):
         if not one.equals(other):
             same &= _equal(one, other)
-    are_held = np.zeros(len(of_expected), np.bool_)
-    are_held[left[same]] = True
-    return Others(np.flatnonzero(~are_held), has_more_keys=len(right) < len(of_held))
+    return same
 
 
 def _are_alike(expected: pa.DataType, held: pa.DataType) -> bool:
@@ -64,13 +98,13 @@ def _are_alike(expected: pa.DataType, held: pa.DataType) -> bool:
     return bool(expected == held)
 
 
-def _numbered(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64] | None:
+def _numbered(one: pa.Table, other: pa.Table) -> _Numbers | None:
     """Returns a number for each row of both, the same for equal rows. None if there is a null."""
     both = pa.concat_tables([one, other])
     if any(column.null_count for column in both.columns):
         return None
     if both.num_columns == 1 and pa.types.is_signed_integer(both.schema.types[0]):
-        integers: npt.NDArray[np.int64] = both.column(0).to_numpy().astype(np.int64)
+        integers: _Numbers = both.column(0).to_numpy().astype(np.int64)
         return integers
     numbers = np.zeros(both.num_rows, np.int64)
     for column in both.columns:
@@ -80,13 +114,12 @@ def _numbered(one: pa.Table, other: pa.Table) -> npt.NDArray[np.int64] | None:
     return numbers
 
 
-def _are_unique(numbers: npt.NDArray[np.int64]) -> bool:
+def _are_unique(numbers: _Numbers) -> bool:
     return bool(np.all(numbers[1:] > numbers[:-1])) or len(np.unique(numbers)) == len(numbers)
 
 
-def _bits(column: pa.ChunkedArray) -> pa.Array:
+def _bits(array: pa.Array) -> pa.Array:
     """Returns the values, floats as integers of the same bits, also in lists: 0 and -0 are two values."""
-    array = column.combine_chunks()
     kind = _without_floats(array.type)
     return array if kind == array.type else array.view(kind)
 

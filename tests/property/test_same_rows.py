@@ -35,6 +35,10 @@ def bits_of(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"f": None if row["f"] is None else struct.pack("d", row["f"])}
 
 
+def in_batches(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_batches(pa.Table.from_pylist(rows, SCHEMA).to_batches(max_chunksize=3), SCHEMA)
+
+
 @given(ROWS, ROWS, st.sets(st.integers(0, 7)), st.randoms())
 def test_rows_are_the_same_bit_by_bit(
     expected: list[dict[str, Any]], others: list[dict[str, Any]], kept: set[int], random: Any
@@ -44,9 +48,9 @@ def test_rows_are_the_same_bit_by_bit(
     held = [*kept_rows, *(row for row in others if key_of(row) not in kept_keys)]
     random.shuffle(held)
     by_key = {key_of(row): bits_of(row) for row in held}
-    found = other_rows(pa.Table.from_pylist(expected, SCHEMA), pa.Table.from_pylist(held, SCHEMA), KEY)
+    found = other_rows(in_batches(expected), in_batches(held), KEY)
     assert found is not None
-    assert found.rows.tolist() == [n for n, row in enumerate(expected) if by_key.get(key_of(row)) != bits_of(row)]
+    assert found.rows.tolist() == [by_key.get(key_of(row)) != bits_of(row) for row in expected]
     assert found.has_more_keys == bool(by_key.keys() - set(map(key_of, expected)))
 
 
@@ -74,7 +78,7 @@ def test_types_are_alike_or_can_not_be_compared(
 ) -> None:
     tables = [pa.table({"k": [1], "v": pa.array([value], of)}) for value, of in ((expected, kind), (held, other_kind))]
     found = other_rows(*tables, ["k"])
-    assert (None if found is None else not len(found.rows)) is same
+    assert (None if found is None else not found.rows.any()) is same
 
 
 def test_a_key_that_comes_twice_or_is_null_can_not_be_compared() -> None:
@@ -83,3 +87,20 @@ def test_a_key_that_comes_twice_or_is_null_can_not_be_compared() -> None:
     assert other_rows(one, twice, ["k"]) is None
     assert other_rows(twice, one, ["k"]) is None
     assert other_rows(one, null, ["k"]) is None
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_wide_rows_are_not_copied_as_a_whole(is_shuffled: bool) -> None:
+    """They may be in files that are larger than the memory, and a text of all rows longer than Arrow's may be."""
+    mega = 1 << 20
+    batches = [pa.record_batch({"k": [n], "v": [chr(97 + n) * mega]}) for n in range(16)]
+    expected, held = (pa.Table.from_batches(order) for order in (batches, batches[::-1] if is_shuffled else batches))
+    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        found = other_rows(expected, held, ["k"])
+    finally:
+        pa.set_memory_pool(before)
+    assert found is not None
+    assert not found.rows.any()
+    assert pool.max_memory() < 3 * mega
