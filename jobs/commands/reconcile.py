@@ -16,7 +16,7 @@ from tidemark.jobs.commands.drawing import console, table_of
 from tidemark.jobs.commands.signal import read_keys_again, resnapshot
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.reconcile import EXAMPLES
-from tidemark.jobs.reconcile.range_looks import RangeLook, TableLook
+from tidemark.jobs.reconcile.range_looks import MAX_SURPLUS, RangeLook, TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
@@ -178,8 +178,10 @@ def _note(result: TableResult) -> str:
     if not notes and not result.differences:
         notes.append("equal")
     if result.kept:
+        least = "at least " if result.kept >= MAX_SURPLUS else ""
         notes.append(
-            f"{result.kept:,} only in the copy, not counted as differences (sink.on_schema_change ignores TRUNCATE)"
+            f"{least}{result.kept:,} only in the copy, not counted as differences "
+            "(sink.on_schema_change ignores TRUNCATE)"
         )
     return "; ".join(notes)
 

@@ -415,6 +415,38 @@ def test_many_surplus_rows_end_the_comparison_of_a_table(
     assert results["customers"].differences == 0
 
 
+class LookCounter(Silent):
+    count = 0
+
+    def looking(self, suspects: int, look: int) -> None:
+        self.count = look
+
+
+@pytest.mark.every_server
+def test_the_same_surplus_rows_of_a_large_table_are_found_at_each_look(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL begins a scan of a large table where the last one ended (synchronize_seqscans)."""
+    source, target = mysql_database, postgres_database
+    source.execute(
+        "CREATE TABLE kept (id VARCHAR(20) PRIMARY KEY, v VARCHAR(1000))", "INSERT INTO kept VALUES ('a', '')"
+    )
+    sink = {"type": "mirror", "url": target.url, "table": "copy_{table}", "on_schema_change": {"truncate": "ignore"}}
+    job = job_of(source, target, tmp_path, sink=sink)
+    run_epochs(job)
+    ((buffer_pages,),) = target.query("SELECT setting::int FROM pg_settings WHERE name = 'shared_buffers'")
+    pages = buffer_pages // 4 + 100
+    target.execute(
+        "ALTER TABLE copy_kept SET (fillfactor = 10, autovacuum_enabled = off)",  # a row fills a page
+        f"INSERT INTO copy_kept SELECT 'key ' || i, repeat('v', 800) FROM generate_series(1, {pages}) i",
+        "ANALYZE copy_kept",
+    )
+    monkeypatch.setattr(range_looks, "MAX_SURPLUS", 1000)
+    watcher = LookCounter()
+    (result,) = reconcile_tables(load_job_file(job), watch=lambda _: watcher, patience_seconds=0)
+    assert (result.kept, result.differences, watcher.count) == (1000, 0, 3)
+
+
 class Toggler:
     """Changes many rows a second: flags go back and forth, a counter counts, rows come and go under the same keys."""
 

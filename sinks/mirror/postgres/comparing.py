@@ -32,7 +32,9 @@ class PostgresComparing:
         return types.full_name(target)
 
     def prepare(self) -> None:
+        """A query with a LIMIT is to find the same rows again. A scan of a large table would begin where the last one ended."""
         self._runner.execute("SET extra_float_digits = 3")
+        self._runner.execute("SET synchronize_seqscans = off")
 
     def create(self, columns: Sequence[str]) -> str:
         name = types.quoted(f"tidemark_compared_{next(_NUMBERS)}")
