@@ -28,12 +28,22 @@ def keys_of(keys: tuple[Key, ...], schema: TableSchema) -> pa.RecordBatch | None
         if not is_readable(kind):
             return None
         try:
-            arrays.append(pa.array([key[i] for key in keys], pa.string()).cast(kind))
+            arrays.append(_values(pa.array([key[i] for key in keys], pa.string()), kind))
         except pa.ArrowInvalid:
             return None
     return pa.RecordBatch.from_arrays(
         arrays, schema=pa.schema([(n, a.type) for n, a in zip(schema.key, arrays, strict=True)])
     )
+
+
+def _values(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns the values of texts. Raises ArrowInvalid."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        try:
+            return texts.cast(kind)
+        except pa.ArrowInvalid:  # MySQL's texts name no time zone: they are in UTC
+            texts = texts.cast(pa.timestamp(kind.unit))
+    return texts.cast(kind)
 
 
 def is_readable(kind: pa.DataType) -> bool:
