@@ -2,7 +2,6 @@
 
 from datetime import datetime, timezone
 
-import pyarrow as pa
 import pytest
 
 from tidemark.jobs.reconcile.repair import keys_of
