@@ -5,7 +5,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tidemark.conf.reconnect import Reconnect
 from tidemark.state.table import TableSchema
+
+ONCE = Reconnect(attempts=0)
+"""A copy that can't be read so is compared by its server, so nobody waits for a connection."""
 
 
 class TableRows(Protocol):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,6 +41,8 @@ from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.readers.mysql.snapshot import table_rows as table_rows_of_mysql
+from tidemark.readers.postgres.snapshot import table_rows as table_rows_of_postgres
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import DifferencesError
@@ -413,6 +416,62 @@ def test_many_surplus_rows_end_the_comparison_of_a_table(
     assert results["orders"].cut
     assert results["orders"].counts.keys() == {Verdict.SURPLUS}
     assert results["customers"].differences == 0
+
+
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mariadb", marks=pytest.mark.every_server)])
+def test_the_server_compares_a_copy_whose_reading_breaks(
+    kind: str,
+    mysql_database: Database,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target: Database = request.getfixturevalue(f"{kind}_database")
+    module = table_rows_of_postgres if kind == "postgres" else table_rows_of_mysql
+    mysql_database.execute("CREATE TABLE plain (id INT PRIMARY KEY)", "INSERT INTO plain VALUES (1), (2)")
+    job = job_of(mysql_database, target, tmp_path)
+    run_epochs(job)
+    target.execute("DELETE FROM copy_plain WHERE id = 2")
+    kills = []
+
+    def killed(connection: Any, tables: Any) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()" if kind == "postgres" else "SELECT connection_id()")
+            kills.append(cursor.fetchone()[0])
+        target.execute(f"{'SELECT pg_terminate_backend' if kind == 'postgres' else 'KILL '}({kills[-1]})")
+        return read_tables(connection, tables)
+
+    read_tables = module.read_tables
+    monkeypatch.setattr(module, "read_tables", killed)
+    assert found_keys(compared(job)["plain"]) == {"missing": {("2",)}}
+    assert kills
+
+
+@pytest.mark.every_server
+def test_an_account_with_one_connection_can_compare(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its one session compares; that the copy is not read besides is no outage."""
+    target = postgres_database
+    mysql_database.execute("CREATE TABLE plain (id INT PRIMARY KEY)", "INSERT INTO plain VALUES (1), (2)")
+    job = job_of(mysql_database, target, tmp_path)
+    run_epochs(job)
+    role = f"one_{target.name}"
+    target.execute(
+        f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+        f"GRANT ALL ON SCHEMA public TO {role}",
+    )
+    try:
+        text = job.read_text().replace("postgresql://postgres@", f"postgresql://{role}@")
+        (tmp_path / "other").mkdir()
+        other = tmp_path / "other" / "job.yaml"
+        other.write_text(text)
+        target.execute("DELETE FROM copy_plain WHERE id = 2")
+        assert found_keys(compared(other)["plain"]) == {"missing": {("2",)}}
+    finally:
+        target.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    assert not [record for record in caplog.records if record.name == "tidemark.reconnect"]
 
 
 class LookCounter(Silent):

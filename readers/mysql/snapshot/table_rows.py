@@ -9,13 +9,14 @@ import pymysql
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.source import Tls
-from tidemark.readers.mysql.connect import Connection, connect, error_text, quote_table
+from tidemark.readers.mysql.connect import Connection, connect, error_text, quote_table, sql_errors
 from tidemark.readers.mysql.decoding.columns import ColumnPlan
 from tidemark.readers.mysql.keys.key_columns import column_list
 from tidemark.readers.mysql.schema.catalog import load_schema
 from tidemark.readers.mysql.schema.table_facts import read_tables
 from tidemark.readers.mysql.snapshot.result import stream_select
 from tidemark.readers.snapshot.gathered_rows import GatheredRows
+from tidemark.readers.table_rows import ONCE
 from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.table import TableId, TableSchema
 
@@ -43,7 +44,9 @@ class MySqlRows:
 @contextmanager
 def mysql_rows(endpoint: Endpoint, tls: Tls | None, table: TableId, columns: Sequence[str]) -> Iterator[MySqlRows]:
     """See `tidemark.jobs.sources.table_rows`."""
-    with closing(connect(endpoint, tls)) as connection:
-        known = read_tables(connection, [table])[table].column_names
-        others = [name for name in known if name not in columns]
-        yield MySqlRows(connection, load_schema(connection, table, exclude_columns=others))
+    with closing(connect(endpoint, tls, reconnect=ONCE)) as connection:
+        with sql_errors(connection):
+            known = read_tables(connection, [table])[table].column_names
+            others = [name for name in known if name not in columns]
+            schema = load_schema(connection, table, exclude_columns=others)
+        yield MySqlRows(connection, schema)

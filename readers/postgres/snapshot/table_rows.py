@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.source import Tls
-from tidemark.readers.postgres.connect import Connection, connect, error_text, limit_lock_waits, quote_table
+from tidemark.readers.postgres.connect import Connection, connect, error_text, limit_lock_waits, quote_table, sql_errors
 from tidemark.readers.postgres.schema.catalog import schema_of
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
+from tidemark.readers.table_rows import ONCE
 from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.table import TableId, TableSchema
 
@@ -39,8 +40,10 @@ def postgres_rows(
     endpoint: Endpoint, tls: Tls | None, table: TableId, columns: Sequence[str]
 ) -> Iterator[PostgresRows]:
     """See `tidemark.jobs.sources.table_rows`."""
-    with closing(connect(endpoint, tls)) as connection:
-        limit_lock_waits(connection)
-        facts = read_tables(connection, [table])[table]
-        others = [column.name for column in facts.columns if column.name not in columns]
-        yield PostgresRows(connection, schema_of(facts, exclude_columns=others))
+    with closing(connect(endpoint, tls, reconnect=ONCE)) as connection:
+        with sql_errors(connection):
+            limit_lock_waits(connection)
+            facts = read_tables(connection, [table])[table]
+            others = [column.name for column in facts.columns if column.name not in columns]
+            schema = schema_of(facts, exclude_columns=others)
+        yield PostgresRows(connection, schema)
