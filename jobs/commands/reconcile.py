@@ -111,7 +111,10 @@ def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None
         )
     skipped = [result for result in results if result.skipped is not None]
     if skipped:
-        raise DifferencesError(f"{_name(skipped[0])} was not compared: {skipped[0].skipped}.", "Compare again later.")
+        raise DifferencesError(
+            f"{_name(skipped[0])} was not compared: {skipped[0].skipped}.",
+            "Compare again later." if skipped[0].passes else "Name the tables to compare with --table.",
+        )
 
 
 def _tables(count: int) -> str:

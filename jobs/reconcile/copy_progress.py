@@ -18,7 +18,11 @@ PATIENCE_SECONDS = 60.0
 
 
 class NotComparableError(Exception):
-    """The table can't be compared, and why."""
+    """The table can't be compared, and why. `passes`: it may be comparable later."""
+
+    def __init__(self, why: str, *, passes: bool = True) -> None:
+        super().__init__(why)
+        self.passes = passes
 
 
 class CopyProgress:

@@ -79,7 +79,7 @@ def reconcile_tables(
                     result.repair = repair_of(sides.access, job, schema, columns[schema.table], result)
                 yield result
             except NotComparableError as error:
-                yield TableResult(outputs[schema.table], skipped=str(error))
+                yield TableResult(outputs[schema.table], skipped=str(error), passes=error.passes)
 
 
 def _require_existing_rows(job: JobFile) -> None:
@@ -107,9 +107,9 @@ def _wanted(state: JobState, tables: Sequence[TableName]) -> set[TableId]:
 
 def _require_rows(schema: TableSchema, columns: Collection[TableId]) -> None:
     if not schema.key:
-        raise NotComparableError("it has no key")
+        raise NotComparableError("it has no key", passes=False)
     if schema.table not in columns:
-        raise NotComparableError("it joined the job in mode incremental, so its rows were not copied")
+        raise NotComparableError("it joined the job in mode incremental, so its rows were not copied", passes=False)
 
 
 def _require_same_columns(schema: TableSchema, now: TableSchema | None) -> None:

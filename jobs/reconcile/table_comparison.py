@@ -62,6 +62,8 @@ class TableResult:
     kept: int = 0
     cut: bool = False
     skipped: str | None = None
+    passes: bool = True
+    """False if a table that was skipped can't be compared later either."""
     examples: list[Example] = field(default_factory=list)
     keys: dict[int, list[Key]] = field(default_factory=dict)
     """All keys that differ, by the number of their range; EVERYWHERE for keys that may be in any."""

@@ -394,6 +394,11 @@ def test_a_table_without_copied_rows_is_not_compared(
     results = compared(job)
     assert results["later"].skipped == "it joined the job in mode incremental, so its rows were not copied"
     assert results["orders"].skipped is None
+    with pytest.raises(DifferencesError, match="later was not compared") as refused:
+        reconcile(load_job_file(job), (), as_json=False, repair=False)
+    assert refused.value.remedy == "Name the tables to compare with --table."
+    others = [TableName(source.schema, table) for table in KEYS]
+    reconcile(load_job_file(job), others, as_json=False, repair=False)
 
 
 def test_many_surplus_rows_end_the_comparison_of_a_table(
