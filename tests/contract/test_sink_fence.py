@@ -152,6 +152,7 @@ def test_a_take_over_waits_for_a_transaction_that_runs(
 
 
 @pytest.mark.pitfall(89)
+@pytest.mark.integration
 @pytest.mark.parametrize("mirror", ["mysql", "postgres"], indirect=True)
 def test_a_take_over_ends_a_transaction_that_does_not_end(
     mirror: SinkCase,  # noqa: F811
