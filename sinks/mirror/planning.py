@@ -47,11 +47,9 @@ def route_problems(
                 "Choose another name by sink.table.",
             )
         by_target[dialect.same_name(target.schema), dialect.same_name(target.table)].append(schema)
-        for name, remedy in _names(schema, target):
+        for name, remedy in _names(target):
             if not dialect.name_fits(name):
-                yield Finding(
-                    schema.table, f"The target does not allow the name {name!r}: at most {dialect.name_limit}.", remedy
-                )
+                yield Finding(schema.table, _misnamed(name, dialect), remedy)
         yield from _same_columns(schema, dialect)
         if len(schema.key) > dialect.max_key_columns:
             yield Finding(
@@ -75,12 +73,14 @@ def route_problems(
             )
 
 
-def _names(schema: TableSchema, target: TargetName) -> Iterator[tuple[str, str]]:
-    """Yields each name that the copy has, and what is to be done if the target does not allow it."""
+def _names(target: TargetName) -> Iterator[tuple[str, str]]:
+    """Yields the names of the copy, and what is to be done if the target does not allow them."""
     yield target.schema, "Choose another schema by sink.table."
     yield target.table, "Choose another name by sink.rename."
-    for column in schema.captured:
-        yield column.name, _without(schema, column.name)
+
+
+def _misnamed(name: str, dialect: Dialect) -> str:
+    return f"The target does not allow the name {name!r}: at most {dialect.name_limit}."
 
 
 def _without(schema: TableSchema, column: str) -> str:
@@ -177,21 +177,29 @@ def emptied(table: TableId, target: TargetName) -> Finding:
 
 
 def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
-    """Yields the columns that the target has no type for. For a table that the job will create."""
+    """Yields the columns that no table of the target can have. For a table that the job will create."""
     for column in schema.captured:
-        try:
-            dialect.column_type(column, key=column.name in schema.key)
-        except ValueError as exc:
-            text = f"The target has no type for column {column.name}: {exc}."
-            yield Finding(schema.table, text, _without(schema, column.name))
+        if (problem := _no_column(schema, column, dialect)) is not None:
+            yield Finding(schema.table, problem, _without(schema, column.name))
+
+
+def _no_column(schema: TableSchema, column: Column, dialect: Dialect) -> str | None:
+    """Returns why no table of the target can have the column, None if one can."""
+    if not dialect.name_fits(column.name):
+        return _misnamed(column.name, dialect)
+    try:
+        dialect.column_type(column, key=column.name in schema.key)
+    except ValueError as exc:
+        return f"The target has no type for column {column.name}: {exc}."
+    return None
 
 
 def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> list[str]:
     """Returns clauses of ALTER TABLE that let a table take the source's rows: missing columns are added, and those that can't
     hold every value are replaced. For a table that is emptied before it is written again. A column of the key is not replaced,
-    but gets a type that is wider than its own. Columns without a type in the target stay as they are."""
+    but gets a type that is wider than its own. Columns that the target can't have stay as they are."""
     clauses = []
-    if not _key_may_stay(schema, existing, dialect):
+    if not _key_may_stay(schema, existing, dialect) or any(_same_columns(schema, dialect)):
         return []  # the copy stays whole
     for column in schema.captured:
         found = find_column(existing, column, dialect)
@@ -200,12 +208,10 @@ def adapting_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialec
         if column.name in schema.key:
             clauses += _widened_key(column, found, dialect)
             continue
-        try:
-            definition = dialect.column_definition(column, key=False)
-        except ValueError:
+        if _no_column(schema, column, dialect) is not None:
             continue
         clauses += [] if found is None else [dialect.drop_column(found.name)]
-        clauses.append(f"ADD COLUMN {definition}")
+        clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}")
     return clauses
 
 
@@ -227,6 +233,8 @@ def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) ->
         return []
     if _key_may_stay(schema, existing, dialect) or len(schema.key) > dialect.max_key_columns:
         return []
+    if any(_same_columns(schema, dialect)):
+        return []
     same = dialect.same_column
     old_key, captured = set(map(same, existing.key)), {same(column.name) for column in schema.captured}
     gone: list[str] = []
@@ -240,6 +248,8 @@ def key_clauses(schema: TableSchema, existing: TargetTable, dialect: Dialect) ->
     columns = [*dialect.drop_indexes(existing, gone), *map(dialect.drop_column, gone)]
     for column in schema.captured:
         found, is_key = find_column(existing, column, dialect), column.name in schema.key
+        if found is None and not dialect.name_fits(column.name):
+            return []
         try:
             if found is None:
                 columns.append(f"ADD COLUMN {dialect.column_definition(column, key=is_key)}")
@@ -313,18 +323,18 @@ def _widened_key(column: Column, found: TargetColumn | None, dialect: Dialect) -
 
 def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, names: Collection[str]) -> list[str]:
     """Returns clauses of ALTER TABLE that add those of the columns that a table lacks, with their constants as defaults. Raises
-    SinkError for a column that the target has no type for."""
+    SinkError for a column that the target can't have."""
     clauses = []
     for column in schema.captured:
         if column.name in names and find_column(existing, column, dialect) is None:
+            if (problem := _no_column(schema, column, dialect)) is not None:
+                raise SinkError(f"{schema.table}: {problem}", _without(schema, column.name))
             try:
                 default = "" if column.constant is None else f" DEFAULT {dialect.constant(column)}"
-                clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}{default}")
             except ValueError as exc:
-                raise SinkError(
-                    f"The target has no type for column {column.name} of {schema.table}: {exc}.",
-                    f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
-                ) from exc
+                problem = f"{schema.table}: The target has no default for column {column.name}: {exc}."
+                raise SinkError(problem, _without(schema, column.name)) from exc
+            clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}{default}")
     return clauses
 
 
@@ -408,6 +418,9 @@ def table_findings(
             yield Finding(table, f"{target} has a column {extra.name} that must have a value.", let_job_create)
     for column in schema.captured:
         found = find_column(existing, column, dialect)
+        if found is None and (never := _no_column(schema, column, dialect)) is not None:
+            yield Finding(table, never, _without(schema, column.name))
+            continue
         problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
         if problem is not None:
             yield Finding(table, f"{target}: column {column.name} {problem}.", let_job_create)
