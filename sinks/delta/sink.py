@@ -171,7 +171,8 @@ class DeltaSink:
                 names = missing_columns(extended, found, self.style)
                 if names:
                     with spark_errors(location):
-                        session.sql(add_columns(extended, location, self.style, names))
+                        for statement in add_columns(extended, location, found, self.style, names):
+                            session.sql(statement)
 
     def add_columns(self, job: JobIdentity, schema: TableSchema, names: Sequence[str]) -> None:
         session, location = self._session(), self.lake.location_of(schema.table)

@@ -25,6 +25,8 @@ KEPT_KEY = "tidemark.key"
 """The property of a table that keeps deleted rows: the columns of the key by which it has one row each, as JSON."""
 PUT_BACK = f"Put it back, or {START_OVER}."
 _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
+_MAPPING = "delta.columnMapping.mode"
+_WITHOUT_ZONE = "timestamp_ntz"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
 _SIZED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
@@ -49,7 +51,7 @@ def create_table(
     fields = columns_of(schema, style).fields
     properties = {**properties, _DELETION_VECTORS: "true"}
     if any(_NEEDS_MAPPING.search(field.name) for field in fields):
-        properties["delta.columnMapping.mode"] = "name"
+        properties[_MAPPING] = "name"
     columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
     partitions = ", ".join(map(quoted, partition_columns(schema, partition_by)))
     partitioned = f" PARTITIONED BY ({partitions})" if partitions else ""
@@ -192,10 +194,21 @@ def missing_columns(schema: TableSchema, found: Found, style: Style) -> tuple[st
     return tuple(name for name in columns_of(schema, style).names if name.lower() not in existing)
 
 
-def add_columns(schema: TableSchema, location: Location, style: Style, names: Collection[str]) -> str:
+def add_columns(
+    schema: TableSchema, location: Location, found: Found, style: Style, names: Collection[str]
+) -> Iterator[str]:
+    """Yields the statements that give the table these columns. First it gets the table features that Delta turns on by itself
+    only where a table is created: column mapping for such names, and times without a zone."""
     fields = [field for field in columns_of(schema, style).fields if field.name in names]
+    features = dict[str, str]()
+    if found.properties.get(_MAPPING, "none") == "none" and any(_NEEDS_MAPPING.search(field.name) for field in fields):
+        features[_MAPPING] = "name"
+    if any(_WITHOUT_ZONE in field.dataType.simpleString() for field in fields):
+        features["delta.feature.timestampNtz"] = "supported"
+    if features:
+        yield f"ALTER TABLE {location.relation} SET TBLPROPERTIES ({_listed(features)})"
     columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in fields)
-    return f"ALTER TABLE {location.relation} ADD COLUMNS ({columns})"
+    yield f"ALTER TABLE {location.relation} ADD COLUMNS ({columns})"
 
 
 def table_findings(

@@ -39,9 +39,15 @@ def read(delta_session: SparkSession, tmp_path: Path, monkeypatch: pytest.Monkey
 CHANGES = {
     "added": ("ADD COLUMN more INT", ("id", "name", "more"), ["altered"]),
     "with_default": ("ADD COLUMN more INT DEFAULT 5", ("id", "name", "more"), ["left", "joined"]),
+    "with_features": (
+        "ADD COLUMN more INT, ADD COLUMN at DATETIME, ADD COLUMN `b c` INT",
+        ("id", "name", "more", "at", "`b c`"),
+        ["altered"],
+    ),
     "and_dropped": ("ADD COLUMN more INT, DROP COLUMN name", ("id", "more"), ["left", "joined"]),
 }
-"""By table: the change, the columns after it, and what is told of it."""
+"""By table: the change, the columns after it, and what is told of it. `at` and `b c` need features that Delta does not turn on
+by itself for a table that is there."""
 
 
 def rows_of(database: Database, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
