@@ -44,6 +44,7 @@ from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
 from tidemark.state.reread import Reread
 from tidemark.state.run_state import RunState
+from tidemark.state.seen_copy import SeenCopy, TableLog
 from tidemark.state.signals import Answer, FirstRows, Signal, SourceRow
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, SharedSnapshot, Split, StageChunk
@@ -211,6 +212,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "sink": (
         SinkIdentity((SinkSetting("sink.type", "files"),), SinkSetting("sink.path", "/lake")),
         SinkIdentity((), None),
+    ),
+    "seen_copies": (
+        (SeenCopy(TABLE, "0f8fad5b-d9cb-469f-a165-70867728950e", 42, TableLog(43, "9f2c", "a1b2"), "c3d4"),),
+        (),
     ),
     "partitions": (PARTITIONS.tables,),
     "published_split": (

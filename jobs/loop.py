@@ -22,7 +22,7 @@ from tidemark.jobs.monitoring.run_summary import RunSummary
 from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.repairs import goes_on, unfinished
 from tidemark.jobs.signals.steering import RESUME, resume_of
-from tidemark.sinks.sink import added_up
+from tidemark.sinks.sink import KnowsCopies, added_up
 from tidemark.state.errors import PausedError, TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
@@ -147,6 +147,8 @@ class EpochLoop:
         finally:
             self._engine.close()
             self._mark()
+            if isinstance(self._writing.sink, KnowsCopies):
+                self._writing.sink.keep_seen()
             planner.save_history()
 
     def _reads_on(self, planner: Planner) -> bool:

@@ -239,6 +239,18 @@ class TakesItems(Protocol):
 
 
 @runtime_checkable
+class KnowsCopies(Protocol):
+    """An `EpochSink` that can know without Spark that its copies are as the job has left them."""
+
+    def are_as_left(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> bool:
+        """True if `check` and `prepare` need no Spark for these tables, as things are now."""
+
+    def keep_seen(self) -> None:
+        """Tells the next start, by the checkpoint, what this run has seen of the copies. Called when its last epoch has ended.
+        Nothing depends on it but time."""
+
+
+@runtime_checkable
 class Adapts(Protocol):
     """A sink whose existing copies must fit. Others, such as files, take rows of any columns."""
 

@@ -9,7 +9,7 @@ import datetime
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,6 +36,7 @@ from tidemark.sinks.delta.locations import (
 )
 from tidemark.sinks.delta.merges import completed, constants, merge, merge_keeping
 from tidemark.sinks.delta.rows import Shape
+from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
@@ -71,8 +72,7 @@ class DriverClock:
 
 @dataclass(frozen=True, slots=True)
 class EpochWriter:
-    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`. `seen`: the newest version of each Delta table that the
-    run has seen."""
+    """Writes a job's epochs. `emptied`: as for `EpochSink.write_epoch`."""
 
     lake: Lake
     style: Style
@@ -81,7 +81,7 @@ class EpochWriter:
     sessions: SideSessions
     emptied: Collection[TableId] = ()
     audit: AuditColumns = NO_AUDIT
-    seen: MutableMapping[TableId, int] = field(default_factory=dict)
+    seen: SeenCopies = field(default_factory=SeenCopies)
 
     def write(self, batch: DataFrame) -> list[PartEnd]:
         """Writes `batch`, a whole epoch as rows of TRANSPORT. It is persisted meanwhile, because each table reads it again."""
@@ -95,11 +95,14 @@ class EpochWriter:
             batch.sparkSession.catalog.dropGlobalTempView(view)
             batch.unpersist()
 
-    def write_items(self, session: SparkSession, items: Sequence[PartItem]) -> list[PartEnd]:
-        """Writes `items`, a whole epoch. Spark reads them from Parquet files, so its tasks must see this machine's files."""
+    def write_items(self, session: Callable[[], SparkSession], items: Sequence[PartItem]) -> list[PartEnd]:
+        """Writes `items`, a whole epoch. Spark reads them from Parquet files, so its tasks must see this machine's files. It is
+        not asked for if no table has any."""
         heads = [_head_of(item) for item in items]
+        if not _tables(heads):
+            return _checked_ends(heads)
         with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:  # mode 700
-            return self._write(session, heads, partial(StagedRows, items, Path(folder)))
+            return self._write(session(), heads, partial(StagedRows, items, Path(folder)))
 
     def _write(
         self, session: SparkSession, heads: Sequence[EpochHead], rows_of: Callable[[EpochTable], EpochRows]
@@ -124,7 +127,7 @@ class EpochWriter:
         keeps_rows = self.style == "changelog" or self.audit.keeps_deleted
         replaces = found.truncates and (table in self.emptied or not keeps_rows)
         settings = {
-            _APPLICATION: f"tidemark/{self.job.uuid}/{table}",
+            _APPLICATION: self._application(table),
             _VERSION: str(found.epoch),
             # Spark writes an instant of a partition as a local time, which two instants have when summer ends.
             "spark.sql.session.timeZone": "UTC",
@@ -149,15 +152,24 @@ class EpochWriter:
                         raise
                     time.sleep(attempt * RETRY_SECONDS)
                 else:
-                    self._look_back(session, location, table, head)
+                    self._look_back(session, location, found, head)
                     return
 
-    def _look_back(self, session: SparkSession, location: Location, table: TableId, before: Head) -> None:
+    def _application(self, table: TableId) -> str:
+        return f"tidemark/{self.job.uuid}/{table}"
+
+    def _look_back(self, session: SparkSession, location: Location, found: EpochTable, before: Head) -> None:
         """Raises CopySetBackError if somebody has set the table back between the look at it, `before`, and the commit."""
         failpoint("delta.committed")
+        table = found.table
         head = self._own_head(session, location, table)
-        is_own = head.version == before.version + 1 and not head.may_lack_epochs
-        if head.version != before.version and not is_own:
+        if head.version == before.version:
+            return
+        if head.version == before.version + 1 and not head.may_lack_epochs:
+            folder = self.lake.log_folder(location)
+            self.seen.commit(table, head.version, folder, self._application(table), found.epoch)
+        else:
+            self.seen.forget(table)
             _require_not_set_back(session, location, table)
 
     def _commit(
@@ -201,9 +213,9 @@ class EpochWriter:
         if head.owner != self.job.uuid:
             text = f"{location}, the copy of {table}, was replaced by another table."
             raise SinkError(text, PUT_BACK, self._alone(session, table))
-        if head.version < (before := self.seen.get(table, 0)):
+        if head.version < (before := self.seen.versions.get(table, 0)):
             raise files_set_back(table, f"{location} has version {head.version}, but had version {before} in this run")
-        self.seen[table] = head.version
+        self.seen.versions[table] = head.version
         return head
 
     def _alone(self, session: SparkSession, table: TableId) -> TableId | None:

@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,6 +81,9 @@ class Lake(Protocol):
     def create_schema_of(self, session: SparkSession, table: TableId) -> None:
         """Creates the schema that the copy needs."""
 
+    def log_folder(self, location: Location) -> Path | None:
+        """Returns the folder of the table's log. None if this process may not see it, or not all of the log is there."""
+
 
 _EPOCH_METADATA = re.compile(r"tidemark epoch (\d+)(?: after (\d+))?( whole)?")
 """The metadata of a commit that wrote an epoch."""
@@ -136,6 +139,9 @@ class FolderLake:
 
     def create_schema_of(self, session: SparkSession, table: TableId) -> None:
         """Does nothing: Delta creates folders."""
+
+    def log_folder(self, location: Location) -> Path | None:
+        return None if scheme_of(self.root) else Path(location.text, "_delta_log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,9 @@ class CatalogLake:
         if not self._has_schema(session, name):
             with spark_errors(f"Schema {self.name}.{name}"):
                 session.sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema(name)}")
+
+    def log_folder(self, location: Location) -> Path | None:
+        return None
 
 
 def _found(session: SparkSession, location: Location) -> Found | Occupied:
@@ -350,12 +359,14 @@ def _newest_of(session: SparkSession, table: Any) -> tuple[int, Mapping[str, Any
 class LastEpoch:
     """The newest epoch that wrote to a table, and its version of the table. Both are 0 if no commit that Delta's log still has
     is an epoch's. `set_back`: RESTORE has taken epochs out of the table, or commits that the log no longer has, and no commit
-    since then is whole (`EpochCommit`). `is_repairable`: nothing was written after that, so that RESTORE can put them back."""
+    since then is whole (`EpochCommit`). `is_repairable`: nothing was written after that, so that RESTORE can put them back.
+    `newest`: the table's newest version."""
 
     epoch: int
     version: int
     set_back: bool
     is_repairable: bool = True
+    newest: int = 0
 
 
 def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
@@ -367,11 +378,14 @@ def last_epoch(session: SparkSession, location: Location) -> LastEpoch | None:
         version, commit = head
         of = _epoch_of(commit.get("userMetadata"))
         if of is not None and of.proves(version):
-            return LastEpoch(of.epoch, version, set_back=False)
-    newest = _commits(session, location, f" LIMIT {HISTORY_COMMITS}")
-    are_all = bool(newest) and newest[-1]["version"] == 0
-    last = _last_epoch(newest, is_whole=are_all)
-    return last if last is not None or are_all else _last_epoch(_commits(session, location, ""), is_whole=True)
+            return LastEpoch(of.epoch, version, set_back=False, newest=version)
+    commits = _commits(session, location, f" LIMIT {HISTORY_COMMITS}")
+    are_all = bool(commits) and commits[-1]["version"] == 0
+    last = _last_epoch(commits, is_whole=are_all)
+    if last is None and not are_all:
+        commits = _commits(session, location, "")
+        last = _last_epoch(commits, is_whole=True)
+    return None if last is None else replace(last, newest=commits[0]["version"] if commits else 0)
 
 
 def current_version(session: SparkSession, location: Location) -> int:

@@ -6,11 +6,15 @@ The checkpoint records each copy's Delta table id.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from types import MappingProxyType
 
 from pyspark.sql import DataFrame, SparkSession
 
+from tidemark import __version__
 from tidemark.conf.sink import DeltaSink as DeltaSettings
 from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
@@ -18,6 +22,7 @@ from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.comparing import Reading, comparable_table, keys_in_table
 from tidemark.sinks.delta.epoch import EpochWriter
 from tidemark.sinks.delta.errors import spark_errors
+from tidemark.sinks.delta.local_log import read_log
 from tidemark.sinks.delta.locations import (
     JOB_UUID,
     Found,
@@ -30,6 +35,7 @@ from tidemark.sinks.delta.locations import (
     quoted,
     require_not_set_back,
 )
+from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
 from tidemark.sinks.delta.tables import (
@@ -43,6 +49,7 @@ from tidemark.sinks.delta.tables import (
     key_findings,
     location_findings,
     missing_columns,
+    partition_columns,
     properties_of,
     schema_findings,
     table_findings,
@@ -59,13 +66,16 @@ from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
 from tidemark.state.plan import LogWork, SnapshotWork
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER_NOW, read_again
+from tidemark.state.seen_copy import SeenCopy
 from tidemark.state.table import TableId, TableSchema
+
+NOTHING_SEEN: Mapping[TableId, SeenCopy] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
     """A `tidemark.sinks.sink.EpochSink`. `session` returns the job's Spark session, `checkpoint` is the job's store. Driver and
-    executors must see the same files. `seen`: as in EpochWriter."""
+    executors must see the same files."""
 
     lake: Lake
     style: Style
@@ -74,7 +84,7 @@ class DeltaSink:
     session: Callable[[], SparkSession]
     sessions: SideSessions = field(default_factory=SideSessions)
     audit: AuditColumns = NO_AUDIT
-    seen: dict[TableId, int] = field(default_factory=dict)
+    seen: SeenCopies = field(default_factory=SeenCopies)
 
     @classmethod
     def of(
@@ -87,7 +97,7 @@ class DeltaSink:
     def check(
         self, schemas: Sequence[TableSchema], job: JobIdentity | None = None, written: Collection[TableId] = ()
     ) -> list[Finding]:
-        """Starts Spark only if there is something that Spark must look at."""
+        """Starts Spark only if there is something that Spark must look at: not for copies as the job has left them."""
         findings = list(self.lake.findings(self._session, schemas))
         if job is None:  # later, tables may have left the job
             findings = [*unknown_tables(schemas, self.partition_by), *findings]
@@ -95,19 +105,59 @@ class DeltaSink:
             findings += schema_findings(schema, self.style, self.partition_by, self.audit)
         if any(finding.is_problem for finding in findings):
             return findings  # such locations may not be readable
+        as_seen = self._as_seen(job, schemas)
         for schema in schemas:
+            if schema.table in as_seen:
+                continue
+            self.seen.forget(schema.table)
             location = self.lake.location_of(schema.table)
+            before = read_log(self.lake.log_folder(location))
             found = None if self.lake.is_absent(location) else self.lake.look(self._session(), location)
             written_id = None if job is None else self._written_id(schema.table)
-            findings += location_findings(schema, location, found, job, written_id)
+            of_copy = list(location_findings(schema, location, found, job, written_id))
             if isinstance(found, Found) and written_id is None and self._has_written(found.table_id):
                 text = f"{location} is the copy of another table of this job."
-                findings.append(Finding(schema.table, text, "Exclude this table (source.exclude_tables)."))
+                of_copy.append(Finding(schema.table, text, "Exclude this table (source.exclude_tables)."))
             if written_id is None and schema.table in written:
                 raise CheckpointError(f"The checkpoint has lost its file {_id_file(schema.table)}.", RESTORE_CHECKPOINT)
             if isinstance(found, Found):
-                findings += self._table_findings(schema, location, found)
+                of_copy += self._table_findings(schema, location, found)
+                is_own = found.table_id == written_id and not any(finding.is_problem for finding in of_copy)
+                if job is not None and found.properties.get(JOB_UUID) == job.uuid and is_own:
+                    self.seen.look(schema.table, before, found.table_id, self._checked(job, schema))
+            findings += of_copy
         return findings
+
+    def are_as_left(self, job: JobIdentity, schemas: Sequence[TableSchema]) -> bool:
+        """See `tidemark.sinks.sink.KnowsCopies`."""
+        return len(self._as_seen(job, schemas)) == len(schemas)
+
+    def keep_seen(self) -> None:
+        """See `tidemark.sinks.sink.KnowsCopies`."""
+        Checkpoint("", self.checkpoint).keep_seen_copies(self.seen.known())
+
+    def _as_seen(self, job: JobIdentity | None, schemas: Sequence[TableSchema]) -> dict[TableId, SeenCopy]:
+        """Returns what an earlier run has seen of those copies that nobody has written since. The checks would find no problem
+        again."""
+        if job is None:
+            return {}
+        copies = {copy.table: copy for copy in Checkpoint("", self.checkpoint).seen_copies()}
+        return {
+            schema.table: copies[schema.table]
+            for schema in schemas
+            if schema.table in copies and self._is_as_seen(copies[schema.table], job, schema)
+        }
+
+    def _is_as_seen(self, copy: SeenCopy, job: JobIdentity, schema: TableSchema) -> bool:
+        if copy.table_id != self._written_id(schema.table) or copy.checked != self._checked(job, schema):
+            return False
+        return copy.log == read_log(self.lake.log_folder(self.lake.location_of(schema.table)))
+
+    def _checked(self, job: JobIdentity, schema: TableSchema) -> str:
+        """Returns the SHA-256 of what the checks of a copy depend on, besides the copy."""
+        location = self.lake.location_of(schema.table).text
+        facts = (job.uuid, schema, location, self.style, partition_columns(schema, self.partition_by), self.audit)
+        return hashlib.sha256(repr((__version__, version("pyspark"), *facts)).encode()).hexdigest()
 
     def _table_findings(self, schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
         """Yields why the copy can't store the rows of the source's table unchanged."""
@@ -125,10 +175,12 @@ class DeltaSink:
             [s for s in schemas if s.table in wrong & set(written) and self._is_there(s.table)], written
         )
         raise_problems(findings, tables)
+        as_seen = self._as_seen(job, schemas)
         for schema in schemas:
-            self._prepare_table(job, schema)
+            if schema.table not in as_seen:
+                self._prepare_table(job, schema)
         if self.checkpoint.read(JOB_FILE) is not None:
-            self._require_same_time(schemas, written)
+            self._require_same_time(schemas, written, as_seen)
 
     def replaceable(
         self, job: JobIdentity, schemas: Sequence[TableSchema], orders: Mapping[TableId, Mapping[str, str]]
@@ -204,30 +256,43 @@ class DeltaSink:
                 session.sql(claim_table(location, properties))
         if self._written_id(schema.table) is not None:
             return
+        self.seen.forget(schema.table)
+        before = read_log(self.lake.log_folder(location))
         claimed = self.lake.look(session, location)
         if not isinstance(claimed, Found) or claimed.properties.get(JOB_UUID) != job.uuid:
             raise SinkError(
                 f"{location} was claimed by another job just now.", f"Change {location.setting}, or delete that table."
             )
         self.checkpoint.create(_id_file(schema.table), claimed.table_id.encode())
+        if not any(finding.is_problem for finding in self._table_findings(schema, location, claimed)):
+            self.seen.look(schema.table, before, claimed.table_id, self._checked(job, schema))
 
-    def _require_same_time(self, schemas: Sequence[TableSchema], written: Collection[TableId]) -> None:
+    def _require_same_time(
+        self,
+        schemas: Sequence[TableSchema],
+        written: Collection[TableId],
+        as_seen: Mapping[TableId, SeenCopy] = NOTHING_SEEN,
+    ) -> None:
         """Raises CopySetBackError for a table that was set back. Raises CheckpointError if the checkpoint was: Delta would skip
-        epochs."""
+        epochs. `as_seen`: copies that Spark need not look at."""
         planned = max(Checkpoint("", self.checkpoint).plan_epochs(), default=0)
         written_epochs = _WrittenEpochs(Checkpoint("", self.checkpoint))
         for schema in schemas:
-            location = self.lake.location_of(schema.table)
-            last = last_epoch(self._session(), location)
+            location, copy = self.lake.location_of(schema.table), as_seen.get(schema.table)
+            last = last_epoch(self._session(), location) if copy is None else _last_epoch_of(copy)
             if last is None:
                 continue
             require_planned(last.epoch, planned, location)
-            self.seen[schema.table] = last.version
+            self.seen.versions[schema.table] = last.version
             if schema.table in written:
                 self._require_not_set_back(schema, last, planned)
                 self._require_newest(schema, last, written_epochs)
             if last.epoch == planned > 0:
                 self._require_published(schema, planned)
+            if copy is None:
+                self.seen.end_look(schema.table, last, self.lake.log_folder(location))
+            else:
+                self.seen.know(copy)
 
     def _require_not_set_back(self, schema: TableSchema, last: LastEpoch, planned: int) -> None:
         """Raises CopySetBackError if epochs that the job has written are not in the table, unless the planned one replaces all
@@ -274,7 +339,7 @@ class DeltaSink:
         self, items: Sequence[PartItem], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
     ) -> list[PartEnd]:
         """See `tidemark.sinks.sink.TakesItems`."""
-        return self._writer(job, schemas, emptied).write_items(self._session(), items)
+        return self._writer(job, schemas, emptied).write_items(self._session, items)
 
     def _writer(self, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId]) -> EpochWriter:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit, self.seen)
@@ -364,6 +429,10 @@ class _WrittenEpochs:
         for table in self._checkpoint.plan(epoch + 1).state.tables:
             if table.table in written and table.done_rows > before.get(table.table, table.done_rows):
                 yield table.table
+
+
+def _last_epoch_of(copy: SeenCopy) -> LastEpoch:
+    return LastEpoch(copy.epoch, copy.log.version, set_back=False, newest=copy.log.version)
 
 
 def _id_file(table: TableId) -> str:

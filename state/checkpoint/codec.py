@@ -32,6 +32,7 @@ from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import WatchedTable
 from tidemark.state.plan import PlanRecord
 from tidemark.state.remedies import RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.seen_copy import SeenCopy
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.split import Report
@@ -165,6 +166,7 @@ ANSWER: Codec[Answer] = Codec("answer", Answer, version=1)
 FIRST_ROWS: Codec[FirstRows] = Codec("first_rows", FirstRows, version=1)
 UPGRADE_MARK: Codec[UpgradeMark] = Codec("upgrade_mark", UpgradeMark, version=1)
 SINK: Codec[SinkIdentity] = Codec("sink", SinkIdentity, version=1)
+SEEN_COPIES: Codec[tuple[SeenCopy, ...]] = Codec("seen_copies", tuple[SeenCopy, ...], version=1)
 PARTITIONS: Codec[tuple[WatchedTable, ...]] = Codec("partitions", tuple[WatchedTable, ...], version=1)
 PUBLISHED_SPLIT: Codec[Report] = Codec("published_split", Report, version=1)
 LOG_REPORT: Codec[LogReport] = Codec("log_report", LogReport, version=1)
@@ -187,6 +189,7 @@ CODECS: tuple[Codec[Any], ...] = (
     FIRST_ROWS,
     UPGRADE_MARK,
     SINK,
+    SEEN_COPIES,
     PARTITIONS,
     PUBLISHED_SPLIT,
     LOG_REPORT,

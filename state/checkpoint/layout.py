@@ -60,6 +60,9 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the planner when the epoch is committed. Removed when the log has passed all highs.
     copies/shop.orders      which table of the target is the copy. Only the Delta sink has such files.
                             Written by the driver before the first row is written. Never removed.
+    seen_copies/0000000007  what a run has seen of the copies (SeenCopy): if they are still so, the next one does not ask Spark.
+                            May be missing or unreadable. Only the Delta sink has such a file.
+                            Written by the driver at the end of a run. Each file replaces the one before it.
     history/epochs-…        what the job did, for people; also splits-…, events-… and run-…. May be missing or unreadable.
                             Written by the planner (events, run: by the driver). Each file replaces the one before it.
     probe-…                 tells whether the storage can create a file only where there is none.
@@ -95,6 +98,7 @@ from tidemark.state.checkpoint.codec import (
     LOG_REPORT,
     PARTITIONS,
     PLAN,
+    SEEN_COPIES,
     SIGNAL,
     SINK,
     UPGRADE_MARK,
@@ -116,6 +120,7 @@ from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
 from tidemark.state.projection import TableProjection
 from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.seen_copy import SeenCopy
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
 from tidemark.state.table import TableId, TableSchema
@@ -149,6 +154,7 @@ LOGS_FOLDER = "logs"
 REREADS_FOLDER = "rereads"
 FINISHED_FOLDER = "finished"
 COPIES_FOLDER = "copies"
+SEEN_COPIES_FOLDER = "seen_copies"
 HISTORY_FOLDER = "history"
 COMMITTED_FOLDER = "committed"
 SPARK_FOLDER = "spark"
@@ -285,6 +291,10 @@ def committed_file(epoch: int) -> str:
 
 def copy_file(table_folder: str) -> str:
     return f"{COPIES_FOLDER}/{table_folder}"
+
+
+def seen_copies_file(number: int) -> str:
+    return f"{SEEN_COPIES_FOLDER}/{number:010d}"
 
 
 def history_file(kind: str, number: int) -> str:
@@ -628,6 +638,26 @@ class Checkpoint:
         if self.plan_epochs():
             raise self._lost(SINK_FILE)
         self.store.create(SINK_FILE, SINK.encode(identity))
+
+    def seen_copies(self) -> tuple[SeenCopy, ...]:
+        """Returns what the last run has seen of its copies, () if there is nothing that can be read: then Spark is asked."""
+        name = max(self.store.list(SEEN_COPIES_FOLDER), default=None)
+        data = None if name is None else self.store.read(name)
+        if name is None or data is None:
+            return ()
+        try:
+            return SEEN_COPIES.decode(data, name)
+        except CheckpointError:
+            return ()
+
+    def keep_seen_copies(self, copies: tuple[SeenCopy, ...]) -> None:
+        """Replaces what is there. If another driver does so now, its file stays: what both say of the copies is true."""
+        names = self.store.list(SEEN_COPIES_FOLDER)
+        if copies == self.seen_copies():
+            return
+        if self.store.create(seen_copies_file(max(map(number_of, names), default=0) + 1), SEEN_COPIES.encode(copies)):
+            for name in names:
+                self.store.delete(name)
 
     def lease_id(self) -> str:
         """Returns the text that names the job's lease. Copies of this checkpoint have the same."""

@@ -238,13 +238,22 @@ def test_with_stop_a_table_that_was_set_back_stops_the_job(copied: Callable[...,
     job.assert_equal()
 
 
-def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Copied]) -> None:
-    """Delta's log goes back with them. An epoch without an effect is in it, too."""
+@pytest.mark.parametrize(
+    "as_noted", [True, pytest.param(False, marks=pytest.mark.every_server)], ids=["as noted", "not as noted"]
+)
+def test_a_copy_whose_files_were_set_back_is_read_again(copied: Callable[..., Copied], *, as_noted: bool) -> None:
+    """Delta's log goes back with them. An epoch without an effect is in it, too. `as_noted`: the later run was killed before it
+    noted what it had seen of the copy. So Spark is not asked."""
     job = copied()
+    noted = job.folder / "checkpoint" / "seen_copies"
     shutil.copytree(job.place("a"), job.folder / "backup")
+    shutil.copytree(noted, job.folder / "noted")
     job.source.execute("INSERT INTO a VALUES (99, 0)", "DELETE FROM a WHERE id = 99")
     assert job.run() == []
     assert job.run() == []
+    if as_noted:
+        shutil.rmtree(noted)
+        (job.folder / "noted").rename(noted)
     shutil.rmtree(job.place("a"))
     shutil.copytree(job.folder / "backup", job.place("a"))
     jvm: Any = job.session._jvm

@@ -84,6 +84,7 @@ def test_every_name_is_in_the_listing_at_the_top_of_the_layout() -> None:
         layout.rereads_file(42),
         layout.finished_file(42, 42),
         layout.copy_file("shop.orders"),
+        layout.seen_copies_file(7),
     ]
     assert [name for name in names if f"    {name} " not in (layout.__doc__ or "")] == []
 
