@@ -35,14 +35,16 @@ from tidemark.jobs.recovery.server_upgrade import (
 )
 from tidemark.jobs.signals.repairs import require_parts_read
 from tidemark.jobs.signals.steering import steering_at
-from tidemark.jobs.sinks import sink_needs
-from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.jobs.sinks import make_sink, sink_needs
+from tidemark.jobs.spark.sessions import SparkSessions, has_session
 from tidemark.jobs.spark.submitted import local_slots, was_submitted
 from tidemark.jobs.startup import OpenedJob, open_job, require_another_startup
 from tidemark.jobs.tables.discovery import Discovery
 from tidemark.jobs.tables.parking import known_tables, require_none_parked
+from tidemark.sinks.sink import JobIdentity, KnowsCopies
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
+from tidemark.state.phase import Phase
 from tidemark.state.plan import Exhausted, Untouched
 
 POLL_SECONDS = 0.25
@@ -87,7 +89,7 @@ def _run_job(
         if needs_spark and not standby:
             sessions.start_early()
         with open_job(job, events, standby=standby, recorder=recorder) as opened, events.failures():
-            if needs_spark:
+            if needs_spark or (sink_needs(job.sink).spark is not None and has_session()):
                 sessions.open(opened.held.state.job_uuid)
             discovery = Discovery(job)
             for attempts_left in reversed(range(ATTEMPTS if before_upgrade else 1)):
@@ -138,9 +140,11 @@ def _ran_to_end(
 def _needs_spark(job: JobFile) -> bool:
     """True if this run surely needs Spark, which then starts while the source is being checked. A first start does not know
     yet how many rows there are, and in local mode the driver begins without Spark. Under spark-submit always: a cluster manager
-    takes a driver without a session for one that failed."""
-    if was_submitted() or sink_needs(job.sink).spark is not None:
+    takes a driver without a session for one that failed. A sink that Spark writes needs it unless perhaps nothing is new."""
+    if was_submitted():
         return True
+    if sink_needs(job.sink).spark is not None:
+        return not _may_write_nothing(job)
     if local_slots(job) is not None and job.snapshot.driver_rows is None:
         return False
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -154,6 +158,26 @@ def _needs_spark(job: JobFile) -> bool:
         )
     except (TidemarkError, OSError):
         return False  # the job will not start
+
+
+def _may_write_nothing(job: JobFile) -> bool:
+    """True if this run ends once it has followed the log to its end, and the sink knows that its copies are as the job has left
+    them. If changes are to be written after all, Spark starts then. A run that goes on and on starts it at once, so that the
+    first change does not wait for it."""
+    if isinstance(job.trigger, Every) and job.mode != "full":
+        return False
+    checkpoint = Checkpoint.at(job.checkpoint)
+    try:
+        state = checkpoint.job_state()
+        if state is None or checkpoint.committed_epoch() < max(checkpoint.plan_epochs(), default=0):
+            return False
+        if recover_state(checkpoint, job, state).phase not in {Phase.STREAM, Phase.DONE}:
+            return False
+        sink = make_sink(job)
+        identity = JobIdentity(state.job_uuid, state.job_name)
+        return isinstance(sink, KnowsCopies) and sink.are_as_left(identity, state.outputs)
+    except (TidemarkError, OSError):
+        return False  # the start says what is wrong
 
 
 class _Run:

@@ -1,5 +1,6 @@
 """The Spark session of a run: started when it is first needed, or early in the background, and the jobs that run in it."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from tidemark.jobs.epoch.write_parts import TaskReading, TaskWriting, Writing, W
 from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.sinks import sink_needs
 from tidemark.sinks.sink import EpochSink, TakesItems
-from tidemark.state.change_batch import TRANSPORT, PartItem
+from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
 from tidemark.state.table import TableId
@@ -119,9 +120,10 @@ class SparkSessions:
     def write_items(
         self, tasks: Sequence[PartTask], items: Sequence[PartItem], sink: TakesItems, writing: Writing
     ) -> list[Written]:
-        """Lets the sink write an epoch whose tasks this process has read as `items`."""
-        session = self.open(tasks[0].job_uuid)
-        session.sparkContext.setJobDescription(_description(tasks[0]))
+        """Lets the sink write an epoch whose tasks this process has read as `items`. Spark starts if they have rows."""
+        if not all(isinstance(item, PartEnd) for item in items):
+            session = self.open(tasks[0].job_uuid)
+            session.sparkContext.setJobDescription(_description(tasks[0]))
         with _causes():
             ends = sink.write_items(items, writing.job, writing.schemas, _emptied(tasks))
         return [Written(end.part, end.row_count) for end in ends]
@@ -145,6 +147,15 @@ class SparkSessions:
             return
         if self._workers is not None:
             self._workers.join()
+
+
+def has_session() -> bool:
+    """True if this process has started Spark."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def _emptied(tasks: Sequence[PartTask]) -> list[TableId]:

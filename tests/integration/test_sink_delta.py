@@ -491,19 +491,24 @@ def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -
     assert delta_package() in process.error_text().splitlines()[-1]
 
 
-@pytest.mark.every_server
-def test_a_small_job_in_local_mode_needs_no_python_worker(
+def test_a_small_job_in_local_mode_needs_no_python_worker_and_without_changes_no_spark(
     mysql_database: Database, delta_session: SparkSession, tmp_path: Path
 ) -> None:
-    """The driver reads small epochs itself. Here nothing else can run Python."""
+    """The driver reads small epochs itself. Here nothing else can run Python. At last Spark can't run either: the log has
+    changes, but none of the job's tables."""
     mysql_database.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+    mysql_database.execute("CREATE TABLE other (id INT PRIMARY KEY)")
     sink = {"type": "delta", "path": str(tmp_path / "lake")}
     spark = {**SPARK, "conf": {**SPARK["conf"], **jars_of(delta_session)}}
-    job = write_job(tmp_path, source=source_of(mysql_database), sink=sink, spark=spark)
-    for changes in ("UPDATE t SET v = 3 WHERE id = 1", "DELETE FROM t WHERE id = 2"):
+    source = source_of(mysql_database, tables=[f"{mysql_database.name}.t"])
+    job = write_job(tmp_path, source=source, sink=sink, spark=spark)
+    for changes in ("UPDATE t SET v = 3 WHERE id = 1", "INSERT INTO other VALUES (1)"):
         process = start_tidemark(job, environment={"PYSPARK_PYTHON": str(tmp_path / "no python")})
         assert process.wait() == 0, process.error_text()
         mysql_database.execute(changes)
+    for _ in range(2):
+        process = start_tidemark(job, environment={"JAVA_HOME": str(tmp_path / "no java")})
+        assert process.wait() == 0, process.error_text()
     rows = delta_session.read.format("delta").load(f"{tmp_path}/lake/{mysql_database.name}.t").collect()
     assert sorted(map(tuple, rows)) == [(1, 3), (2, 2)]
 
