@@ -23,7 +23,7 @@ from tidemark.jobs.recovered_state import recover_state
 from tidemark.jobs.signals.repairs import goes_on, unfinished
 from tidemark.jobs.signals.steering import RESUME, resume_of
 from tidemark.sinks.sink import KnowsCopies, added_up
-from tidemark.state.errors import PausedError, TableLockedError
+from tidemark.state.errors import PausedError, TableLockedError, TidemarkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, Exhausted, PlanRecord, SnapshotWork
@@ -147,9 +147,19 @@ class EpochLoop:
         finally:
             self._engine.close()
             self._mark()
-            if isinstance(self._writing.sink, KnowsCopies):
-                self._writing.sink.keep_seen()
+            self._keep_seen()
             planner.save_history()
+
+    def _keep_seen(self) -> None:
+        """Without it, the next start takes longer."""
+        if isinstance(self._writing.sink, KnowsCopies):
+            try:
+                self._writing.sink.keep_seen()
+            except (OSError, TidemarkError) as error:
+                text = (
+                    f"The next start asks Spark about all copies: what this run has seen of them can't be kept: {error}"
+                )
+                self._notes.add("warning", text=text)
 
     def _reads_on(self, planner: Planner) -> bool:
         """True if the next batch of a part of a table can be read now. An epoch that is planned already comes first."""

@@ -9,9 +9,9 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from types import MappingProxyType
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from tidemark import __version__
@@ -157,7 +157,7 @@ class DeltaSink:
         """Returns the SHA-256 of what the checks of a copy depend on, besides the copy."""
         location = self.lake.location_of(schema.table).text
         facts = (job.uuid, schema, location, self.style, partition_columns(schema, self.partition_by), self.audit)
-        return hashlib.sha256(repr((__version__, version("pyspark"), *facts)).encode()).hexdigest()
+        return hashlib.sha256(repr((__version__, pyspark.__version__, *facts)).encode()).hexdigest()
 
     def _table_findings(self, schema: TableSchema, location: Location, found: Found) -> Iterator[Finding]:
         """Yields why the copy can't store the rows of the source's table unchanged."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -236,9 +237,9 @@ def test_spark_is_asked_if_the_job_file_or_the_table_has_changed(job: Job, tmp_p
 
 
 def test_another_tidemark_or_spark_asks_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("__version__", "9.9.9"), ("version", lambda _: "9.9.9")):
+    for module in (sink_module, pyspark):
         with monkeypatch.context() as patched:
-            patched.setattr(sink_module, name, value)
+            patched.setattr(module, "__version__", "9.9.9")
             job.require_asks()
 
 
