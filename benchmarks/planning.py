@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from benchmarks.bench import Bench
 from benchmarks.report import Cell, print_table
-from devtools.key_source import WithoutPages
+from devtools.key_source import SeesAll
 from tidemark.enumerator.enumerator import Observation, Outcome, Settings, SplitsRead, first_state, plan_epoch
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.state.checkpoint.codec import PLAN
@@ -34,7 +34,7 @@ SEGMENTS_MERGED_AT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class EvenKey(WithoutPages):
+class EvenKey(SeesAll):
     """A KeySource with one table whose keys are every `gap`-th integer.
 
     With a gap of 1 split boundaries are computed. With a large gap they are looked up in the source.

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tidemark.enumerator.splitting import MAX_SPLIT_BYTES
 from tidemark.state.key_encoding import encode_integer
-from tidemark.state.key_source import KeySource
+from tidemark.state.key_source import KeySource, SharesSnapshots
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.plan import (
     EnumeratorState,
@@ -38,6 +38,8 @@ def started(
 ) -> TableState:
     """Prepares a table without a key for planning: with a cursor by pages, if it is to be read in chunks. `attempt`: a number
     that was never used. `base`: up to where the log has been read, by epochs up to `epoch`."""
+    if not isinstance(source, SharesSnapshots):
+        return table
     if isinstance(table.cursor, Releasing):
         source.release_snapshot(table.table)
     if isinstance(table.cursor, Staging) and not source.is_shared(table.table, table.cursor.snapshot):

@@ -1,11 +1,11 @@
-"""The questions that the enumerator asks a source: the ends of a table's key, split boundaries, and the number of pages of a
-table without a key.
+"""The questions that the enumerator asks a source: the ends of a table's key and split boundaries, and, where the source can
+share snapshots, the number of pages of a table without a key.
 
 The database orders and compares keys. The enumerator never does: it passes bounds on as it got them.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tidemark.state.key_statistics import KeyStatistics, PageStatistics
 from tidemark.state.position import Position
@@ -38,6 +38,11 @@ class KeySource(Protocol):
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         """Tells whether every split that is read from now on will contain the log up to `position`. `unseen`: transactions
         before it that SELECTs did not see when the log was read (LogReport.unseen)."""
+
+
+@runtime_checkable
+class SharesSnapshots(KeySource, Protocol):
+    """A KeySource that can export a snapshot, so that a table without a key is read by page ranges (docs/adr/0017)."""
 
     def pages(self, table: TableId) -> PageStatistics | None:
         """Returns None if the table's rows can't be read by page ranges."""

@@ -138,18 +138,6 @@ class JournalKeys:
         """Always true: readers see what the journal has."""
         return True
 
-    def pages(self, table: TableId) -> None:
-        """Returns None, because every table has a key and none is read by pages."""
-
-    def share_snapshot(self, table: TableId) -> Any:
-        raise AssertionError("only for tables that have pages")
-
-    def is_shared(self, table: TableId, snapshot: Any) -> bool:
-        raise AssertionError("only for tables that have pages")
-
-    def release_snapshot(self, table: TableId) -> None:
-        raise AssertionError("only for tables that have pages")
-
 
 @dataclass(frozen=True, slots=True)
 class JournalAccess:

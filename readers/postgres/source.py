@@ -92,7 +92,7 @@ from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError
 from tidemark.state.job_state import JobState, Membership
-from tidemark.state.key_source import KeySource
+from tidemark.state.key_source import SharesSnapshots
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
@@ -186,7 +186,7 @@ class PostgresAccess:
         self._looked: tuple[tuple[WatchedTable, ...], str] | None = None
         self._labels: tuple[str | None, Mapping[tuple[str, str], tuple[str, ...]]] | None = None
         self._schemas = {schema.table: schema for schema in schemas}
-        self.keys: KeySource = PostgresKeys(self._session, self._schemas)
+        self.keys: SharesSnapshots = PostgresKeys(self._session, self._schemas)
 
     def log_end(self) -> WalPosition:
         return self._session.ask(log_end)

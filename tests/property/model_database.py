@@ -261,18 +261,6 @@ class ModelDatabase:
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         return not self.is_exact or self.prefix(position) <= len(self.visible)
 
-    def pages(self, table: TableId) -> PageStatistics | None:
-        return None
-
-    def share_snapshot(self, table: TableId) -> SharedSnapshot:
-        raise AssertionError(table)
-
-    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
-        raise AssertionError(table)
-
-    def release_snapshot(self, table: TableId) -> None:
-        raise AssertionError(table)
-
     def _sorted_keys(self, table: TableId, columns: tuple[str, ...]) -> list[Key]:
         model = _model_table(table)
         assert columns == model.split_columns

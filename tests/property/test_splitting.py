@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from devtools.key_source import WithoutPages
+from devtools.key_source import SeesAll
 from tidemark.enumerator.splitting import MAX_GAP, MIN_STEPS, estimated_splits, next_ranges
 from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.integer_range import IntegerRange, united
@@ -28,7 +28,7 @@ TABLE = TableId("shop", "orders")
 CODEC: TypeAdapter[TableState] = TypeAdapter(TableState)
 
 
-class KeyList(WithoutPages):
+class KeyList(SeesAll):
     """A KeySource of one table. `encoded_keys` may hold an encoded key more than once: many rows share the split
     key."""
 

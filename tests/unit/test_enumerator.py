@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from devtools.key_source import WithoutPages
+from devtools.key_source import SeesAll
 from tidemark.enumerator.enumerator import (
     MAX_GROWTH,
     MAX_SPLITS_PER_TASK,
@@ -51,7 +51,7 @@ def bound(value: int) -> Bound:
 
 
 @dataclass
-class EvenTables(WithoutPages):
+class EvenTables(SeesAll):
     """A KeySource: the table `n<rows>` has the keys 0 … rows - 1."""
 
     average_row_bytes: int | None = None
@@ -545,17 +545,12 @@ def test_stopped_tables_are_left_out_until_only_they_are_left(*, interleave: boo
     assert state.phase is not Phase.SNAPSHOT
 
 
-class OnePagedTable(EvenTables):
-    def release_snapshot(self, table: TableId) -> None:
-        pass
-
-
 def test_a_table_without_a_key_that_is_being_read_does_not_wait() -> None:
     """Its chunks see one snapshot, which the source must keep, and the log is not read meanwhile."""
     state = first_state(job("n1000", "n900", keyless=["n40"]), INTERLEAVED)
     tables = tuple(replace(t, cursor=Releasing(7, 0, 20, 10)) if not t.columns else t for t in state.tables)
     waiting = Observation(BinlogExtent(FILES), splits_wait=True)
-    plan, state = plan_epoch(replace(state, tables=tables), waiting, OnePagedTable(), INTERLEAVED)
+    plan, state = plan_epoch(replace(state, tables=tables), waiting, EvenTables(), INTERLEAVED)
     assert plan is not None
     assert isinstance(plan.work, SnapshotWork)
     assert {split.table.name for task in plan.work.tasks for split in task} == {"n40"}

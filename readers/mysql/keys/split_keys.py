@@ -30,10 +30,10 @@ from tidemark.readers.mysql.session import Row, SqlSession
 from tidemark.readers.mysql.snapshot.watermark import snapshot_position
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_composite
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics
 from tidemark.state.position import Position
 from tidemark.state.remedies import LEAVE_OUT
-from tidemark.state.split import Bound, KeyRange, SharedSnapshot
+from tidemark.state.split import Bound, KeyRange
 from tidemark.state.table import TableId, TableSchema
 
 
@@ -55,21 +55,6 @@ class MySqlKeys:
         if self._method != "consistent_snapshot":
             return True
         return self._session.ask(snapshot_position).order >= position.order
-
-    def pages(self, table: TableId) -> PageStatistics | None:
-        """None: rows of MySQL have no addresses that could be selected."""
-        return None
-
-    def share_snapshot(self, table: TableId) -> SharedSnapshot:
-        """Not supported: no table has pages."""
-        raise ValueError(f"{table} has no pages")
-
-    def is_shared(self, table: TableId, snapshot: SharedSnapshot) -> bool:
-        """See state/key_source.py."""
-        return False
-
-    def release_snapshot(self, table: TableId) -> None:
-        """See state/key_source.py."""
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         """See state/key_source.py."""

@@ -44,7 +44,7 @@ _SIGN = 1 << 63
 
 
 class PostgresKeys:
-    """Implements the enumerator's KeySource, and finds the splits of changed rows. `schemas`: those of the job's tables."""
+    """Implements `SharesSnapshots`, and finds the splits of changed rows. `schemas`: those of the job's tables."""
 
     def __init__(self, session: SqlSession, schemas: Mapping[TableId, TableSchema]) -> None:
         self._session = session
