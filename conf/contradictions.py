@@ -64,33 +64,41 @@ def _of_mode(job: Sections) -> list[Contradiction]:
 def _of_kind(job: Sections) -> list[Contradiction]:
     """Keys that are only for another kind of source."""
     source, start = job.source, job.log.start
-    if source.url.kind == "postgresql":
-        given = {("source", "server_ids"): source.server_ids is not None}
-        given[("source", "zero_dates")] = source.zero_dates != "null"
-        given[("snapshot", "max_replica_lag_seconds")] = job.snapshot.max_replica_lag_seconds is not None
-        given[("log", "start")] = isinstance(start, StartAtFile | StartAfterGtids | StartAtTime)
-        given[("log", "ignore_statements_on")] = bool(job.log.ignore_statements_on)
-        whose = "MySQL and MariaDB"
-    else:
-        given = {("source", "slot"): source.slot is not None, ("source", "publication"): source.publication is not None}
-        given[("source", "standby")] = source.standby
-        given[("log", "start")] = isinstance(start, StartAtLsn)
-        whose = "PostgreSQL"
-    return [(path, f"is for {whose} sources only") for path, is_given in given.items() if is_given]
+    for_mysql: dict[Path, bool] = {
+        ("source", "server_ids"): source.server_ids is not None,
+        ("source", "zero_dates"): source.zero_dates != "null",
+        ("snapshot", "max_replica_lag_seconds"): job.snapshot.max_replica_lag_seconds is not None,
+        ("log", "start"): isinstance(start, StartAtFile | StartAfterGtids | StartAtTime),
+        ("log", "ignore_statements_on"): bool(job.log.ignore_statements_on),
+    }
+    for_postgres: dict[Path, bool] = {
+        ("source", "slot"): source.slot is not None,
+        ("source", "publication"): source.publication is not None,
+        ("source", "standby"): source.standby,
+        ("log", "start"): isinstance(start, StartAtLsn),
+    }
+    found: list[Contradiction] = []
+    if source.url.kind not in {"mysql", "mariadb"}:
+        found += [(path, "is for MySQL and MariaDB sources only") for path, given in for_mysql.items() if given]
+    if source.url.kind != "postgresql":
+        found += [(path, "is for PostgreSQL sources only") for path, given in for_postgres.items() if given]
+    return found
 
 
 def _of_gtids(job: Sections) -> list[Contradiction]:
     """A GTID set has another form in each kind of source."""
-    start, kind = job.log.start, job.source.url.kind
-    if not isinstance(start, StartAfterGtids) or kind == "postgresql":
+    start = job.log.start
+    if not isinstance(start, StartAfterGtids):
         return []
-    if kind == "mysql":
-        is_valid, form = is_gtid_set(start.gtid), "a GTID set of MySQL as @@gtid_executed has it, like uuid:1-5"
-    else:
-        is_valid, form = (
-            is_mariadb_position(start.gtid),
-            "a GTID position of MariaDB like @@gtid_binlog_pos, such as 0-1-100",
-        )
+    match job.source.url.kind:
+        case "mysql":
+            is_valid = is_gtid_set(start.gtid)
+            form = "a GTID set of MySQL as @@gtid_executed has it, like uuid:1-5"
+        case "mariadb":
+            is_valid = is_mariadb_position(start.gtid)
+            form = "a GTID position of MariaDB like @@gtid_binlog_pos, such as 0-1-100"
+        case _:
+            return []  # `_of_kind` refuses it
     return [] if is_valid else [(("log", "start", "gtid"), f"must be {form}")]
 
 

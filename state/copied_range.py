@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
 
+from typing_extensions import assert_never
+
 from tidemark.state.errors import CheckpointError
 from tidemark.state.integer_range import IntegerRange, range_condition
 from tidemark.state.key_order import BYTES, INTEGERS, SourceKind
@@ -80,14 +82,23 @@ class CopiedRange:
 
 
 def _values(bound: Bound, orders: Sequence[str | None], kind: SourceKind) -> tuple[KeyValue, ...]:
-    value_of = _postgres_value if kind == "postgresql" else _mysql_value
     try:
-        return tuple(value_of(text, order) for text, order in zip(bound.literals, orders, strict=True))
+        return tuple(_value(text, order, kind) for text, order in zip(bound.literals, orders, strict=True))
     except ValueError as exc:
         raise CheckpointError(
             f"The checkpoint has a split boundary that is no key: {exc}.",
             f"Find out who changed the checkpoint's files. {RESTORE_CHECKPOINT}",
         ) from exc
+
+
+def _value(text: str, order: str | None, kind: SourceKind) -> KeyValue:
+    match kind:
+        case "mysql" | "mariadb":
+            return _mysql_value(text, order)
+        case "postgresql":
+            return _postgres_value(text, order)
+        case _:
+            assert_never(kind)
 
 
 def _postgres_value(text: str, order: str | None) -> KeyValue:

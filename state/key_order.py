@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import pyarrow as pa
+from typing_extensions import assert_never
 
 from tidemark.state.table import Column, arrow_type_of
 
@@ -59,11 +60,15 @@ def source_order(column: Column, kind: SourceKind) -> str | None:
     (`is_text_of_postgres`)."""
     if column.made:
         return None
-    if kind == "postgresql":
-        if pa.types.is_integer(arrow_type_of(column.arrow_type)):
-            return INTEGERS
-        return next((order for names, order in _KINDS_OF_POSTGRES if names.fullmatch(column.source_type)), None)
-    return _mysql_order(column, kind)
+    match kind:
+        case "mysql" | "mariadb":
+            return _mysql_order(column, kind)
+        case "postgresql":
+            if pa.types.is_integer(arrow_type_of(column.arrow_type)):
+                return INTEGERS
+            return next((order for names, order in _KINDS_OF_POSTGRES if names.fullmatch(column.source_type)), None)
+        case _:
+            assert_never(kind)
 
 
 def is_text_of_postgres(column: Column) -> bool:

@@ -14,7 +14,7 @@ def mirror_needs(settings: MirrorSettings) -> SinkNeeds:
 def mirror_identity(settings: MirrorSettings) -> SinkIdentity:
     """Returns the sink's identity, without account and password, which may change."""
     url = settings.url
-    kind = "postgresql" if url.kind == "postgresql" else "mysql"  # MariaDB's server takes both spellings
+    kind = "mysql" if url.kind == "mariadb" else url.kind  # MariaDB's server takes both spellings
     location = f"{kind}://{url.host.lower()}:{url.port}/{url.database or ''}"
     return SinkIdentity(
         (

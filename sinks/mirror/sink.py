@@ -5,7 +5,9 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tidemark.conf.endpoint import Endpoint
+from typing_extensions import assert_never
+
+from tidemark.conf.endpoint import DatabaseKind, Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.sink import MirrorSink as MirrorSettings
 from tidemark.conf.source import Tls
@@ -40,7 +42,7 @@ from tidemark.sinks.mirror.planning import (
     without_defaults,
 )
 from tidemark.sinks.mirror.postgres import session as postgres_session
-from tidemark.sinks.mirror.target import Owner, Session, SourceKind, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.target import Owner, Session, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.writer import MirrorWriter
 from tidemark.sinks.sink import (
     Finding,
@@ -70,7 +72,7 @@ class MirrorSink:
     url: Endpoint
     template: TableTemplate
     tls: Tls | None
-    source_kind: SourceKind
+    source_kind: DatabaseKind
     policies: Policies = STOP
     reconnect: Reconnect = AT_START
     audit: AuditColumns = NO_AUDIT
@@ -81,7 +83,7 @@ class MirrorSink:
     def of(
         cls,
         settings: MirrorSettings,
-        source_kind: SourceKind,
+        source_kind: DatabaseKind,
         reconnect: Reconnect = AT_START,
         *,
         parallelism: int = 1,
@@ -103,9 +105,13 @@ class MirrorSink:
     def connect(self, reconnect: Reconnect = AT_START, writer_of: JobIdentity | None = None) -> Session:
         """`writer_of`: the session is one of this job's writers, and a later driver may end it."""
         name = "tidemark mirror" if writer_of is None else writer_name(writer_of.uuid, writer_of.owner)
-        if self.url.kind == "postgresql":
-            return postgres_session.connect(self.url, self.tls, self.source_kind, reconnect, name=name)
-        return mysql_session.connect(self.url, self.tls, self._home, self.source_kind, reconnect, name=name)
+        match self.url.kind:
+            case "mysql" | "mariadb":
+                return mysql_session.connect(self.url, self.tls, self._home, self.source_kind, reconnect, name=name)
+            case "postgresql":
+                return postgres_session.connect(self.url, self.tls, self.source_kind, reconnect, name=name)
+            case _:
+                assert_never(self.url.kind)
 
     @property
     def _home(self) -> str:

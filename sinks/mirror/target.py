@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,6 @@ from tidemark.sinks.sink import JobIdentity, Written
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.reached import Reached
 from tidemark.state.table import Column, TableSchema
-
-SourceKind: TypeAlias = Literal["mysql", "mariadb", "postgresql"]
 
 OWN_COLUMNS = (
     "Correct what the copy has besides the source's columns, such as generated columns, domains and triggers, so that it takes "

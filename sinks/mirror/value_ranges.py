@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
+from typing_extensions import assert_never
 
+from tidemark.conf.endpoint import DatabaseKind
 from tidemark.state.source_types import SPATIAL_TYPES
 from tidemark.state.table import Column, arrow_type_of
 
@@ -377,6 +379,17 @@ def parse_mysql_type(text: str) -> MySqlType:
         raise ValueError(f"not a column type: {text!r}")
     rest = match["rest"].lower().split()
     return MySqlType(match["base"].lower(), match["arguments"] or "", "unsigned" in rest or "zerofill" in rest)
+
+
+def has_mysql_type(column: Column, kind: DatabaseKind) -> bool:
+    """True if `source_type` names a type of MySQL or MariaDB: not in a column that a transform made. `kind`: of the source."""
+    match kind:
+        case "mysql" | "mariadb":
+            return not column.made
+        case "postgresql":
+            return False
+        case _:
+            assert_never(kind)
 
 
 def mysql_value_range(text: str) -> ValueRange:

@@ -7,13 +7,14 @@ import pytest
 
 from tests.support.change_parts import column, replacing_part, snapshot_part
 from tests.support.sink_state import SinkCase, any_mirror, any_sink, make_case, mirror  # noqa: F401  # fixtures
+from tidemark.conf.endpoint import DatabaseKind
 from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.bad_values import Policies
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.postgres.rows import PostgresTableRows
 from tidemark.sinks.mirror.sink import MirrorSink
-from tidemark.sinks.mirror.target import Session, SourceKind
+from tidemark.sinks.mirror.target import Session
 from tidemark.state.change_batch import ChangeBatch, ReplacedRange
 from tidemark.state.copied_range import CopiedRange, EncodedText
 from tidemark.state.errors import SinkError
@@ -182,7 +183,7 @@ def test_a_range_of_texts_is_found_by_the_index(
     kind: str, collation: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts are compared by the column's collation, whatever that of the connection is."""
-    source: SourceKind = "postgresql" if kind == "postgres" else "mysql" if kind == "mysql" else "mariadb"
+    source: DatabaseKind = "postgresql" if kind == "postgres" else "mysql" if kind == "mysql" else "mariadb"
     case, ran = make_case(kind, request, source=source), list[str]()
     words = TableSchema(
         TableId("shop", "words"),

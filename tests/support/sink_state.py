@@ -24,7 +24,7 @@ import pytest
 from tests.support.change_parts import SCHEMAS
 from tests.support.delta import rows_of_delta, write_epochs
 from tests.support.servers import Database
-from tidemark.conf.endpoint import parse_endpoint
+from tidemark.conf.endpoint import DatabaseKind, parse_endpoint
 from tidemark.conf.tables import parse_table_template
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
 from tidemark.sinks.delta.locations import CatalogLake
@@ -34,7 +34,6 @@ from tidemark.sinks.mirror.mysql import types as mysql_types
 from tidemark.sinks.mirror.planning import target_of
 from tidemark.sinks.mirror.postgres import types as postgres_types
 from tidemark.sinks.mirror.sink import MirrorSink
-from tidemark.sinks.mirror.target import SourceKind
 from tidemark.sinks.sink import EpochSink, JobIdentity, PartResult, PartSink
 from tidemark.state.change_batch import ChangeBatch, ChangeType, PartEnd
 from tidemark.state.checkpoint.store import LocalStore
@@ -285,7 +284,7 @@ def _postgres_expression(column: Column) -> str:
     return name
 
 
-def make_case(kind: str, request: pytest.FixtureRequest, *, source: SourceKind = "mysql") -> SinkCase:
+def make_case(kind: str, request: pytest.FixtureRequest, *, source: DatabaseKind = "mysql") -> SinkCase:
     """A sink whose target belongs to the test, for a job that reads a server of kind `source`."""
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"

@@ -37,6 +37,14 @@ def order(
     return text_order(encoding, collation, DATABASE | database, version, "2.36")
 
 
+def test_another_kind_of_source_is_an_error_and_not_taken_for_mysql() -> None:
+    kind: Any = "journal"
+    with pytest.raises(AssertionError):
+        source_order(column("int", "int32"), kind)
+    with pytest.raises(AssertionError):
+        CopiedRange.of(("k",), (INTEGERS,), KeyRange(Bound(("1",), "00"), None), kind)
+
+
 def test_texts_of_postgres_are_ordered_by_library_locale_and_version() -> None:
     known = {
         order(DEFAULT),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pymysql
 from pymysql.constants import ER
 
-from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.endpoint import DatabaseKind, Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.conf.tls import client_context, password_plugins, unusable_files
@@ -21,7 +21,7 @@ from tidemark.sinks.mirror.mysql.catalog import Catalog
 from tidemark.sinks.mirror.mysql.comparing import MySqlComparing
 from tidemark.sinks.mirror.mysql.rows import MySqlTableRows
 from tidemark.sinks.mirror.mysql.types import Flavour, MySqlDialect, full_name, quoted
-from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetName, TargetTable
+from tidemark.sinks.mirror.target import TableRows, TargetName, TargetTable
 from tidemark.sinks.sink import SinkBusyError
 from tidemark.state.errors import JobFileError, SinkError
 from tidemark.state.failpoints import failpoint
@@ -85,12 +85,12 @@ class MySqlSession(LedgerSession):
     """When a page is split, InnoDB makes the lock of the row there one of the gap before it, too, also with READ COMMITTED.
     Then no other transaction inserts rows there."""
 
-    def __init__(self, connection: Connection, home: str, source_kind: SourceKind) -> None:
+    def __init__(self, connection: Connection, home: str, source_kind: DatabaseKind) -> None:
         self._connection = connection
         self.home = home
         self.max_statement_bytes = 0
         self._flavour: Flavour = "mariadb" if "mariadb" in self._server_text.lower() else "mysql"
-        self._source_kind: SourceKind = source_kind
+        self._source_kind: DatabaseKind = source_kind
         self._prepare(_SESSION | (_SESSION_MARIADB if self._flavour == "mariadb" else _SESSION_MYSQL))
         # With gap locks, deletes of absent keys would wait for each other.
         self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -428,7 +428,7 @@ def connect(
     endpoint: Endpoint,
     tls: Tls | None,
     home: str,
-    source_kind: SourceKind,
+    source_kind: DatabaseKind,
     reconnect: Reconnect = AT_START,
     *,
     name: str = "tidemark mirror",

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tidemark.conf.endpoint import DatabaseKind
 from tidemark.sinks.mirror.mysql.bad_values import LAST_TIMESTAMP, LAST_TIMESTAMP_64
-from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.target import TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import (
     MAX_POSTGRES_VALUE,
     Citext,
@@ -21,6 +22,7 @@ from tidemark.sinks.mirror.value_ranges import (
     Timestamps,
     ValueRange,
     canonical_value_range,
+    has_mysql_type,
     mysql_value_range,
     parse_mysql_type,
 )
@@ -57,7 +59,7 @@ class MySqlDialect:
     version: tuple[int, ...]
     charset_of_collation: Mapping[str, str]
     fold_names: bool
-    source_kind: SourceKind
+    source_kind: DatabaseKind
     name_limit: str = f"{MAX_NAME_LENGTH} characters of at most three bytes (no emoji), and no space at its end"
 
     @property
@@ -91,7 +93,7 @@ class MySqlDialect:
         return name.lower()
 
     def value_range(self, column: Column) -> ValueRange:
-        if self._has_mysql_type(column):
+        if has_mysql_type(column, self.source_kind):
             return mysql_value_range(column.source_type)
         match canonical_value_range(column):
             case Timestamps(digits):
@@ -100,9 +102,6 @@ class MySqlDialect:
                 return Text(None, MAX_POSTGRES_VALUE)
             case value_range:
                 return value_range
-
-    def _has_mysql_type(self, column: Column) -> bool:
-        return self.source_kind != "postgresql" and not column.made
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str:
         lines = [self.column_definition(column, key=column.name in schema.key) for column in schema.captured]
@@ -172,7 +171,7 @@ class MySqlDialect:
     def column_type(self, column: Column, *, key: bool) -> str:
         if column.name.upper() == "FTS_DOC_ID" and not (key and column.source_type == "bigint unsigned"):
             raise ValueError("InnoDB keeps this name for the numbers of its full-text indexes")
-        if not self._has_mysql_type(column):
+        if not has_mysql_type(column, self.source_kind):
             return self._canonical_type(column, key=key)
         value_range = self.value_range(column)
         kind = parse_mysql_type(column.source_type)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import psycopg2
 import psycopg2.extensions
 
-from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.endpoint import DatabaseKind, Endpoint
 from tidemark.conf.libpq import connection_settings
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
@@ -27,7 +27,7 @@ from tidemark.sinks.mirror.postgres.types import (
     quoted,
     text_literal,
 )
-from tidemark.sinks.mirror.target import SourceKind, TableRows, TargetColumn, TargetName, TargetTable
+from tidemark.sinks.mirror.target import TableRows, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import Text
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
@@ -77,7 +77,7 @@ class PostgresSession(LedgerSession):
     rolls_back_ddl = True
     locks_only_rows = True
 
-    def __init__(self, connection: Connection, source_kind: SourceKind) -> None:
+    def __init__(self, connection: Connection, source_kind: DatabaseKind) -> None:
         self._connection = connection
         self._dialect = PostgresDialect(source_kind)
         self.savepoints = 0
@@ -400,7 +400,7 @@ def _as_text(column: TargetColumn) -> TargetColumn:
 def connect(
     endpoint: Endpoint,
     tls: Tls | None,
-    source_kind: SourceKind,
+    source_kind: DatabaseKind,
     reconnect: Reconnect = AT_START,
     *,
     name: str = "tidemark mirror",

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from tidemark.sinks.mirror.target import SourceKind, TargetColumn, TargetName, TargetTable
+from tidemark.conf.endpoint import DatabaseKind
+from tidemark.sinks.mirror.target import TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import (
     Binary,
     Booleans,
@@ -24,6 +25,7 @@ from tidemark.sinks.mirror.value_ranges import (
     Vectors,
     canonical_value_range,
     declared_numeric,
+    has_mysql_type,
     mysql_value_range,
 )
 from tidemark.state.table import Column, NamedType, TableSchema, arrow_type_of
@@ -59,7 +61,7 @@ class PostgresDialect:
     """`types`: the target's enums and citext, as SQL, by schema and name of the source's, for columns that are created. Columns
     of other such types are text."""
 
-    source_kind: SourceKind
+    source_kind: DatabaseKind
     types: Mapping[tuple[str, str], str] = field(default_factory=dict)
     name_limit: str = f"{MAX_NAME_BYTES} bytes"
     max_key_columns: int = 32
@@ -77,8 +79,9 @@ class PostgresDialect:
         return name
 
     def value_range(self, column: Column) -> ValueRange:
-        is_canonical = self.source_kind == "postgresql" or column.made
-        return canonical_value_range(column) if is_canonical else mysql_value_range(column.source_type)
+        if has_mysql_type(column, self.source_kind):
+            return mysql_value_range(column.source_type)
+        return canonical_value_range(column)
 
     def create_table(self, target: TargetName, schema: TableSchema) -> str:
         lines = [self.column_definition(column, key=column.name in schema.key) for column in schema.captured]
