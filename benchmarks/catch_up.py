@@ -14,7 +14,7 @@ from devtools.server import Server
 TABLE = "followed"
 ROWS_OF_A_TRANSACTION = 1000
 CONNECTIONS = (1, 2)
-"""What `log.apply_parallelism` is."""
+"""The values of `log.apply_parallelism` that are measured."""
 
 
 def run(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 PARTITIONS = 2
-"""As many as the job under test has tasks, and the machine cores."""
+"""The number of tasks of the job under test, and of the cores."""
 ROW_GROUP_ROWS = 65_536
 
 

@@ -1,4 +1,4 @@
-"""What `tidemark reconcile` costs, beside reading the rows of both sides once."""
+"""The cost of `tidemark reconcile`, beside reading the rows of both sides once."""
 
 import subprocess
 import sys

@@ -173,7 +173,7 @@ class Engine:
         return is_small(record.state, self._context.job)
 
     def _written(self, writing: TaskWriting, task: PartTask) -> list[Written]:
-        """What is durable is skipped by the next attempt."""
+        """Writes the task. The next attempt skips what is durable."""
         return self._tried(lambda: list(writing.write(task, self._given_up)))
 
     def _tried(self, attempt: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from tidemark.state.remedies import ANOTHER_KEY, NEEDS_KEY, read_again
 from tidemark.state.table import Column, TableId, TableSchema
 
 BACK_AGAIN = "If they were dropped or renamed: a job that has copied them continues once they are there again."
-"""What helps if the tables of a job are gone."""
+"""The remedy if the tables of a job are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ Emits(i, k) == LET s == SplitOf[k] IN
                     \/ Whole /\ log[i].cut /\ i > at
 ReadLog == /\ epoch # NoEpoch /\ out = NotRead /\ out' = [k \in Keys |-> {i \in Of(k) : Emits(i, k)}]
            /\ UNCHANGED <<source, splits, at, epoch, target, crashes>>
-\* Where rows read again stand in their key's history: behind the changes that they contain.
+\* The place of rows read again in their key's history: after the changes that they contain.
 Before(k) == Max({i \in Of(k) : i <= epoch.to /\ (i <= base[SplitOf[k]] \/ i \in high[SplitOf[k]])})
 Commit == /\ epoch # NoEpoch /\ out # NotRead /\ at' = epoch.to /\ epoch' = NoEpoch /\ out' = NotRead
           /\ LET Has(k) == copy[k] # None

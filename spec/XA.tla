@@ -9,7 +9,7 @@
    it is visible. It does not wait for an XA COMMIT: such a commit is logged, at or below that place, and still invisible. The
    SELECT comes later, then high, the log's end; the log from low to high is replayed.
    Method = "snapshot": MariaDB. START TRANSACTION WITH CONSISTENT SNAPSHOT gives a snapshot and its place in the log together,
-   exact for ordinary commits. An XA COMMIT of another session may stand before that place and be missing in the snapshot.
+   exact for ordinary commits. An XA COMMIT of another session may be before that place and be missing in the snapshot.
 
    THE REMEDY. The job starts at a place of the log after which XA RECOVER lists nothing. Everything up to it is visible, and
    every XA COMMIT behind it has its XA PREPARE behind it too. This place is settled. A place is settled by a look at the log

@@ -21,7 +21,7 @@ NUMERIC = "numeric of PostgreSQL"
 """Decimal numbers, infinities and NaN."""
 BYTES = "bytes"
 UUIDS = "UUIDs by their bytes"
-"""Also that of their texts by code points, since all of them are lowercase and have the same form."""
+"""Their texts have the same order by code points, because all are lowercase and have the same form."""
 CODE_POINTS = "texts by code points, with trailing spaces"
 _BOOLEANS = "booleans"
 

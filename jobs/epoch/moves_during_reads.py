@@ -54,7 +54,7 @@ class MovesDuringReads:
         self._rows[table].take(changes)
 
     def keys_of(self, table: TableId) -> tuple[set[KeyValues], set[KeyValues]]:
-        """Of the keys that were read again: those that the range removes, and those of them that it also gives to a row."""
+        """Returns those of the keys read again that the range removes, and those of these that it also gives to a row."""
         if table not in self._rows:
             return set(), set()
         rows = self._rows[table]
@@ -95,7 +95,7 @@ class MovesDuringReads:
 
 
 class _Reads:
-    """What was read again of a table: the keys, those of them that have rows, and each signal's."""
+    """The rows of a table that were read again: the keys, those of them that have rows, and each signal's."""
 
     def __init__(self) -> None:
         self.keys, self.rows = set[KeyValues](), set[KeyValues]()

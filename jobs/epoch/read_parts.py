@@ -74,7 +74,7 @@ class SplitsTask:
 
     @property
     def read_from(self) -> Position:
-        """What a split must contain, or be replayed from. PostgreSQL has no anchors."""
+        """The position up to which a split must contain the log, or from which it is replayed. PostgreSQL has no anchors."""
         return self.log_position if isinstance(self.log_position, WalPosition) else self.anchor
 
 

@@ -28,8 +28,8 @@ MAX_PAIRS_OF_A_TASK = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RangeLook:
-    """What one look at a range found. `row_count`: of the rows that the copy should have. `all_listed`: `pairs` has all surplus
-    rows."""
+    """The result of one look at a range. `row_count`: of the rows that the copy should have. `all_listed`: `pairs` has all
+    surplus rows."""
 
     number: int
     row_count: int

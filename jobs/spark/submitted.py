@@ -1,4 +1,4 @@
-"""Who started this process, spark-submit or not, and where its tasks run. Imports no pyspark."""
+"""Tells whether spark-submit started this process, and where its tasks run. Imports no pyspark."""
 
 import os
 import re

@@ -38,7 +38,7 @@ _OF_A_TOOL = re.compile(r"_.+_(gho|ghc|del|new|old)")
 
 
 class Admit(Protocol):
-    """What the target says to tables that are to join the job."""
+    """The target's part when tables are to join the job."""
 
     def __call__(self, state: JobState | None, schemas: Sequence[TableSchema]) -> None:
         """Called with the job before the tables join, None at its first start, and with all tables including the new ones.
@@ -302,7 +302,7 @@ def require_tables(job: JobFile, found: FoundSource, state: JobState, events: Ev
 
 
 def _after_rename(job: JobFile, table: TableId) -> str:
-    """What else must be done if a table was renamed back. PostgreSQL's log knows tables by their OID."""
+    """Returns the rest of the remedy if a table was renamed back. PostgreSQL's log knows tables by their OID."""
     if job.source.url.kind == "postgresql" or job.mode != "full+incremental":
         return ""
     return f" and have it read again ({resnapshot_of([TableName(table.database, table.name)])})"

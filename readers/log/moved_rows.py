@@ -15,7 +15,7 @@ from tidemark.state.change_batch import UNCHANGED_FIELD, ChangeType, is_truncati
 from tidemark.state.table import TableSchema
 
 MAX_ROWS = 100_000
-"""So many changed rows of a range are followed. Some 50 MB of memory."""
+"""The most changed rows of a range that are followed. They take some 50 MB of memory."""
 
 
 @dataclass(slots=True)

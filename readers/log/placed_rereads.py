@@ -64,7 +64,7 @@ class _TableRereads:
         self._owners = np.zeros(count, np.int64)
         """How many rows had the key of each row that has changes."""
         self._versions = np.concatenate([batch.column("_commit_version").to_numpy() for batch in self._batches])
-        """Of the last change that was taken into each row, else of the row itself."""
+        """Commit versions: of the last change that was taken into each row, else of the row itself."""
         self._keys = _keys(self._state, schema.key, "row")
         self._has_unchanged = bool(schema.toastable)
         self._kept: list[pa.RecordBatch] = []

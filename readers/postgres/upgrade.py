@@ -122,7 +122,7 @@ class UpgradedServer:
 
 
 def _stored(table: WatchedTable) -> tuple[int | None, list[tuple[int, int, str, int | None]]]:
-    """What pg_upgrade keeps of a table and its partitions."""
+    """Returns the facts of a table and its partitions that pg_upgrade keeps."""
     return table.filenode, [_kept(partition) for partition in table.partitions]
 
 

@@ -28,8 +28,9 @@ def rows_seq(schema_version: int) -> int:
 
 
 def reread_seq(schema_version: int, number: int) -> int:
-    """`_seq` of rows that a signal has had read again. `number`: how many times rows of the table were read again at the same
-    position before, less than MAX_REREADS. What was read last wins: a change that is in no log may lie between two reads."""
+    """`_seq` of rows that a signal has had read again. `number`: how many times rows of the table were read again at the
+    same position before, less than MAX_REREADS. What was read last wins: between two reads there may be a change that is in
+    no log."""
     if number >= MAX_REREADS:
         raise ValueError(f"rows were read again {number} times at one position")
     return rows_seq(schema_version) + 1 + number
@@ -37,9 +38,9 @@ def reread_seq(schema_version: int, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """A split's rows and report, to be published. `rows`: the captured columns, rows in any order. `taken_at_us`: the time of
-    the read by the source's clock, microseconds since 1970. `commit_version`: that of the rows; None: the high's. It is set
-    where the high's may be after changes that the rows lack. `seq`: `_seq` of the rows; None: that of rows of splits."""
+    """A split's rows and report, to be published. `rows`: the captured columns, rows in any order. `taken_at_us`: the time
+    of the read by the source's clock, microseconds since 1970. `commit_version`: that of the rows; None: the high's. It is
+    set where the high's may be after changes that the rows lack. `seq`: `_seq` of the rows; None: that of rows of splits."""
 
     report: Report
     rows: pa.Table

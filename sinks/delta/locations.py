@@ -273,7 +273,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class EpochCommit:
-    """What a commit's metadata tell of the epoch that it wrote.
+    """A commit's metadata about the epoch that it wrote.
 
     `after`: the version at which the writer made sure that the table lacked no epoch; None in commits of earlier versions of
     Tidemark. `is_whole`: the commit replaced all rows. In a changelog, and in a table that keeps deleted rows: a TRUNCATE

@@ -1,13 +1,14 @@
 """One epoch of the log, written into a mirror by several connections side by side (`log.apply_parallelism`).
 
-A share is some tables of the epoch, with a connection and a transaction of its own. All changes of a table are in one share, in
-the order of the log. A large table whose rows do not depend on each other may be divided: then a share has some of its buckets
-(`sinks/mirror/buckets.py`). So no key is reordered. A share is committed with ledger entries of its tables and buckets:
+A share is some tables of the epoch, with a connection and a transaction of its own. All changes of a table are in one share,
+in the order of the log. A large table whose rows do not depend on each other may be divided: then a share has some of its
+buckets (`sinks/mirror/buckets.py`). So no key is reordered. A share is committed with ledger entries of its tables and
+buckets:
 
     all shares have written all their rows → one share after the other is committed → the first one last, with the fence
 
-So an error in a share leaves nothing of the epoch. After a death between two commits, the ledger says which tables and buckets
-are there. The next attempt leaves these out. It may divide the others as it likes, or write them by one connection.
+So an error in a share leaves nothing of the epoch. After a death between two commits, the ledger says which tables and
+buckets are there. The next attempt leaves these out. It may divide the others as it likes, or write them by one connection.
 """
 
 import time
@@ -36,7 +37,8 @@ table."""
 
 @dataclass(slots=True)
 class Work:
-    """What a share has of a chunk. `buckets`: of divided tables, those of the share. The chunk has all of their changes."""
+    """The part of a chunk that a share writes. `buckets`: of divided tables, those of the share. The chunk has all of their
+    changes."""
 
     chunk: Chunk = field(default_factory=dict)
     buckets: dict[TableId, Buckets] = field(default_factory=dict)
@@ -100,8 +102,8 @@ def sizes_of(chunk: Chunk) -> dict[TableId, int]:
 
 
 class Shares:
-    """One attempt at a log part. `session_of` opens the session of a share, from 0 on, at its first use. `filling_of` begins to
-    write a part in a session's transaction."""
+    """One attempt at a log part. `session_of` opens the session of a share, from 0 on, at its first use. `filling_of` begins
+    to write a part in a session's transaction."""
 
     def __init__(
         self, job: JobIdentity, session_of: Callable[[int], Session], filling_of: Callable[[Session], Filling]

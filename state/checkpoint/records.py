@@ -1,4 +1,4 @@
-"""Which of a job's numbered records count: `joined`, `left` and `altered` of the checkpoint.
+"""Tells which of a job's numbered records count: `joined`, `left` and `altered` of the checkpoint.
 
 A record's name has its number and the number of the driver that wrote it. A driver may freeze before it writes a record, and
 write it when another driver has taken the job over. So each driver notes at its take-over how many records there were (Cut).
@@ -29,6 +29,6 @@ def counting(folder: str, names: Iterable[str], cut: Cut) -> list[str]:
 
 
 def number_and_driver(name: str) -> tuple[int, int]:
-    """Of a record's file."""
+    """Returns them for the name of a record's file."""
     number, _, driver = name.rpartition("/")[2].partition("-")
     return int(number), int(driver)

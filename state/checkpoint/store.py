@@ -25,7 +25,7 @@ from tidemark.state.errors import CheckpointError, JobFileError
 _DEFAULT_RIGHTS = "system.posix_acl_default"
 
 _BUCKET_AND_FOLDER = re.compile(r"s3a?://(arn:[\w:-]+|[\w.-]+)(/[^/]+)*/?")
-"""Else the bucket lists its objects under other names than the store gives them."""
+"""The form of a URL. In another form, the bucket lists its objects under other names than the store gives them."""
 
 
 LEFTOVER_SECONDS = 3600.0

@@ -13,7 +13,7 @@ from tidemark.state.table import arrow_type_of
 
 GUIDE = ROOT / "docs" / "extend" / "column-type.md"
 MENTIONED = {"sinks/mirror/value_ranges.py"}
-"""Where a docstring names INET4 as an example."""
+"""Files in which a docstring names INET4 as an example."""
 
 ASK_FOR_THE_TYPE = """
 from tidemark.readers.mysql.decoding import arrow

@@ -90,8 +90,8 @@ def die(driver: Driver, point: str, part: list[ChangeBatch | PartEnd]) -> None:
 def test_a_death_between_two_commits(
     copy: SinkCase, retried_by: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was committed is not written again: a row that somebody has removed from it stays removed. `retried_by`: how many
-    connections another driver has, 0 for the same driver."""
+    """Shares that were committed are not written again: a row that somebody has removed from it stays removed. `retried_by`:
+    how many connections another driver has, 0 for the same driver."""
     if streamed:
         stream(monkeypatch)
     driver = Driver(copy, 1)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 ROWS = 40
 STALE = "a row of public.notes got another key"
-"""What a signal says that can't know whether the copy is right."""
+"""The text of a signal that can't know whether the copy is right."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def body_of(target: Database, key: int) -> str:
 
 
 def repaired(job: Path) -> None:
-    """What the failed signal advises."""
+    """Does what the failed signal advises."""
     with pytest.raises(DifferencesError, match="read again"):
         reconcile(load_job_file(job), [], as_json=False, repair=True, patience_seconds=0.0)
     run_epochs(job)

@@ -142,7 +142,7 @@ def test_no_change_is_lost_under_concurrent_writers(gtid: bool, find_server: Fin
 @pytest.mark.parametrize("gtid", [True, False], ids=["gtid", "nogtid"])
 def test_a_low_of_file_and_offset_does_lose_changes(gtid: bool, find_server: FindServer) -> None:
     """How the check above was seen to fail: `low` is replaced by the log's end, nothing else. With six writers and
-    binlog_group_commit_sync_delay=2000, 16 of 60 reads with GTIDs and 23 of 60 without them missed a change that stands
+    binlog_group_commit_sync_delay=2000, 16 of 60 reads with GTIDs and 23 of 60 without them missed a change that is
     before the low but was not yet visible to the SELECT ("row 12 goes from version 1 to 3")."""
     with fresh_database(delayed_server(find_server, gtid=gtid)) as database:
         table = versioned(database)

@@ -287,7 +287,7 @@ def test_values_that_a_change_of_type_made_stop_the_job(publication: str, make_j
     ],
 )
 def test_another_type_that_writes_no_row_stops_the_job(before: str, now: str, value: str, make_job: MakeJob) -> None:
-    """What is stored means another value, or is shown in another form."""
+    """The stored bytes mean another value, or are shown in another form."""
     job = make_job(table=f"id int PRIMARY KEY, v text, w {before} DEFAULT '{value}'")
     job.do(f"SET TimeZone = 'UTC'; ALTER TABLE shop.t ALTER w TYPE {now}")
     job.stops(SchemaChangedError, r"shop\.t has w as .*, which was ")

@@ -54,7 +54,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of the publication, as SQL has it."""
+        """The name of the publication, as SQL has it."""
         return f'"{self.database.name}"'
 
     @property

@@ -56,7 +56,7 @@ def before_upgrade(job: Path) -> None:
 
 
 def told_before_upgrade(job: Path, expect: int, environment: dict[str, str] | None = None) -> str:
-    """What the command prints as its error, in a process of its own."""
+    """Returns what the command prints as its error, in a process of its own."""
     with running(job, "--before-upgrade", *BY_DRIVER, environment=environment) as process:
         assert process.wait() == expect, process.error_text()
         return process.error_text()

@@ -190,7 +190,7 @@ def test_a_publication_is_altered_as_it_is_printed(
 
 
 def start_over(job: Path, source: Database, target: Database, tidemark: CommandLine | None) -> None:
-    """What docs/changing-a-job.md says. Without a command line the slot stays."""
+    """Does what docs/changing-a-job.md says. Without a command line the slot stays."""
     if tidemark is not None and source.kind == "postgres":
         assert tidemark("drop", job, "--yes").code == 0
     shutil.rmtree(job.parent / "checkpoint")

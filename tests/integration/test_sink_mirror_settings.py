@@ -1,5 +1,5 @@
-"""What a mirror writes depends neither on settings of the target's server, database or role, nor on what an existing copy's
-columns do by themselves."""
+"""The rows that a mirror writes depend neither on settings of the target's server, database or role, nor on what an existing
+copy's columns do by themselves."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Bytes of MySQL's and MariaDB's texts that stand for no character of their column's charset: they obey `sink.on_bad_value` on
+"""Bytes of MySQL's and MariaDB's texts that are no character of their column's charset: they obey `sink.on_bad_value` on
 both read paths, or concern their own table only."""
 
 import dataclasses

@@ -111,7 +111,7 @@ class Sink:
     emptied: dict[TableId, int] = field(default_factory=dict)
     """The version of the schema for which a table was emptied last."""
     old: dict[tuple[TableId, Key], list[Entry]] = field(default_factory=dict)
-    """What a table had that came back without being emptied."""
+    """The rows that a table had when it came back without being emptied."""
 
     def keep(self, tables: Sequence[TableId]) -> None:
         """Tables come back whose copies are replaced range by range."""
@@ -290,8 +290,8 @@ class Driver:
             kept_after |= {backfill.table: backfill.withheld.after_epoch for backfill in due}
             Checkpoint("model", job.store).forget_withheld(kept_after, until=epoch - 1)
             if plan.phase is Phase.STREAM:
-                for route in job.store.list("finished")[: None if epoch % 3 else 1]:  # a crash may leave some
-                    job.store.delete(route)
+                for segment in job.store.list("finished")[: None if epoch % 3 else 1]:  # a crash may leave some
+                    job.store.delete(segment)
         if crash_before_offset:
             return
         record = job.record(epoch)

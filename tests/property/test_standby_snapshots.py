@@ -1,4 +1,4 @@
-"""Which transactions a standby's snapshot contains, from what the server says around it (docs/adr/0058)."""
+"""The transactions that a standby's snapshot contains, from what the server says around it (docs/adr/0058)."""
 
 from dataclasses import dataclass, field
 

@@ -13,7 +13,7 @@ from tidemark.readers.snapshot.split_read import MAX_REREADS, emptying_seq, rere
 
 Key = tuple[Any, ...]
 State = tuple[int, int]
-"""(uid, version) of the row that stands at a key."""
+"""(uid, version) of the row that has a key."""
 FIRST_REREAD = reread_seq(1, 0)
 SEQS_OF_A_VERSION = emptying_seq(2) - emptying_seq(1)
 

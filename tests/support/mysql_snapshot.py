@@ -143,7 +143,7 @@ def followed(table: SourceTable, read: SplitRead) -> list[Row]:
     """The split's rows with every later change of the log applied. For whole tables only: a split of a part of the key
     would get the other keys' changes too."""
     state = {table.key_of(row): row for row in rows_of(read.rows)}
-    assert len(state) == read.rows.num_rows, "a key stands twice in a split"
+    assert len(state) == read.rows.num_rows, "a key is twice in a split"
     for change in table.changes(read.report.high):
         if change.type is ChangeType.DELETE:
             assert state.pop(table.key_of(change.row), None) is not None, f"{change} of a row that is not there"

@@ -71,7 +71,7 @@ def _run(old: Server, new: Server, program: str, *words: str) -> subprocess.Comp
 
 
 def _details(new: Server) -> str:
-    """What pg_upgrade wrote about its failure."""
+    """Returns what pg_upgrade wrote about its failure."""
     found = sorted((_folder(new) / "data/pg_upgrade_output.d").rglob("*.txt"))
     return "\n".join(f"{path.name}: {path.read_text()}" for path in found)
 

@@ -17,14 +17,14 @@ from tidemark.state.errors import TablesParkedError, TidemarkError
 
 
 def remedy_of(job: Path, kind: type[TidemarkError], *overrides: str) -> str:
-    """What the next run prints as its remedy."""
+    """Returns what the next run prints as its remedy."""
     with pytest.raises(kind) as caught:
         run_epochs(job, *overrides)
     return caught.value.remedy
 
 
 def advice_of(job: Path, *overrides: str) -> str:
-    """What the next run prints at its end, message and remedy, whether it stops or a table is parked."""
+    """Returns what the next run prints at its end, message and remedy, whether it stops or a table is parked."""
     told = what_is_told(job, *overrides)
     assert told is not None
     return told
@@ -67,7 +67,7 @@ def run_through(job: Path, *overrides: str) -> None:
 
 
 def parked_remedy(job: Path, *overrides: str) -> str:
-    """What the end of a run prints as the remedy of its parked tables."""
+    """Returns what the end of a run prints as the remedy of its parked tables."""
     with pytest.raises(TablesParkedError) as caught:
         require_none_parked(load_job_file(job, overrides), state_of(job))
     return caught.value.remedy

@@ -155,7 +155,7 @@ def require_copies(source: Database, target: Database, columns: str = "*", *, le
 
 
 def start_over(job: Path, source: Database, target: Database, tidemark: CommandLine) -> None:
-    """What docs/changing-a-job.md says."""
+    """Does what docs/changing-a-job.md says."""
     if source.kind == "postgres":
         assert tidemark("drop", job, "--yes").code == 0
     shutil.rmtree(job.parent / "checkpoint", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The documents: their links lead somewhere, their job files are valid, the tests that they name exist."""
+"""The documents: their links lead somewhere, their job files are valid, the tests that they name exist. Docstrings begin as sentences."""
 
 import ast
 import re
@@ -94,3 +94,25 @@ def test_the_page_about_changes_of_a_job_names_every_key() -> None:
     wanted |= {key for model in (Source, MirrorSink, FilesSink, DeltaSink, ConsoleSink) for key in model.model_fields}
     wanted |= set(JobFile.model_fields) - {"source", "sink", "spark", *sections}
     assert wanted - named == set()
+
+
+def test_no_docstring_begins_as_a_fragment_of_a_sentence() -> None:
+    fragment = re.compile(r'"""' + r"(Of|What|Likewise)\b.*")
+    folders = (
+        "benchmarks",
+        "conf",
+        "devtools",
+        "enumerator",
+        "examples",
+        "jobs",
+        "readers",
+        "scripts",
+        "sinks",
+        "state",
+        "tests",
+    )
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 800
+    assert [
+        f"{file.relative_to(ROOT)}: {found[0]}" for file in files if (found := fragment.search(file.read_text()))
+    ] == []

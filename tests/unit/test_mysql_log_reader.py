@@ -571,7 +571,7 @@ def test_heartbeats_stand_in_no_file() -> None:
     assert len(read(server)[0]) == 2
 
 
-# Events where they can't stand
+# Events where they can't be
 
 
 @pytest.mark.pitfall(27)
@@ -743,7 +743,7 @@ def test_start_beyond_4_gib_is_reached_from_the_files_begin(monkeypatch: pytest.
     file = log_of(*prepared_xa(1, b"k", *INSERTED), lb.gtid(2), xa(b"k", "COMMIT"), lb.gtid(3), lb.query("TRUNCATE t"))
     start = file.end
     file.add(lb.gtid(4), *ONE[1:])
-    monkeypatch.setattr(log_reading, "LARGEST_START", start - 1)
+    monkeypatch.setattr(log_reading, "MAX_START", start - 1)
     server = lb.LogServer([file])
     reader = LogReader(server, {lb.TABLE: lb.schema()})
     gtids = f"{lb.SERVER}:1-3"

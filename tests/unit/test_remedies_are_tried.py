@@ -44,7 +44,7 @@ def test_the_test_of_a_remedy_exists(heading: str) -> None:
 
 
 def test_the_source_is_searched_for_remedies() -> None:
-    """Of each kind: an error, a finding of a source and of a sink, a dictionary, a constant of another module."""
+    """Has one of each kind: an error, a finding of a source and of a sink, a dictionary, a constant of another module."""
     found = {remedy.place: remedy.text for remedy in remedies()}
     assert len(found) > 200
     assert "readers/postgres/connect.py:prepare_session" in found

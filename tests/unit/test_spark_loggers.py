@@ -1,4 +1,4 @@
-"""What Spark's libraries log is not printed beside what Tidemark says."""
+"""Spark's libraries print no log lines beside those of Tidemark."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What `--keys` and `--where` of `tidemark signal` accept."""
+"""The values that `--keys` and `--where` of `tidemark signal` accept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is drawn on a terminal: names of tables as they are."""
+"""The drawing on a terminal: names of tables as they are."""
 
 import io
 

@@ -51,7 +51,7 @@ _COM_BINLOG_DUMP = 0x12
 _NON_BLOCK = 1
 _SEND_ANNOTATIONS = 2
 """Without this flag MariaDB leaves annotations out, and event positions would have gaps."""
-LARGEST_START = 0xFFFFFFFF
+MAX_START = 0xFFFFFFFF
 """The highest start position: the command has four bytes for it."""
 
 
@@ -247,7 +247,7 @@ class Dump:
 
 def open_dump(connection: Connection, flavour: Flavour, file: str, pos: int, *, server_id: int) -> Dump:
     """Starts the stream at file:pos. Takes over the connection. Raises ConnectionLostError, SourceNotUsableError."""
-    if pos > LARGEST_START:
+    if pos > MAX_START:
         raise ValueError(f"a dump can't start at {pos}")
     try:
         with connection.cursor() as cursor:

@@ -26,7 +26,7 @@ from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arrays import Reason
 from tidemark.readers.mysql.binlog.connection import (
     CHECK_LOG_CONNECTION,
-    LARGEST_START,
+    MAX_START,
     ConnectionLostError,
     Dump,
     LogSource,
@@ -174,7 +174,7 @@ class Reading:
         """Starts a dump at the position in `progress`."""
         log = self.log
         position = log.progress.position
-        seeking = position.pos > LARGEST_START
+        seeking = position.pos > MAX_START
         start = FILE_START if seeking else position.pos
         ids = log.source.server_ids
         connection = _opened(log.source)

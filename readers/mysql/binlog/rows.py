@@ -28,7 +28,7 @@ from tidemark.state.table import TableSchema
 
 COLUMN_BUFFER_BYTES = 48 << 20
 MAX_ROWS = 1 << 17
-LEAST_ROWS = 16
+MIN_ROWS = 16
 TRANSACTIONS = 1 << 17
 _POSITION_BITS = 40
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
@@ -36,7 +36,7 @@ _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 def empty_rows(width: int, *, column_buffer_bytes: int = COLUMN_BUFFER_BYTES, transactions: int = TRANSACTIONS) -> Rows:
     """Allocates buffers for rows of at most `width` columns."""
-    capacity = max(LEAST_ROWS, min(MAX_ROWS, column_buffer_bytes // (17 * width)))
+    capacity = max(MIN_ROWS, min(MAX_ROWS, column_buffer_bytes // (17 * width)))
     buffers = ColumnBuffers.empty(width, capacity)
     before = ColumnBuffers.empty(width, 1)
     return Rows(

@@ -179,9 +179,9 @@ def key_column(column: Column) -> KeyColumn | None:
 
 
 def _ordinal_texts(parsed: SourceType) -> tuple[str, ...] | None:
-    """What the server shows for the numbers of an ENUM or SET; None if there are too many, or if a text does not tell the
-    number. A label `?` stands for any character beyond the BMP; an empty label reads as the invalid value 0 does; a server
-    without strict mode allows a label twice."""
+    """Returns the texts that the server shows for the numbers of an ENUM or SET; None if there are too many, or if a text
+    does not tell the number. The catalog shows any character beyond the BMP as `?`; an empty label reads as the invalid
+    value 0 does; a server without strict mode allows a label twice."""
     labels = parsed.labels
     if "" in labels or len(set(labels)) < len(labels) or any("?" in label for label in labels):
         return None
@@ -196,8 +196,8 @@ def _ordinal_texts(parsed: SourceType) -> tuple[str, ...] | None:
 
 def can_split_by(column: Column, flavour: Flavour) -> bool:
     """True if a table can be split by the column; by a UUID, if `uuid_order.orders_as_known`, too. In MariaDB no CHAR by a
-    collation that does not ignore trailing spaces: its index compares values with the spaces that they are stored with, and SQL
-    without them, so that a range lacks rows (docs/adr/0063)."""
+    collation that does not ignore trailing spaces: its index compares values with the spaces that they are stored with, and
+    SQL without them, so that a range lacks rows (docs/adr/0063)."""
     if (
         flavour == "mariadb"
         and parse_source_type(column.source_type).base == "char"

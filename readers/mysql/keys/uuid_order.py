@@ -1,9 +1,9 @@
 """The order of MariaDB's UUID: that of its index, and conditions for ranges of it.
 
-Since 10.11.5 the index has some UUIDs with swapped fields (versions 1 to 5) and others as they are, and orders these bytes, the
-*record*. SQL compares two swapped UUIDs by their records, two others by theirs, but a swapped one with another by the bytes
-that are shown, which is no total order. So a condition compares each kind with a UUID of its own kind, the one whose record is
-next to the bound's. Both have nearly the same record, so that the server reads a range of the index. See
+Since 10.11.5 the index has some UUIDs with swapped fields (versions 1 to 5) and others as they are, and orders these bytes,
+the *record*. SQL compares two swapped UUIDs by their records, two others by theirs, but a swapped one with another by the
+bytes that are shown, which is no total order. So a condition compares each kind with a UUID of its own kind, the one whose
+record is next to the bound's. Both have nearly the same record, so that the server reads a range of the index. See
 `mem_need_swap`, `rec_need_swap` and `cmp` in https://github.com/MariaDB/server/blob/11.4/plugin/type_uuid/sql_type_uuid.h
 and docs/adr/0066.
 
@@ -64,15 +64,16 @@ def least_swapped(record: bytes) -> bytes | None:
 
 
 def least_plain(record: bytes) -> bytes | None:
-    """Likewise the UUID that is not swapped. The server refuses texts whose record it would take for a swapped one."""
+    """The UUID, not swapped, with the least record that is not less than `record`. The server refuses texts whose record it
+    would take for a swapped one."""
     return _least(record, _ninth_bytes_of_plain)
 
 
 def orders_as_known(connection: Connection, table: TableId, column: str) -> bool:
-    """True if the server orders the column's values as this module does, by its answers for pairs of UUIDs. They become values
-    of the column's own type in COALESCE, and no row is read. False, too, if the server refuses the query: the account
-    may not read the table, which preflight tells, or another session keeps it locked, or it is gone. Raises pymysql's error if
-    the connection is lost."""
+    """True if the server orders the column's values as this module does, by its answers for pairs of UUIDs. They become
+    values of the column's own type in COALESCE, and no row is read. False, too, if the server refuses the query: the account
+    may not read the table, which preflight tells, or another session keeps it locked, or it is gone. Raises pymysql's error
+    if the connection is lost."""
     pairs = _telling_pairs()
     asked = ", ".join(f"COALESCE(d.k, '{a}') > COALESCE(d.k, '{b}')" for a, b in pairs)
     name = quote_identifier(column)

@@ -160,7 +160,7 @@ def type_problems(facts: TableFacts, exclude_columns: Collection[str] = ()) -> l
     return problems
 
 
-MOST_SPLIT_COLUMNS = 31
+MAX_SPLIT_COLUMNS = 31
 """MariaDB 10.11 and 11.4 end with signal 11 when they look for a range of 32 columns, the most that a key may have."""
 
 
@@ -172,7 +172,7 @@ range by range only if it has the split key's order (docs/adr/0066)."""
 def split_key(
     facts: TableFacts, schema: TableSchema, usable: Callable[[Column], bool] | None = None
 ) -> tuple[str, ...]:
-    """The columns to split the table by: the longest prefix of the key's index, up to MOST_SPLIT_COLUMNS, in which every column
+    """The columns to split the table by: the longest prefix of the key's index, up to MAX_SPLIT_COLUMNS, in which every column
     is `usable` and fully indexed. () if there is none: the table is one split.
 
     A prefix of a unique key need not be unique: a split has all rows of a value. `usable` None: `is_orderable`.
@@ -182,7 +182,7 @@ def split_key(
     if index is None or index.kind != "BTREE":
         return ()
     columns: list[str] = []
-    for part in index.columns[:MOST_SPLIT_COLUMNS]:
+    for part in index.columns[:MAX_SPLIT_COLUMNS]:
         if part.name is None or part.prefix_length is not None or not fits(schema.column(part.name)):
             break
         columns.append(part.name)

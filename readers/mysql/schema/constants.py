@@ -113,7 +113,7 @@ def _text(kind: SourceType, column: Column, text: str) -> str | None:
         return None
     if kind.base in _TEXTS or kind.base == "enum":
         longest = kind.numbers[0] if kind.numbers else _MAX_TEXT if kind.base != "char" else 1
-        is_label = text in kind.labels and "?" not in text  # which may stand for another character
+        is_label = text in kind.labels and "?" not in text  # the catalog may show it for another character
         fits = is_label if kind.base == "enum" else len(text) <= longest
         is_kept = column.charset in _ASCII_CHARSETS and not (kind.base == "char" and text.endswith(" "))
         return text if fits and is_kept else None

@@ -54,7 +54,7 @@ def is_wider(before: SourceType, now: SourceType) -> bool:
             is_deeper = scale <= scale_now and precision - scale <= precision_now - scale_now
             return is_deeper and precision_now <= _MAX_PRECISION
         case "enum" | "set":
-            is_known = not any("?" in label for label in now.labels)  # which may stand for another character
+            is_known = not any("?" in label for label in now.labels)  # the catalog may show it for another character
             return is_known and now.labels[: len(before.labels)] == before.labels
     return False
 

@@ -79,7 +79,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the server said around a snapshot. `running`: the ids that were unfinished before it, or were given to transactions
+    """The server's answers around a snapshot. `running`: the ids that were unfinished before it, or were given to transactions
     since, and are unfinished after it. `finished`: those that committed, or of which nothing is known any more."""
 
     xmin: int
