@@ -89,10 +89,6 @@ class EpochLoop:
         """Lets the epoch in work finish; no further one is planned."""
         self._stop.set()
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._stop.is_set()
-
     def run(self, *, max_epochs: int | None = None) -> None:
         """Raises TidemarkError; everything committed is kept. While the job is paused, no epoch runs. One exception: tables
         can leave only once the planned epoch is committed (`max_epochs`)."""

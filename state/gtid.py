@@ -116,10 +116,6 @@ class GtidSet:
         }
         return GtidSet({source: intervals for source, intervals in left.items() if intervals})
 
-    def with_transactions(self, source: Source, numbers: Iterable[int]) -> "GtidSet":
-        """Returns this set and the transactions `numbers` of `source`."""
-        return self.union(GtidSet({source: _merged((n, n + 1) for n in numbers)}))
-
 
 def _state_entry(text: str) -> tuple[int, int, int]:
     numbers = text.split("-")

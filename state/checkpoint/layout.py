@@ -173,20 +173,13 @@ NOT_SHARED_REMEDY = (
 )
 
 
-def joined_file(number: int, driver: int) -> str:
-    return _record(JOINED_FOLDER, number, driver)
+def record_file(folder: str, number: int, driver: int) -> str:
+    """`folder`: JOINED_FOLDER, LEFT_FOLDER or ALTERED_FOLDER."""
+    return f"{folder}/{number:010d}-{driver:010d}"
 
 
 def merged_joined_file(last: int) -> str:
     return f"{JOINED_FOLDER}/m{last:010d}"
-
-
-def left_file(number: int, driver: int) -> str:
-    return _record(LEFT_FOLDER, number, driver)
-
-
-def altered_file(number: int, driver: int) -> str:
-    return _record(ALTERED_FOLDER, number, driver)
 
 
 def signal_file(number: int) -> str:
@@ -320,10 +313,6 @@ def _divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
     found = list(names)
     merged = [name for name in found if name.startswith(f"{JOINED_FOLDER}/m")]
     return merged, [name for name in found if name not in merged]
-
-
-def _record(folder: str, number: int, driver: int) -> str:
-    return f"{folder}/{number:010d}-{driver:010d}"
 
 
 def _epoch(epoch: int) -> str:
@@ -471,7 +460,7 @@ class Checkpoint:
         """Writes the record that follows those that count. Raises JobHeldError if there is another one, or if another driver
         has taken the job over: then the record may not count."""
         driver = self.driver
-        name = _record(folder, number, driver)
+        name = record_file(folder, number, driver)
         if self._count(folder) != number - 1 or not self.store.create(name, data):
             raise self._another_driver(name)
         if self.newest_owner() > driver:

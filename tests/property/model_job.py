@@ -344,7 +344,7 @@ class Driver:
         else:
             low = set(database.visible)
             anchor = binlog_position(self.running.work.anchor).gtid_set()
-            if not GtidSet({}).with_transactions(SOURCE, low).contains_all(anchor):
+            if not GtidSet({}).union(GtidSet({SOURCE: tuple((n, n + 1) for n in low)})).contains_all(anchor):
                 return False
         if self.job.reading == "prefix" and database.prefix(self.running.work.anchor) > len(database.visible):
             return False

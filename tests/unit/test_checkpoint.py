@@ -274,9 +274,9 @@ def test_what_a_replaced_driver_adds_to_the_job_does_not_count(tmp_path: Path) -
     """It froze before it wrote its record, and writes it at one time or another."""
     frozen, second, third, fourth = drivers(tmp_path, 4)
     late = [
-        (layout.left_file(2, 1), codec.LEFT.encode(LEFT)),
-        (layout.joined_file(1, 1), codec.JOINED.encode(JOINED)),
-        (layout.altered_file(1, 1), codec.ALTERED.encode(ALTERED)),
+        (layout.record_file(layout.LEFT_FOLDER, 2, 1), codec.LEFT.encode(LEFT)),
+        (layout.record_file(layout.JOINED_FOLDER, 1, 1), codec.JOINED.encode(JOINED)),
+        (layout.record_file(layout.ALTERED_FOLDER, 1, 1), codec.ALTERED.encode(ALTERED)),
     ]
     before = frozen.create_job_state(state("one"))
     assert frozen.take_owner() == 1
@@ -373,7 +373,7 @@ def test_many_entries_are_kept_in_one_file(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 100 - layout.MERGED_JOINED + 1
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     second.take_owner()
-    first.store.create(layout.joined_file(101, 1), codec.JOINED.encode(JOINED))  # late
+    first.store.create(layout.record_file(layout.JOINED_FOLDER, 101, 1), codec.JOINED.encode(JOINED))  # late
     assert second.job_state() == now
     for number in range(100, 230):
         now = second.create_joined(now, replace(JOINED, at_us=number))
@@ -396,7 +396,7 @@ def test_a_lost_record_is_noticed_though_it_is_the_newest(tmp_path: Path) -> Non
     checkpoint.take_owner()
     checkpoint.create_left(checkpoint.create_left(before, LEFT), LATER)
     checkpoint.take_owner()
-    (tmp_path / layout.left_file(2, 1)).unlink()
+    (tmp_path / layout.record_file(layout.LEFT_FOLDER, 2, 1)).unlink()
     with pytest.raises(CheckpointError, match="has lost its file `left/0000000002`"):
         checkpoint.job_state()
 

@@ -1,4 +1,5 @@
-"""The documents: their links lead somewhere, their job files are valid, the tests that they name exist. Docstrings begin as sentences."""
+"""The documents: their links lead somewhere, their job files are valid, the tests that they name exist. Docstrings are
+sentences."""
 
 import ast
 import re
