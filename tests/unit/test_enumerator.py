@@ -546,7 +546,8 @@ def test_stopped_tables_are_left_out_until_only_they_are_left(*, interleave: boo
 
 
 def test_a_table_without_a_key_that_is_being_read_does_not_wait() -> None:
-    """Its chunks see one snapshot, which the source must keep, and the log is not read meanwhile."""
+    """Its chunks see one snapshot, which the source must keep. An earlier version began with it, and withheld no changes: so
+    the log is not read meanwhile."""
     state = first_state(job("n1000", "n900", keyless=["n40"]), INTERLEAVED)
     tables = tuple(replace(t, cursor=Releasing(7, 0, 20, 10)) if not t.columns else t for t in state.tables)
     waiting = Observation(BinlogExtent(FILES), splits_wait=True)
