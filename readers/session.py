@@ -77,7 +77,7 @@ class AskingSession(ABC, Generic[Connection]):
                     ) from error
                 if attempt == ATTEMPTS and self.is_locked(error):
                     raise TableLockedError(
-                        f"Another session kept a table locked, and a query about it waited {attempt} times in vain: "
+                        f"Another session kept a table locked, and a query about it timed out {attempt} times: "
                         f"{self.error_text(error)}",
                         FIND_LOCK,
                     ) from error
