@@ -80,7 +80,9 @@ def _about_parts(
 ) -> list[Signal]:
     """Returns one signal for all single keys, and one for each range."""
     if keys and (where is not None or len(tables) > 1):
-        raise JobFileError("--keys is for one table, and can't be given together with --where.", "Give more than one signal.")
+        raise JobFileError(
+            "--keys is for one table, and can't be given together with --where.", "Give more than one signal."
+        )
     if where == "":
         raise JobFileError("--where is empty.", "Leave it out to have all rows read again.")
     wanted, now_us = list[Signal](), _now_us()

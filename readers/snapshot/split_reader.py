@@ -1,9 +1,10 @@
 """Reads splits one after another on one connection. A split is read again if the connection breaks."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tidemark.readers.session import FIND_LOCK, AskingSession, pause
 from tidemark.readers.snapshot.split_read import SplitRead
@@ -25,6 +26,11 @@ READ_ATTEMPTS = 5
 """Attempts to read one split, while connections break."""
 
 Connection = TypeVar("Connection")
+Hook: TypeAlias = Callable[[], None]
+
+
+def no_hook() -> None:
+    """A Hook that does nothing."""
 
 
 @dataclass(slots=True)

@@ -55,13 +55,13 @@ def effect_rows(schema: TableSchema, effect: NetEffect, read: pa.RecordBatch | N
     origins = [] if effect.partial is None else [effect.partial.origins]
     if effect.partial is not None:
         missing = missing_names(schema, effect.partial)
-        yield _batch(schema, effect.partial.origins, effect.partial.rows, missing=missing)
+        yield effect_batch(schema, effect.partial.origins, effect.partial.rows, missing=missing)
     inserted = are_among(kept, [*origins, *others]) if origins or others else np.zeros(kept.num_rows, np.bool_)
     updated = kept.filter(pa.array(~inserted))
-    yield _batch(schema, updated, effect.rows.filter(pa.array(~inserted)))
-    yield _batch(schema, None, effect.rows.filter(pa.array(inserted)))
+    yield effect_batch(schema, updated, effect.rows.filter(pa.array(~inserted)))
+    yield effect_batch(schema, None, effect.rows.filter(pa.array(inserted)))
     gone = effect.touched.filter(pa.array(~are_among(effect.touched, [updated, *origins])))
-    yield _batch(schema, gone, None)
+    yield effect_batch(schema, gone, None)
 
 
 def went_with_truncation(schema: TableSchema) -> SinkError:
@@ -71,9 +71,10 @@ def went_with_truncation(schema: TableSchema) -> SinkError:
     )
 
 
-def _batch(
+def effect_batch(
     schema: TableSchema, at: pa.RecordBatch | None, new: pa.RecordBatch | None, *, missing: pa.Array | None = None
 ) -> pa.RecordBatch:
+    """Returns rows of `effect_schema`. `at`, `new`: as many rows each; one of them may be None."""
     kinds = effect_schema(schema)
     count = next(rows.num_rows for rows in (at, new) if rows is not None)
     arrays = [

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from tidemark.sinks.delta.effect import (
     are_among,
+    effect_batch,
     effect_schema,
     effects,
     missing_names,
@@ -153,14 +154,7 @@ def _batch(
     missing: pa.Array | None = None,
     origin: pa.RecordBatch | None = None,
 ) -> pa.RecordBatch:
-    kinds = kept_schema(schema)
-    count = next(rows.num_rows for rows in (at, new) if rows is not None)
-    arrays = [
-        struct_of(at, kinds.field("at").type, count),
-        pa.array(np.full(count, new is not None)),
-        pa.nulls(count, kinds.field("missing").type) if missing is None else missing,
-        struct_of(new, kinds.field("new").type, count),
-        pa.array(np.full(count, deleted)),
-        struct_of(origin, kinds.field("origin").type, count),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=kinds)
+    kinds, rows = kept_schema(schema), effect_batch(schema, at, new, missing=missing)
+    marks = pa.array(np.full(rows.num_rows, deleted))
+    origins = struct_of(origin, kinds.field("origin").type, rows.num_rows)
+    return pa.RecordBatch.from_arrays([*rows.columns, marks, origins], schema=kinds)

@@ -44,7 +44,7 @@ from tidemark.readers.mysql.snapshot.watermark import Low, Watermarks
 from tidemark.readers.snapshot.gathered_rows import GatheredRows
 from tidemark.readers.snapshot.normalise import Replay
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
+from tidemark.readers.snapshot.split_reader import Hook, RetryingSplitReader, columns_are_gone, no_hook
 from tidemark.state.errors import (
     DamagedLogError,
     LogPositionLostError,
@@ -64,23 +64,16 @@ MAX_FRESH_READS = 100
 _TABLE_CHANGED = 1412
 
 
-def _nothing() -> None:
-    pass
-
-
-Hook = Callable[[], None]
-
-
 @dataclass(frozen=True, slots=True)
 class ReadHooks:
     """Called at these points of each read. Tests change the source there."""
 
-    before_low: Hook = _nothing
-    after_low: Hook = _nothing
-    before_select: Hook = _nothing
-    after_select: Hook = _nothing
-    before_high: Hook = _nothing
-    after_high: Hook = _nothing
+    before_low: Hook = no_hook
+    after_low: Hook = no_hook
+    before_select: Hook = no_hook
+    after_select: Hook = no_hook
+    before_high: Hook = no_hook
+    after_high: Hook = no_hook
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@
 - `where` (snapshot.where) limits what the SELECT reads. It never limits changes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ from tidemark.readers.postgres.snapshot.read_locks import locked
 from tidemark.readers.postgres.snapshot.standby import StandbySnapshots
 from tidemark.readers.session import AskingSession
 from tidemark.readers.snapshot.split_read import SplitRead
-from tidemark.readers.snapshot.split_reader import RetryingSplitReader, columns_are_gone
+from tidemark.readers.snapshot.split_reader import Hook, RetryingSplitReader, columns_are_gone, no_hook
 from tidemark.state.errors import TableLockedError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.position import Position, WalPosition, wal_position
@@ -56,20 +56,13 @@ SELECT pg_current_snapshot()::text,
 """
 
 
-def _nothing() -> None:
-    pass
-
-
-Hook = Callable[[], None]
-
-
 @dataclass(frozen=True, slots=True)
 class ReadHooks:
     """Functions that each read calls at these points. Tests change the source there."""
 
-    before_snapshot: Hook = _nothing
-    after_snapshot: Hook = _nothing
-    after_select: Hook = _nothing
+    before_snapshot: Hook = no_hook
+    after_snapshot: Hook = no_hook
+    after_select: Hook = no_hook
 
 
 @dataclass(frozen=True, slots=True)
