@@ -1,4 +1,4 @@
-"""What a run has seen of a copy in Delta Lake, so that the next one need not ask Spark (docs/adr/0072)."""
+"""A note of a copy in Delta Lake, so that the next run need not ask Spark (docs/adr/0072)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a run knows of the job's copies: what it may tell the next run, so that this one need not ask Spark.
+"""A run's knowledge of the job's copies, which it may tell the next run, so that this one need not ask Spark.
 
 A copy is known once Spark has looked at it and found no problem, and its log was the same before and after. It stays known as
 long as nothing but the run's own epochs follows. Anything else, and the next run asks Spark. docs/adr/0072 has the reasons.

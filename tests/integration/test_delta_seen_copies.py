@@ -1,4 +1,4 @@
-"""What a run notes of its copies in Delta, and that the next start asks Spark about all others."""
+"""A run notes what it has seen of its copies in Delta, and the next start asks Spark about all others."""
 
 from collections.abc import Callable
 from dataclasses import replace

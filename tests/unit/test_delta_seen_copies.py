@@ -1,4 +1,4 @@
-"""What a run has seen of its copies in Delta: as long as nothing has changed, a start asks Spark nothing."""
+"""As long as nothing in Delta has changed since the run before, a start asks Spark nothing."""
 
 import json
 import shutil
@@ -282,7 +282,7 @@ def test_a_lost_identifier_of_a_copy_is_told(job: Job, monkeypatch: pytest.Monke
 
 
 def known(folder: Path) -> SeenCopies:
-    """What a run has seen that knows ORDERS in the newest version."""
+    """Returns the notes of a run that knows ORDERS in the newest version."""
     seen, before = SeenCopies(), read_log(folder)
     assert before is not None
     seen.look(ORDERS.table, before, "id", "checked")
