@@ -82,10 +82,8 @@ class AskingSession(ABC, Generic[Connection]):
                         FIND_LOCK,
                     ) from error
                 if attempt == ATTEMPTS:
-                    raise SourceUnavailableError(
-                        f"The connection was lost {attempt} times in a row: {self.error_text(error)}",
-                        "Check the server and the network between it and the driver and executors.",
-                    ) from error
+                    text = f"The connection was lost {attempt} times in a row: {self.error_text(error)}"
+                    raise self.unavailable(text, error) from error
             pause(attempt)
         raise AssertionError("unreachable")
 
@@ -105,6 +103,14 @@ class AskingSession(ABC, Generic[Connection]):
     @abstractmethod
     def will_pass(error: Any, connection: Connection) -> bool:
         """True if the same query may succeed on another connection. `error` is an `error_class`."""
+
+    @staticmethod
+    def unavailable(message: str, error: Any) -> SourceUnavailableError:
+        """Returns the error to raise for one that came in each attempt."""
+        return SourceUnavailableError(
+            message,
+            "Check the server and the network between it and the driver and executors, then run the job again.",
+        )
 
     @staticmethod
     @abstractmethod

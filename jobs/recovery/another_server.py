@@ -106,8 +106,10 @@ def _go_on_there(
             other_system is not None or places.is_related(state, now.position)
         )
         if not is_copy or not job.source.reads_again_after_lost_log:
-            message, remedy = f"{what} {lost.message}", f"{_RESNAPSHOT} {error.remedy}" if is_copy else error.remedy
-            raise LogPositionLostError(message, remedy) from lost
+            remedy = error.remedy if lost.remedy == START_OVER_NOW else lost.remedy
+            raise LogPositionLostError(
+                f"{what} {lost.message}", f"{_RESNAPSHOT} {remedy}" if is_copy else remedy
+            ) from lost
         text = f"{lost.message} So the rows of all tables are read again (source.on_log_lost)."
         place = _Place(found.joining_start(()), text, {schema.table for schema in state.schemas})
     if place.leaving:

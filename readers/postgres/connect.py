@@ -106,6 +106,7 @@ def connect(
             return connection
 
 
+CORRECT = "Correct what the server's message says, then run the job again."
 STANDBY_REMEDY = "Run the job again once the failover is over: it continues. Or name the primary in source.url."
 
 
@@ -191,12 +192,8 @@ def sql_errors(connection: Connection) -> Iterator[None]:
 
 
 def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError:
-    if error.pgcode == _CONFLICT:
-        return SourceUnavailableError(
-            f"The standby ended a query of the job: {error_text(error)}.",
-            "Its primary removed rows that the query needed: on the standby set hot_standby_feedback = on, or a greater "
-            "max_standby_streaming_delay. Then run the job again.",
-        )
+    if error.pgcode == CONFLICT:
+        return conflict(f"The standby ended a query of the job: {error_text(error)}.")
     if is_transient(error) or connection.closed:
         return SourceUnavailableError(
             f"The connection to the source was lost: {error_text(error)}",
@@ -207,13 +204,22 @@ def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError
             "GRANT the role of source.url what is missing. The page Permissions of the documentation has all grants."
         )
     else:
-        remedy = "Correct what the server's message says, then run the job again."
+        remedy = CORRECT
     return SourceNotUsableError(f"The source refuses a query: {error_text(error)}.", remedy)
 
 
 _DENIED = "42501"
-_CONFLICT = "40001"
+CONFLICT = "40001"
 """A query that only reads one snapshot conflicts with nothing but a standby's recovery."""
+
+
+def conflict(message: str) -> SourceUnavailableError:
+    """Returns the error for queries that a standby ends."""
+    return SourceUnavailableError(
+        message,
+        "Its primary removed rows that the query needed: on the standby set hot_standby_feedback = on, or a greater "
+        "max_standby_streaming_delay. Then run the job again.",
+    )
 
 
 def version_of(connection: Connection) -> tuple[int, int]:

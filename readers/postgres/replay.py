@@ -9,7 +9,6 @@ from tidemark.state.position import WalPosition
 WAIT_SECONDS = 60.0
 """How long a standby may take to replay what the job needs."""
 _POLL_SECONDS = 0.01
-STREAM = "Let it stream from its primary (primary_conninfo): a standby that only restores archived files can't be read."
 # The inner query is evaluated first.
 _REPLAYED = """
 SELECT (received - '0/0'::pg_lsn)::bigint, streams, (pg_last_wal_replay_lsn() - '0/0'::pg_lsn)::bigint, pg_is_in_recovery()
@@ -22,15 +21,13 @@ def await_replay(connection: Connection, position: WalPosition) -> None:
     SourceUnavailableError after WAIT_SECONDS. Does nothing on a primary."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
-        _, streams, replayed, in_recovery = _replayed(connection)
+        _, _, replayed, in_recovery = _replayed(connection)
         if not in_recovery or replayed >= position.lsn:
             return
         if time.monotonic() > deadline:
             raise SourceUnavailableError(
                 f"The standby has replayed the log up to {WalPosition(replayed)}, and the job has read it up to {position}.",
-                "Let it replay: SELECT pg_wal_replay_resume(), if it was paused. The job continues then."
-                if streams
-                else f"It does not stream now. {STREAM} The job continues then.",
+                _let_replay(connection),
             )
         time.sleep(_POLL_SECONDS)
 
@@ -50,12 +47,44 @@ def settled(connection: Connection, lsn: int) -> WalPosition:
         if time.monotonic() > deadline:
             raise SourceUnavailableError(
                 f"The standby has not replayed what comes after {WalPosition(lsn)} in {WAIT_SECONDS:.0f} s.",
-                "Look for what it waits for: SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'. "
-                "SELECT pg_wal_replay_resume(), if it was paused. Then run the job again: it continues."
-                if streams
-                else f"It does not stream now. {STREAM} Then run the job again: it continues.",
+                _let_replay(connection),
             )
         time.sleep(_POLL_SECONDS)
+
+
+def stopped_replay(connection: Connection) -> str | None:
+    """Returns what lets a standby replay again that does not stream, or whose replay was paused. None if neither is so, and on
+    a primary."""
+    with connection.cursor() as cursor:
+        cursor.execute(_STOPPED)
+        ((paused, streams),) = cursor.fetchall()
+    if paused:
+        return (
+            "Its replay is paused: SELECT pg_wal_replay_resume() on the standby. Then run the job again: it continues."
+        )
+    if not streams:
+        return (
+            "It does not stream from its primary now. After a restart it first replays what it has. If it does not, correct "
+            "primary_conninfo: a standby that only restores archived files can't be read. Then run the job again: it continues."
+        )
+    return None
+
+
+_STOPPED = """
+SELECT CASE WHEN standby THEN pg_get_wal_replay_pause_state() <> 'not paused' ELSE false END,
+       NOT standby OR EXISTS (SELECT FROM pg_stat_wal_receiver)
+FROM (SELECT pg_is_in_recovery() AS standby OFFSET 0) AS server"""
+
+
+def _let_replay(connection: Connection) -> str:
+    """Returns what lets a standby replay further that is behind for long."""
+    stopped = stopped_replay(connection)
+    return (
+        "Look for what it waits for: SELECT wait_event FROM pg_stat_activity WHERE backend_type = 'startup'. If that is "
+        "relation or begins with RecoveryConflict, end the oldest queries on the standby. Then run the job again: it continues."
+        if stopped is None
+        else stopped
+    )
 
 
 def is_in_recovery(connection: Connection) -> bool:

@@ -8,6 +8,7 @@ from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.remedies import START_OVER
 
 OLDEST_MAJOR = 14
+JOBS_SERVER = f"Connect to the server that the job has read. If it is gone, {START_OVER}."
 LOGICAL_BY_SLOTS_MAJOR = 19
 """The first version whose log has rows with wal_level = replica, too, while a logical slot exists."""
 
@@ -154,5 +155,5 @@ def require_same(connection: Connection, expected: ServerIdentity) -> None:
     )
     raise LogPositionLostError(
         f"{what}. The job's positions do not belong to its log.",
-        f"Connect to the server that the job started with. If it is gone, {START_OVER}.",
+        JOBS_SERVER,
     )

@@ -5,14 +5,17 @@ from typing import ClassVar
 import psycopg2
 
 from tidemark.readers.postgres.connect import (
+    CONFLICT,
     LOCK_TIMEOUT,
     Connection,
+    conflict,
     error_code,
     error_text,
     is_too_large,
     is_transient,
 )
 from tidemark.readers.session import AskingSession, Row, pause
+from tidemark.state.errors import SourceUnavailableError
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
@@ -33,6 +36,10 @@ class SqlSession(AskingSession[Connection]):
     error_class: ClassVar[type[Exception]] = psycopg2.Error
     will_pass = staticmethod(will_pass)
     error_text = staticmethod(error_text)
+
+    @staticmethod
+    def unavailable(message: str, error: psycopg2.Error) -> SourceUnavailableError:
+        return conflict(message) if error_code(error) == CONFLICT else AskingSession.unavailable(message, error)
 
     @staticmethod
     def is_gone(error: psycopg2.Error) -> bool:

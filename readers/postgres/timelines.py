@@ -13,7 +13,7 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.libpq import connection_settings
 from tidemark.conf.source import Tls
 from tidemark.readers.postgres.connect import APPLICATION_NAME, error_text, is_transient
-from tidemark.readers.postgres.server import ServerIdentity
+from tidemark.readers.postgres.server import JOBS_SERVER, ServerIdentity
 from tidemark.state.errors import LogPositionLostError, SourceUnavailableError
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER
@@ -45,12 +45,14 @@ def shared_until(endpoint: Endpoint, tls: Tls | None, before: ServerIdentity) ->
     except psycopg2.Error as error:
         if is_transient(error):
             raise SourceUnavailableError(
-                f"The connection to the source was lost: {error_text(error)}", "Run the job again: it continues."
+                f"No replication connection to the source: {error_text(error)}",
+                "Check that the server runs, and raise max_wal_senders if all of them are taken. Then run the job again: it "
+                "continues.",
             ) from error
         raise LogPositionLostError(
             f"The server does not tell its timeline history: {error_text(error)}.",
-            "Let the role of source.url open replication connections (REPLICATION, max_wal_senders, pg_hba.conf), and run "
-            f"the job again. Otherwise {START_OVER}.",
+            "Let replication connections to the database pass, also where a proxy is in between, and run the job again. "
+            f"Otherwise {START_OVER}.",
         ) from error
     text = history if isinstance(history, str) else bytes(history).decode("utf-8", "replace")
     ends = parse_history(text)
@@ -58,7 +60,7 @@ def shared_until(endpoint: Endpoint, tls: Tls | None, before: ServerIdentity) ->
         raise LogPositionLostError(
             f"The server is on timeline {now.timeline}, which does not come from timeline {before.timeline}, the job's: a "
             "standby was promoted that had not followed the job's server, or the server was restored.",
-            f"Connect to the server that the job has read. If it is gone, {START_OVER}.",
+            JOBS_SERVER,
         )
     return _after_header(ends[before.timeline], int(page_bytes), int(segment_bytes))
 
@@ -84,7 +86,7 @@ def _after_header(lsn: int, page_bytes: int, segment_bytes: int) -> WalPosition:
 def _of_another_system(now: ServerIdentity, before: ServerIdentity) -> LogPositionLostError:
     return LogPositionLostError(
         f"This is another server: its system identifier is {now.system}, the job's is {before.system}.",
-        f"Connect to the server that the job has read, or to a standby of it. If it is gone, {START_OVER}.",
+        JOBS_SERVER,
     )
 
 

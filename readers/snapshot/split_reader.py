@@ -11,7 +11,6 @@ from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.state.errors import (
     SchemaChangedError,
     SourceNotUsableError,
-    SourceUnavailableError,
     TableLockedError,
     UnreadableRowsError,
     UnreadableTableError,
@@ -108,10 +107,8 @@ class RetryingSplitReader(ABC, Generic[Connection]):
         if lost == READ_ATTEMPTS and self._session.is_locked(error):
             raise self._locked(table, text) from error
         if lost == READ_ATTEMPTS:
-            raise SourceUnavailableError(
-                f"The connection was lost {lost} times while reading a split of {table}: {text}",
-                "Check the server and the network between it and the executors.",
-            ) from error
+            message = f"The connection was lost {lost} times while reading a split of {table}: {text}"
+            raise self._session.unavailable(message, error) from error
         pause(lost)
 
     def _locked(self, table: TableId, text: str) -> TableLockedError:

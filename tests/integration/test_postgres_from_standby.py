@@ -5,8 +5,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from tests.support.epochs import Notes, run_epochs
 from tests.support.history import assert_copied, read_history
 from tests.support.jobs import source_of, write_job, write_workload_job
 from tests.support.postgres_roles import superuser
-from tests.support.postgres_standby import Pair, primary_and_standby
+from tests.support.postgres_standby import Pair, own_database, primary_and_standby, primary_logs
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.readers.postgres.connect import connect
 from tidemark.readers.postgres.slot.open_transactions import wait_for_open_transactions
@@ -39,15 +37,8 @@ def shared() -> Iterator[Pair]:
 @pytest.fixture
 def pair(shared: Pair, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """With a database of the test's own."""
-    name = f"d{abs(hash(request.node.name)) % 10**9}"
-    shared.database.execute(f"CREATE DATABASE {name}")
-    own = replace(shared, database=replace(shared.database, name=name))
-    own.await_standby()
-    yield own
-    own.promoted.query(
-        f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = '{name}'"
-    )
-    shared.database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with own_database(shared, f"d{abs(hash(request.node.name)) % 10**9}") as own:
+        yield own
 
 
 def fill(pair: Pair) -> Uids:
@@ -59,25 +50,6 @@ def fill(pair: Pair) -> Uids:
     )
     pair.await_standby()
     return uids
-
-
-@contextmanager
-def primary_logs(pair: Pair) -> Iterator[None]:
-    """The primary logs which transactions run, which a standby waits for to create a slot, more often than by itself."""
-    ended = threading.Event()
-
-    def log() -> None:
-        with contextlib.closing(pair.database.connect()) as connection, connection.cursor() as cursor:
-            while not ended.wait(0.05):
-                cursor.execute("SELECT pg_log_standby_snapshot()")
-
-    thread = threading.Thread(target=log)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def job_of(pair: Pair, folder: Path, **changes: Any) -> Path:

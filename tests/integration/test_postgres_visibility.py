@@ -3,7 +3,6 @@ takes them for contained in a SELECT that did not see them."""
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.epochs import run_epochs
 from tests.support.history import assert_copied, read_history
+from tests.support.invisible_commits import invisible, wait_for
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_log import VERSIONS, Change, LoggedDatabase
 from tests.support.postgres_snapshot import SnapshotTable, covered, rows_of
@@ -35,39 +35,12 @@ def database(request: pytest.FixtureRequest, find_server: FindServer) -> Iterato
 
 
 @contextlib.contextmanager
-def invisible(database: Database, *statements: str) -> Iterator[int]:
-    """Commits a transaction in the log that nobody sees inside the block. Yields its id."""
-    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
-        connection.autocommit = False
-        cursor.execute("SET LOCAL synchronous_commit = on")
-        for statement in statements:
-            cursor.execute(statement)
-        cursor.execute("SELECT pg_current_xact_id()::xid::text")
-        (xid,) = cursor.fetchone()
-        pid = connection.get_backend_pid()
-        committing = threading.Thread(target=connection.commit)
-        committing.start()
-        try:
-            wait_for(database, f"SELECT FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'SyncRep'")
-            yield int(xid)
-        finally:
-            database.query(f"SELECT pg_cancel_backend({pid})")
-            committing.join()
-
-
-@contextlib.contextmanager
 def open_transaction(database: Database) -> Iterator[int]:
     """Opens a transaction. Yields its id."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         connection.autocommit = False
         cursor.execute("SELECT pg_current_xact_id()::xid::text")
         yield int(cursor.fetchone()[0])
-
-
-def wait_for(database: Database, query: str) -> None:
-    """Waits until the query has a row."""
-    while not database.query(query):
-        time.sleep(0.01)
 
 
 def is_emitted(split: Split, read: SplitRead, high: WalPosition, change: Change) -> bool:

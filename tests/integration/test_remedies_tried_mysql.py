@@ -381,9 +381,9 @@ LOST = {
     "at the start": ("\x03SHOW BINARY LOG STATUS", "then run the job again."),
     "a query": (
         "\x03SELECT table_rows",
-        "Check the server and the network between it and the driver and executors.",
+        "Check the server and the network between it and the driver and executors, then run the job again.",
     ),
-    "a split": ("\x16SELECT `id`, `note`", "Check the server and the network between it and the executors."),
+    "a split": ("\x16SELECT `id`, `note`", "while reading a split of"),
     "the log": (
         "^.{3}\0\x12",
         "Check the network and the source's error log; widen source.server_ids if other readers",

@@ -1,5 +1,6 @@
 """A job's epochs without Spark: the loop of a run with an engine that does everything in this process."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,18 @@ def run_epochs(
                 if not (opened.finishes or loop.must_open_again):
                     return phases
             opened = opened.again()
+
+
+def before_the_next_epoch(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Acts once between the plan of an epoch and its reading."""
+    is_small, acts = LocalEngine.is_small, [act]
+
+    def acting(engine: LocalEngine, record: PlanRecord) -> bool:
+        if acts:
+            acts.pop()()
+        return is_small(engine, record)
+
+    patch.setattr(LocalEngine, "is_small", acting)
 
 
 def die_at(path: Path, point: str, *overrides: str, notes: Notes | None = None) -> None:

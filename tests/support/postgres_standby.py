@@ -3,8 +3,9 @@
 import contextlib
 import os
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,17 +94,64 @@ def primary_and_standby(name: str, version: str = "18", **options: str | int | b
         assert primary.data_folder is not None
         keeps_slots = {"sync_replication_slots": True} if int(version) >= 17 else {}
         conninfo = f"host=127.0.0.1 port={primary.port} user={primary.user} dbname=postgres"
-        follows = {"primary_conninfo": conninfo, "primary_slot_name": PHYSICAL_SLOT, "hot_standby_feedback": True}
+        follows = {"primary_conninfo": conninfo, "primary_slot_name": PHYSICAL_SLOT, "hot_standby_feedback": "on"}
         _ask(primary, f"SELECT pg_create_physical_replication_slot('{PHYSICAL_SLOT}', true)")
         _ask(primary, f"CREATE DATABASE {name}", rows=False)
-        settings = {**options, **keeps_slots, **follows}
-        standby = start_server("postgres", settings, version, fill=lambda data: _copy(primary, data))
+        settings = {**options, **keeps_slots}
+        standby = start_server("postgres", settings, version, fill=lambda data: _copy(primary, data, follows))
         with standby, forwarding(primary) as address:
             yield Pair(primary, standby, Database(primary, name), address)
 
 
-def _copy(primary: Server, data: Path) -> None:
-    """Makes `data` the data of a standby: PostgreSQL's low-level backup."""
+@contextmanager
+def another_standby(pair: Pair, version: str = "18") -> Iterator[Server]:
+    """A second standby of the primary, for a while."""
+    primary = pair.primary
+    follows = {
+        "primary_conninfo": f"host=127.0.0.1 port={primary.port} user={primary.user}",
+        "hot_standby_feedback": "on",
+    }
+    given = {"max_prepared_transactions": 10}
+    with start_server("postgres", given, version, fill=lambda data: _copy(primary, data, follows)) as standby:
+        yield standby
+
+
+@contextmanager
+def own_database(pair: Pair, name: str) -> Iterator[Pair]:
+    """The pair with another, empty database, which is dropped with its slots."""
+    pair.database.execute(f"CREATE DATABASE {name}")
+    own = replace(pair, database=replace(pair.database, name=name))
+    own.await_standby()
+    yield own
+    slots = f"FROM pg_replication_slots WHERE database = '{name}'"
+    own.database.query(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
+    own.promoted.query(f"SELECT pg_terminate_backend(active_pid, 5000) {slots} AND active AND NOT synced")
+    own.promoted.query(f"SELECT pg_drop_replication_slot(slot_name) {slots} AND NOT synced")
+    _until(own.standby, f"SELECT count(*) = 0 {slots}")
+    pair.database.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def primary_logs(pair: Pair) -> Iterator[None]:
+    """The primary logs which transactions run, which a standby waits for to create a slot, more often than by itself."""
+    ended = threading.Event()
+
+    def log() -> None:
+        with contextlib.closing(pair.database.connect()) as connection, connection.cursor() as cursor:
+            while not ended.wait(0.05):
+                cursor.execute("SELECT pg_log_standby_snapshot()")
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _copy(primary: Server, data: Path, settings: Mapping[str, str]) -> None:
+    """Makes `data` the data of a standby: PostgreSQL's low-level backup. `settings`: those that ALTER SYSTEM can change."""
     assert primary.data_folder is not None
     owner = data.stat()
     shutil.rmtree(data)
@@ -122,6 +170,8 @@ def _copy(primary: Server, data: Path) -> None:
         ((label,),) = cursor.fetchall()
     (data / "backup_label").write_text(label)
     (data / "standby.signal").touch()
+    with (data / "postgresql.auto.conf").open("a") as lines:
+        lines.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
     for folder, _, names in os.walk(data):
         for path in (folder, *(os.path.join(folder, name) for name in names)):
             os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

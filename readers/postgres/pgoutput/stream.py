@@ -16,6 +16,7 @@ import psycopg2
 import psycopg2.errors
 
 from tidemark.readers.postgres.connect import (
+    CORRECT,
     Connection,
     error_code,
     error_text,
@@ -24,7 +25,7 @@ from tidemark.readers.postgres.connect import (
     quote_literal,
 )
 from tidemark.readers.postgres.session import will_pass
-from tidemark.readers.postgres.slot.log_source import LET_REPLICATE, ConnectionLostError
+from tidemark.readers.postgres.slot.log_source import KEEP_MORE_LOG, ConnectionLostError, let_replicate
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TidemarkError
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER_NOW
@@ -141,10 +142,7 @@ def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | Co
     if code == _IN_USE or will_pass(error, connection):
         return ConnectionLostError(text)
     if code == _REMOVED or (code == _INVALIDATED and "slot" in text):
-        return LogPositionLostError(
-            f"The source no longer has the log that the job needs: {text}.",
-            f"{START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size.",
-        )
+        return LogPositionLostError(f"The source no longer has the log that the job needs: {text}.", KEEP_MORE_LOG)
     if code == _MISSING and "replication slot" in text:
         return LogPositionLostError(f"The source no longer has the job's slot: {text}.", START_OVER_NOW)
     if code == _MISSING:
@@ -153,13 +151,10 @@ def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | Co
             f"{START_OVER_NOW} Do not drop a publication that a job uses.",
         )
     if code == _DENIED:
-        return SourceNotUsableError(
-            f"The role may not read the log: {text}.",
-            LET_REPLICATE,
-        )
+        return SourceNotUsableError(f"The role may not read the log: {text}.", let_replicate(connection.info.user))
     if code is not None and (code.startswith(_OF_VALUES) or is_too_large(error)):
         return LogPositionLostError(
             f"The source can't show a value in its log, so nobody can read the log: {text}.",
             "Correct the value in the source. Otherwise its table is parked when its rows are read.",
         )
-    return SourceNotUsableError(f"The source can't read its log: {text}.", "Correct what the server's message says.")
+    return SourceNotUsableError(f"The source can't read its log: {text}.", CORRECT)

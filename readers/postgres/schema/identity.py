@@ -118,7 +118,8 @@ def is_another_table(table: TableId) -> SchemaChangedError:
 def was_renamed(table: TableId, name: TableId) -> SchemaChangedError:
     return SchemaChangedError(
         f"{table} is called {name} now.",
-        "Give it back its name and run the job again: nothing is lost. To copy it under its new name, start a new job.",
+        "Give it back its name and run the job again: nothing is lost. To copy it under its new name, write that in "
+        "source.tables, and the old one in source.exclude_tables.",
         table,
     )
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from tidemark.conf.tables import setting_of
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.postgres.connect import Connection, quote_identifier
-from tidemark.readers.postgres.replay import STREAM
+from tidemark.readers.postgres.replay import stopped_replay
 from tidemark.readers.postgres.schema.table_facts import TableFacts
 from tidemark.readers.postgres.server import ServerInfo
+from tidemark.readers.postgres.slot.log_source import let_replicate
 from tidemark.readers.postgres.slot.publication import only_itself
 from tidemark.readers.postgres.slot.slot import (
     FAILOVER_MAJOR,
@@ -72,10 +73,9 @@ def _check_standby(connection: Connection, server: ServerInfo, *, standby: bool)
         ]
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT current_setting('hot_standby_feedback')::boolean AND current_setting('primary_slot_name') <> '', "
-            "EXISTS (SELECT FROM pg_stat_wal_receiver)"
+            "SELECT current_setting('hot_standby_feedback')::boolean AND current_setting('primary_slot_name') <> ''"
         )
-        ((keeps, streams),) = cursor.fetchall()
+        ((keeps,),) = cursor.fetchall()
     found = []
     if not keeps:
         found.append(
@@ -85,8 +85,9 @@ def _check_standby(connection: Connection, server: ServerInfo, *, standby: bool)
                 "On the standby: set hot_standby_feedback = on, and in primary_slot_name a physical slot of the primary.",
             )
         )
-    if not streams:
-        found.append(warning("The standby does not stream from its primary now.", STREAM))
+    stopped = stopped_replay(connection)
+    if stopped is not None:
+        found.append(warning("The standby does not replay its primary's log now.", stopped))
     return found
 
 
@@ -168,13 +169,7 @@ def check_role(connection: Connection) -> list[Finding]:
     role, may_replicate = row
     if may_replicate:
         return []
-    quoted = quote_identifier(role)
-    return [
-        refusal(
-            f"The role {role} may not use replication slots.",
-            f"ALTER ROLE {quoted} REPLICATION (on Amazon RDS: GRANT rds_replication TO {quoted}).",
-        )
-    ]
+    return [refusal(f"The role {role} may not use replication slots.", let_replicate(role))]
 
 
 def check_money(connection: Connection, schemas: Iterable[TableSchema]) -> list[Finding]:

@@ -3,9 +3,21 @@
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from tidemark.readers.postgres.connect import quote_identifier
 from tidemark.state.position import WalPosition
+from tidemark.state.remedies import START_OVER_NOW
 
-LET_REPLICATE = "ALTER ROLE <role> REPLICATION. The page Permissions of Tidemark's documentation has all grants."
+KEEP_MORE_LOG = (
+    f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
+    "idle_replication_slot_timeout."
+)
+"""The remedy for a slot that the server has invalidated."""
+
+
+def let_replicate(role: str) -> str:
+    """Returns the remedy for a role that may not use replication slots."""
+    quoted = quote_identifier(role)
+    return f"ALTER ROLE {quoted} REPLICATION (on Amazon RDS: GRANT rds_replication TO {quoted})."
 
 
 class ConnectionLostError(Exception):

@@ -13,7 +13,7 @@ import psycopg2
 from tidemark.conf.tables import TableName
 from tidemark.readers.findings import Finding, refusal, warning
 from tidemark.readers.long_waits import LongWait
-from tidemark.readers.postgres.connect import Connection, error_code, error_text, quote_identifier, quote_table
+from tidemark.readers.postgres.connect import CORRECT, Connection, error_code, error_text, quote_identifier, quote_table
 from tidemark.readers.postgres.schema.identity import is_gone
 from tidemark.readers.postgres.schema.table_facts import read_tables
 from tidemark.readers.postgres.slot.open_transactions import (
@@ -377,13 +377,7 @@ def _refused(connection: Connection, error: psycopg2.Error, tables: Collection[T
             f"{message} It waited for {keeper.text}, which keeps {table} locked.",
             f"{keeper.ending}. Then run the job again.",
         )
-    remedy = {
-        _DENIED: "Let the tables' owner create the publication, and name it in source.publication. Or let the role own "
-        "the tables, and GRANT CREATE ON DATABASE to it.",
-        _LOCKED: "Let VACUUM, CREATE INDEX CONCURRENTLY or ALTER TABLE of the tables end (pg_stat_activity), then run the "
-        "job again.",
-    }.get(code or "", "Correct what the server's message says.")
-    return SourceNotUsableError(message, remedy)
+    return SourceNotUsableError(message, "Run the job again." if code == _LOCKED else CORRECT)
 
 
 def _waited_for(connection: Connection, tables: Collection[TableId]) -> str:
@@ -413,7 +407,7 @@ AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_d
 AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
 AND (n.nspname, c.relname) IN (SELECT * FROM unnest(%s::name[], %s::name[]))
 ORDER BY NOT l.granted, n.nspname, c.relname, l.pid"""
-_DENIED, _LOCKED = "42501", "55P03"
+_LOCKED = "55P03"
 _GONE = frozenset({"42P01", "3F000"})
 
 

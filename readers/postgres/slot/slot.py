@@ -15,12 +15,12 @@ import psycopg2
 import psycopg2.errors
 
 from tidemark.readers.long_waits import LongWait
-from tidemark.readers.postgres.connect import APPLICATION_NAME, Connection, error_code, error_text, version_of
-from tidemark.readers.postgres.replay import await_replay, is_in_recovery
+from tidemark.readers.postgres.connect import APPLICATION_NAME, CORRECT, Connection, error_code, error_text, version_of
+from tidemark.readers.postgres.replay import await_replay, is_in_recovery, stopped_replay
 from tidemark.readers.postgres.server import ServerIdentity, require_same
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
-from tidemark.readers.postgres.slot.log_source import LET_REPLICATE, ConnectionLostError
+from tidemark.readers.postgres.slot.log_source import KEEP_MORE_LOG, ConnectionLostError, let_replicate
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
@@ -145,6 +145,12 @@ def check_position(connection: Connection, slot: str, position: WalPosition) -> 
     pg_replication_slots."""
     found = _find(connection, slot)
     if found is None:
+        if is_in_recovery(connection):
+            raise LogPositionLostError(
+                f"The standby does not have the job's replication slot {slot}, with the log from {position} on.",
+                f"If another standby has it, name that one in source.url and run the job again: nothing is lost. Otherwise "
+                f"{START_OVER}: a new start creates a new slot.",
+            )
         raise LogPositionLostError(
             f"The replication slot {slot} is gone, and with it the log from {position} on.",
             "If source.slot was changed, undo that and run the job again: nothing is lost. Otherwise "
@@ -223,7 +229,7 @@ def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPos
         if waited > seconds:
             raise SourceNotUsableError(
                 f"The server has not flushed its log in {seconds:.0f} s: {WalPosition(flushed)} of {WalPosition(end)}.",
-                "Check the server's disk.",
+                "Check the server's disk, then run the job again: it continues.",
             )
         if waited > _UNASKED_FLUSH_SECONDS and not asked:
             _one(connection, "SELECT pg_current_xact_id()")
@@ -248,7 +254,7 @@ def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bo
             return False
         if will_pass(exc, connection):
             raise  # the connection was lost, which is no refusal
-        raise _refused(exc) from exc
+        raise _refused(connection, exc) from exc
     return True
 
 
@@ -274,7 +280,7 @@ def drop_slot(connection: Connection, slot: str) -> bool:
     except psycopg2.Error as exc:
         if will_pass(exc, connection):
             raise
-        raise _refused(exc) from exc
+        raise _refused(connection, exc) from exc
     return True
 
 
@@ -295,22 +301,25 @@ def _create(connection: Connection, slot: str) -> None:
         if error_code(exc) == _TIMED_OUT:
             _one(connection, "SELECT set_config('statement_timeout', '0', false)")
             if is_in_recovery(connection):
+                remedy = stopped_replay(connection)
+                if remedy is None:
+                    remedy = f"Run the job again. {_ON_PRIMARY}"
                 raise SourceNotUsableError(
                     f"The standby has not created the slot {slot} in {waits.SETTLE_SECONDS:.0f} s: it waits until the primary "
                     "logs which transactions run, and until older ones have ended.",
-                    f"{_ON_PRIMARY} Then run the job again.",
+                    remedy,
                 ) from exc
             now = waits.open_transactions(connection)
             raise waits.open_for_long(connection, older & now or now) from exc
         if will_pass(exc, connection):
             raise
-        raise _refused(exc) from exc
+        raise _refused(connection, exc) from exc
 
 
 _ON_PRIMARY = (
-    "On the primary: SELECT pg_log_standby_snapshot(). If that does not help, end the oldest transactions there: SELECT pid, "
-    "xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start, and SELECT * FROM "
-    "pg_prepared_xacts."
+    "On the primary, while the job starts: SELECT pg_log_standby_snapshot(). If that does not help, end the oldest "
+    "transactions there: SELECT pid, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY "
+    "xact_start, and SELECT * FROM pg_prepared_xacts."
 )
 _WAITS_FOR_PRIMARY = (
     f"The standby creates the job's slot once the primary has logged which transactions run, which it does every 15 s if it is "
@@ -397,8 +406,7 @@ def _check_kept(found: dict[str, Any], slot: str) -> None:
             )
         raise LogPositionLostError(
             f"The source invalidated the replication slot {slot} ({reason or found['wal_status']}): its log is gone.",
-            f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
-            "idle_replication_slot_timeout.",
+            KEEP_MORE_LOG,
         )
 
 
@@ -434,14 +442,14 @@ def _check_end(connection: Connection, found: dict[str, Any], position: WalPosit
         )
 
 
-def _refused(error: psycopg2.Error) -> SourceNotUsableError:
+def _refused(connection: Connection, error: psycopg2.Error) -> SourceNotUsableError:
     code = error_code(error)
     remedy = {
-        _DENIED: LET_REPLICATE,
+        _DENIED: let_replicate(connection.info.user),
         _IN_USE: _ONE_JOB,
         _TOO_MANY: MAKE_ROOM_FOR_SLOT,
         _NOT_READY: SET_WAL_LEVEL,
-    }.get(code or "", "Correct what the server's message says.")
+    }.get(code or "", CORRECT)
     return SourceNotUsableError(f"The source refuses the job's replication slot: {error_text(error)}.", remedy)
 
 

@@ -132,7 +132,7 @@ class StandbySnapshots:
                 raise SourceUnavailableError(
                     f"The standby finishes transactions so fast that in {ATTEMPT_SECONDS:.0f} s no snapshot was found of which "
                     "it is known which transactions it contains.",
-                    "Read the rows while less is written, or from the primary. The job continues where it was.",
+                    "Run the job while less is written: it continues.",
                 )
             time.sleep(_POLL_SECONDS)
         return taken
@@ -163,7 +163,7 @@ class StandbySnapshots:
             raise SourceUnavailableError(
                 f"Transactions on the primary are open with {len(running)} savepoints or subtransactions, which are too many "
                 "to list in a snapshot of the standby.",
-                "Let these transactions end, or read from the primary. Then run the job again: it continues.",
+                "Let these transactions end, then run the job again: it continues.",
             )
         self._known, self._upto = tuple(running), after["xmax"]
         return Seen(after["xmin"], after["xmax"], running, finished)
