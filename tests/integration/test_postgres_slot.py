@@ -216,7 +216,7 @@ def test_a_role_that_may_only_read_and_replicate(log: LoggedDatabase) -> None:
             assert create_slot(connection, log.name) == log.start
             advance_slot(connection, log.name, log.end())
             assert drop_slot(connection, log.name)
-            with pytest.raises(SourceNotUsableError, match="must be owner of publication .* Correct what the server"):
+            with pytest.raises(SourceNotUsableError, match=r"must be owner of publication .* Correct what the server"):
                 publication.drop_publication(connection, log.name)
 
 
