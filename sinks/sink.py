@@ -18,7 +18,7 @@ from tidemark.conf.tables import FOLDER_TEMPLATE, TableTemplate, setting_of
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
 from tidemark.state.errors import SinkError, SinkUnavailableError
 from tidemark.state.reached import Reached
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import ANOTHER_KEY, START_OVER
 from tidemark.state.sink_identity import SinkSetting
 from tidemark.state.table import TableId, TableSchema
 
@@ -345,8 +345,15 @@ def reserved_name_findings(schema: TableSchema) -> Iterator[Finding]:
             yield Finding(
                 schema.table,
                 f"Its column {column.name} has the name of a column that Tidemark adds to changes.",
-                f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column.name]})}.",
+                without_column(schema, column.name),
             )
+
+
+def without_column(schema: TableSchema, column: str) -> str:
+    """Returns the remedy for a column that no copy can have."""
+    if column in schema.key:
+        return ANOTHER_KEY
+    return f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column]})}."
 
 
 def raise_problems(findings: Sequence[Finding], among: Collection[TableId] = ()) -> None:

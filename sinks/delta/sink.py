@@ -45,6 +45,7 @@ from tidemark.sinks.delta.tables import (
     add_columns,
     claim_table,
     create_table,
+    folded_name,
     is_replaceable,
     key_findings,
     location_findings,
@@ -218,7 +219,7 @@ class DeltaSink:
             if found is None:
                 self.checkpoint.delete(_id_file(schema.table))
             elif isinstance(found, Found) and found.properties.get(JOB_UUID) == job.uuid:
-                raise_problems(list(self.audit.name_findings(schema, str.lower)))
+                raise_problems(list(self.audit.name_findings(schema, folded_name)))
                 extended = self.audit.extended(schema)
                 names = missing_columns(extended, found, self.style)
                 if names:

@@ -8,11 +8,11 @@ from typing import Literal, TypeAlias
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidemark.conf.tables import TableName, setting_of
+from tidemark.conf.tables import TableName
 from tidemark.sinks.audit import AuditColumns
 from tidemark.sinks.delta.locations import JOB_NAME, JOB_UUID, Found, Location, Occupied, quoted, text_literal
 from tidemark.sinks.delta.rows import schema_of
-from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings
+from tidemark.sinks.sink import Finding, JobIdentity, reserved_name_findings, without_column
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.integer_range import IntegerRange, united
 from tidemark.state.remedies import NEEDS_KEY, START_OVER
@@ -31,8 +31,15 @@ _DELETION_VECTORS = "delta.enableDeletionVectors"
 _SUFFIXES = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
 _SIZED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
 """In the metadata of a field, Spark keeps the type CHAR(n) or VARCHAR(n), and tells the type STRING."""
-_MERGE_NAMES = ("_metadata", "_source_row_present_", "_target_row_present_")
-"""Columns of its own that Delta joins to the table's in a MERGE (4.4.0)."""
+_MERGE_NAMES = (
+    "_metadata",
+    "_row_dropped_",
+    "_source_row_present_",
+    "_target_row_present_",
+    "_tmp_metadata_row_index",
+    "deletionvectorid",
+)
+"""Columns of its own that Delta joins to the table's in a MERGE (4.4.0), in lower case."""
 _WHOLE_DECIMAL = re.compile(r"decimal\(\d+,0\)")
 
 
@@ -127,21 +134,22 @@ def schema_findings(
             NEEDS_KEY,
         )
     yield from reserved_name_findings(schema)
-    yield from audit.name_findings(schema, str.lower)
+    yield from audit.name_findings(schema, folded_name)
     added = [field.name for field in meta_fields(schema)] if style == "changelog" else []
-    reserved = {field.name for field in meta_fields(schema)}
-    seen: set[str] = set(added)
+    seen = {folded_name(name): name for name in added}
     for column in schema.captured:
-        exclude = f"Exclude it: {setting_of('source.columns', table, {'exclude': [column.name]})}."
-        if column.name.lower() in seen and column.name not in reserved:
-            yield Finding(table, f"Its column {column.name} has the same name as another one for Delta Lake.", exclude)
+        exclude = without_column(schema, column.name)
+        other = seen.setdefault(folded_name(column.name), column.name)
+        if other != column.name:
+            text = f"Delta Lake takes the names of the columns {other} and {column.name} for one."
+            first = column.name in schema.key and other not in added
+            yield Finding(table, text, without_column(schema, other) if first else exclude)
         if style == "mirror" and column.name.lower() in _MERGE_NAMES:
             yield Finding(table, f"Delta Lake needs the name of its column {column.name} to merge changes.", exclude)
         if "`" in column.name:
             yield Finding(
                 table, f"Delta Lake can't merge into a column with a backtick in its name: {column.name}.", exclude
             )
-        seen.add(column.name.lower())
     columns = {column.name: column for column in schema.captured}
     for name in partition_columns(schema, partition_by):
         if name not in columns:
@@ -150,6 +158,11 @@ def schema_findings(
             yield Finding(
                 table, f"Delta Lake does not partition by a column like {name}.", "Correct sink.partition_by."
             )
+
+
+def folded_name(name: str) -> str:
+    """Equal for names that Spark takes as equal: Java's `equalsIgnoreCase` has one character for each, of either case."""
+    return "".join((one.upper() if len(one.upper()) == 1 else one).lower()[0] for one in name)
 
 
 def location_findings(

@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tidemark.conf.tables import TableName, TableTemplate, setting_of
+from tidemark.conf.tables import TableName, TableTemplate
 from tidemark.sinks.mirror.target import Dialect, Owner, TargetColumn, TargetName, TargetTable
 from tidemark.sinks.mirror.value_ranges import Decimals, Integers, Labels, ValueRange, holds
-from tidemark.sinks.sink import Finding, JobIdentity, no_mark
+from tidemark.sinks.sink import Finding, JobIdentity, no_mark, without_column
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import ANOTHER_KEY, NEEDS_KEY, ONE_NAME, START_OVER, read_again
 from tidemark.state.table import Column, TableId, TableSchema, is_own_table
@@ -83,20 +83,15 @@ def _misnamed(name: str, dialect: Dialect) -> str:
     return f"The target does not allow the name {name!r}: at most {dialect.name_limit}."
 
 
-def _without(schema: TableSchema, column: str) -> str:
-    """How the table is copied without a column."""
-    if column in schema.key:
-        return ANOTHER_KEY
-    return f"Exclude it: {setting_of('source.columns', schema.table, {'exclude': [column]})}."
-
-
 def _same_columns(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
     seen: dict[str, str] = {}
     for column in schema.captured:
         other = seen.setdefault(dialect.same_column(column.name), column.name)
         if other != column.name:
             text = f"The target takes the names of its columns {other} and {column.name} for one."
-            yield Finding(schema.table, text, _without(schema, other if column.name in schema.key else column.name))
+            yield Finding(
+                schema.table, text, without_column(schema, other if column.name in schema.key else column.name)
+            )
 
 
 def policy_problems(
@@ -180,7 +175,7 @@ def type_findings(schema: TableSchema, dialect: Dialect) -> Iterator[Finding]:
     """Yields the columns that no table of the target can have. For a table that the job will create."""
     for column in schema.captured:
         if (problem := _no_column(schema, column, dialect)) is not None:
-            yield Finding(schema.table, problem, _without(schema, column.name))
+            yield Finding(schema.table, problem, without_column(schema, column.name))
 
 
 def _no_column(schema: TableSchema, column: Column, dialect: Dialect) -> str | None:
@@ -328,12 +323,12 @@ def added_columns(schema: TableSchema, existing: TargetTable, dialect: Dialect, 
     for column in schema.captured:
         if column.name in names and find_column(existing, column, dialect) is None:
             if (problem := _no_column(schema, column, dialect)) is not None:
-                raise SinkError(f"{schema.table}: {problem}", _without(schema, column.name))
+                raise SinkError(f"{schema.table}: {problem}", without_column(schema, column.name))
             try:
                 default = "" if column.constant is None else f" DEFAULT {dialect.constant(column)}"
             except ValueError as exc:
                 problem = f"{schema.table}: The target has no default for column {column.name}: {exc}."
-                raise SinkError(problem, _without(schema, column.name)) from exc
+                raise SinkError(problem, without_column(schema, column.name)) from exc
             clauses.append(f"ADD COLUMN {dialect.column_definition(column, key=False)}{default}")
     return clauses
 
@@ -419,7 +414,7 @@ def table_findings(
     for column in schema.captured:
         found = find_column(existing, column, dialect)
         if found is None and (never := _no_column(schema, column, dialect)) is not None:
-            yield Finding(table, never, _without(schema, column.name))
+            yield Finding(table, never, without_column(schema, column.name))
             continue
         problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
         if problem is not None:

@@ -46,6 +46,7 @@ from tidemark.state.checkpoint.codec import PLAN
 from tidemark.state.checkpoint.layout import JOB_FILE, plan_file
 from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import CheckpointError, CopySetBackError, SinkError
+from tidemark.state.remedies import ANOTHER_KEY
 from tidemark.state.table import TableId, TableSchema
 
 pytestmark = pytest.mark.integration
@@ -232,11 +233,11 @@ def test_more_changes_than_a_worker_takes_are_spread(
 def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
     columns = (
         column("the id", "bigint", "int64", key=True),
-        column("b, (c)", "varchar(9)", "string"),
+        column("b, (${env:HOME})", "varchar(9)", "string"),
         *ORDERS.columns[2:3],
     )
     odd = replace(ORDERS, table=TableId("shop", "1.5 % o'f"), columns=columns, key=("the id",))
-    sink = replace(delta(), partition_by={TableName("shop", odd.table.name): ("b, (c)",)})
+    sink = replace(delta(), partition_by={TableName("shop", odd.table.name): ("b, (${env:HOME})",)})
     schemas = {(odd.table, 1): odd}
     sink.prepare(JOB, [odd])
     rows = [(n, f"p/{n % 2}", Decimal(1)) for n in range(4)]
@@ -244,7 +245,7 @@ def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink],
     write_epochs(sink, JOB, log_part(2, (odd, [(UPDATE, (1, None, None)), (DELETE, rows[2])])), schemas)
     assert sorted(rows_of_delta(sink, odd)) == [rows[0], (1, None, None), rows[3]]
     detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.location_of(odd.table).relation}").collect()[0]
-    assert detail["partitionColumns"] == ["b, (c)"]
+    assert detail["partitionColumns"] == ["b, (${env:HOME})"]
     assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
 
 
@@ -281,7 +282,7 @@ def test_instants_of_a_partition_stay_apart_when_summer_ends(
 
 
 def test_columns_that_delta_can_not_have_are_refused(delta: Callable[..., DeltaSink]) -> None:
-    names = ["a.b", "_metadata", "_SOURCE_row_present_", "_target_row_present_"]
+    names = ["a.b", "_metadata", "_SOURCE_row_present_", "_target_row_present_", "_row_dropped_", "deletionVectorId"]
     odd = replace(ORDERS, columns=(ORDERS.columns[0], *(column(name, "int", "int32") for name in names)))
     needed = [f"Delta Lake needs the name of its column {name} to merge changes." for name in names[1:]]
     assert [f.text for f in delta().check([odd]) if f.is_problem] == needed
@@ -290,6 +291,36 @@ def test_columns_that_delta_can_not_have_are_refused(delta: Callable[..., DeltaS
     assert [f.text for f in delta(orders=("a.b",)).check([plain]) if f.is_problem] == [
         "Delta Lake does not partition by a column like a.b."
     ]
+
+
+@pytest.mark.parametrize("style", ["mirror", "changelog"])
+def test_names_that_are_one_for_spark_are_refused(delta: Callable[..., DeltaSink], style: Style) -> None:
+    """It compares names character by character, in either case."""
+    names = ["V", "v", "ß", "s", "ſ", "i", "ı", "İ", "\u00b5", "\u03bc", "ǰ"]
+    odd = replace(ORDERS, columns=tuple(column(name, "int", "int32", key=name == "v") for name in names), key=("v",))
+    found = [
+        (f.text.removeprefix("Delta Lake takes the names of the columns "), f.remedy) for f in delta(style).check([odd])
+    ]
+    exclude = "Exclude it: source.columns: {{shop.orders: {{exclude: [{}]}}}}.".format
+    assert found == [
+        ("V and v for one.", exclude("V")),
+        ("s and ſ for one.", exclude("ſ")),
+        ("i and ı for one.", exclude("ı")),
+        ("i and İ for one.", exclude("İ")),
+        ("\u00b5 and \u03bc for one.", exclude("\u03bc")),
+    ]
+
+
+@pytest.mark.parametrize("style", ["mirror", "changelog"])
+def test_a_name_in_the_key_that_no_copy_can_have_is_not_to_be_excluded(
+    delta: Callable[..., DeltaSink], style: Style
+) -> None:
+    odd = replace(
+        ORDERS,
+        columns=(column("a`b", "int", "int32", key=True), column("_seq", "int", "int32", key=True)),
+        key=("a`b", "_seq"),
+    )
+    assert {f.remedy for f in delta(style).check([odd])} == {ANOTHER_KEY}
 
 
 def test_tables_that_do_not_fit_are_refused(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:

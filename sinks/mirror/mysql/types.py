@@ -39,6 +39,7 @@ _UUID_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10,
 _INET4_SINCE: dict[Flavour, tuple[int, ...]] = {"mysql": (1000,), "mariadb": (10, 10)}
 _WIDTHS = re.compile(r"\b(smallint|mediumint|int|bigint|year)\s*\(\d+\)", re.IGNORECASE)
 
+_SYSTEM_COLUMNS = frozenset({"DB_ROW_ID", "DB_TRX_ID", "DB_ROLL_PTR"})
 _DIGITS = re.compile(r"\b(float|double)\s*\(\d+,\d+\)", re.IGNORECASE)
 """FLOAT(10,2) refuses its own greatest value, 99999999.99: as a float it is 100000000."""
 
@@ -169,6 +170,8 @@ class MySqlDialect:
         return f"ALTER TABLE {full_name(target)} {', '.join(clauses)}"
 
     def column_type(self, column: Column, *, key: bool) -> str:
+        if column.name.upper() in _SYSTEM_COLUMNS:
+            raise ValueError(f"InnoDB reserves the name {column.name}")
         if column.name.upper() == "FTS_DOC_ID" and not (key and column.source_type == "bigint unsigned"):
             raise ValueError("InnoDB keeps this name for the numbers of its full-text indexes")
         if not has_mysql_type(column, self.source_kind):
