@@ -53,8 +53,8 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
         if table is not None and _OWN_RULES.search(text):
             remedy = "Remove that rule from the Delta table, or delete the table and let the job create it."
             raise SinkError(f"{location} refuses rows of {table}: {first}", remedy, table) from error
-        if table is not None and _names_too_long_folder(str(error)):
-            what = "a value of a column of sink.partition_by is too long for the name of a folder"
+        if table is not None and (why := _no_folder(str(error))) is not None:
+            what = f"a value of a column of sink.partition_by {why}"
             raise SinkError(f"{table}: {what} in {location}.", OTHER_PARTITIONS, table) from error
         raise SinkError(
             f"{location} could not be written or read: {first}",
@@ -62,8 +62,13 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
         ) from error
 
 
-def _names_too_long_folder(text: str) -> bool:
-    """True if the text of an error says that a folder could not be made whose name is too long: that of a partition has the
-    column's value."""
+def _no_folder(text: str) -> str | None:
+    """Returns why a folder could not be made, if its name is the reason: it has the value of a partition's column. `text`: that
+    of the error."""
     made = _NEW_FOLDER.search(text)
-    return made is not None and any(len(name.encode()) > _NAME_BYTES for name in made[1].split("/"))
+    if made is None:
+        return None
+    if "\0" in made[1]:
+        return "has a NUL character, which the name of a folder can't have,"
+    is_long = any(len(name.encode()) > _NAME_BYTES for name in made[1].split("/"))
+    return "is too long for the name of a folder" if is_long else None

@@ -71,8 +71,6 @@ def delta_settings(given: Mapping[str, str], *, submitted: bool) -> dict[str, st
         # The number of tasks that list a table's files, several times per commit. Starting a task takes longer than listing
         # thousands of files. Delta's default, 50, is for tables with millions.
         "spark.databricks.delta.snapshotPartitions": "1",
-        # Spark would put values of settings and of the environment in place of ${name} in names of columns, too.
-        "spark.sql.variable.substitute": "false",
     }
     settings = {name: value for name, value in settings.items() if name not in given}
     settings["spark.sql.extensions"] = ",".join(dict.fromkeys([*extensions, _EXTENSION]))

@@ -146,6 +146,8 @@ def schema_findings(
             yield Finding(table, text, without_column(schema, other) if first else exclude)
         if style == "mirror" and column.name.lower() in _MERGE_NAMES:
             yield Finding(table, f"Delta Lake needs the name of its column {column.name} to merge changes.", exclude)
+        if "${" in column.name:
+            yield Finding(table, f"Spark takes a part of the name of its column {column.name} for a setting.", exclude)
         if "`" in column.name:
             yield Finding(
                 table, f"Delta Lake can't merge into a column with a backtick in its name: {column.name}.", exclude

@@ -31,8 +31,12 @@ def rows_of(
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [("__HIVE_DEFAULT_PARTITION__", "column k of a row is __HIVE_DEFAULT_PARTITION__"), ("é" * 150, "is too long")],
-    ids=["null", "long"],
+    [
+        ("__HIVE_DEFAULT_PARTITION__", "column k of a row is __HIVE_DEFAULT_PARTITION__"),
+        ("é" * 150, "is too long"),
+        pytest.param(r"a\0b", "has a NUL character", marks=pytest.mark.every_server),
+    ],
+    ids=["null", "long", "nul"],
 )
 def test_a_value_that_can_not_be_a_partition_parks_its_table(
     rows_of: Callable[[Path], list[tuple[object, ...]]],

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pyspark.sql import SparkSession
@@ -233,11 +233,11 @@ def test_more_changes_than_a_worker_takes_are_spread(
 def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink], delta_session: SparkSession) -> None:
     columns = (
         column("the id", "bigint", "int64", key=True),
-        column("b, (${env:HOME})", "varchar(9)", "string"),
+        column("b, (c)", "varchar(9)", "string"),
         *ORDERS.columns[2:3],
     )
     odd = replace(ORDERS, table=TableId("shop", "1.5 % o'f"), columns=columns, key=("the id",))
-    sink = replace(delta(), partition_by={TableName("shop", odd.table.name): ("b, (${env:HOME})",)})
+    sink = replace(delta(), partition_by={TableName("shop", odd.table.name): ("b, (c)",)})
     schemas = {(odd.table, 1): odd}
     sink.prepare(JOB, [odd])
     rows = [(n, f"p/{n % 2}", Decimal(1)) for n in range(4)]
@@ -245,7 +245,7 @@ def test_partitions_and_names_that_need_quoting(delta: Callable[..., DeltaSink],
     write_epochs(sink, JOB, log_part(2, (odd, [(UPDATE, (1, None, None)), (DELETE, rows[2])])), schemas)
     assert sorted(rows_of_delta(sink, odd)) == [rows[0], (1, None, None), rows[3]]
     detail = delta_session.sql(f"DESCRIBE DETAIL {sink.lake.location_of(odd.table).relation}").collect()[0]
-    assert detail["partitionColumns"] == ["b, (${env:HOME})"]
+    assert detail["partitionColumns"] == ["b, (c)"]
     assert not [finding for finding in sink.check([odd], JOB) if finding.is_problem]
 
 
@@ -287,6 +287,10 @@ def test_columns_that_delta_can_not_have_are_refused(delta: Callable[..., DeltaS
     needed = [f"Delta Lake needs the name of its column {name} to merge changes." for name in names[1:]]
     assert [f.text for f in delta().check([odd]) if f.is_problem] == needed
     assert [f.text for f in delta("changelog").check([odd]) if f.is_problem] == []
+    setting = replace(ORDERS, columns=(*ORDERS.columns, column("${spark.app.name}", "int", "int32")))
+    for style in get_args(Style):
+        told = ["Spark takes a part of the name of its column ${spark.app.name} for a setting."]
+        assert [f.text for f in delta(style).check([setting]) if f.is_problem] == told
     plain = replace(odd, columns=odd.columns[:2])
     assert [f.text for f in delta(orders=("a.b",)).check([plain]) if f.is_problem] == [
         "Delta Lake does not partition by a column like a.b."
