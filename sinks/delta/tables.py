@@ -153,7 +153,12 @@ def schema_findings(
                 table, f"Delta Lake can't merge into a column with a backtick in its name: {column.name}.", exclude
             )
     columns = {column.name: column for column in schema.captured}
-    for name in partition_columns(schema, partition_by):
+    names = partition_columns(schema, partition_by)
+    if names and set(columns_of(audit.extended(schema), style).names) <= set(names):
+        yield Finding(
+            table, "Delta Lake does not partition a table by all of its columns.", "Correct sink.partition_by."
+        )
+    for name in names:
         if name not in columns:
             yield Finding(table, f"It has no column {name}.", "Correct sink.partition_by.")
         elif columns[name].arrow_type == "binary" or columns[name].arrow_type.startswith("list") or "." in name:

@@ -295,6 +295,10 @@ def test_columns_that_delta_can_not_have_are_refused(delta: Callable[..., DeltaS
     assert [f.text for f in delta(orders=("a.b",)).check([plain]) if f.is_problem] == [
         "Delta Lake does not partition by a column like a.b."
     ]
+    keys = replace(ORDERS, columns=ORDERS.columns[:1])
+    of_all = ["Delta Lake does not partition a table by all of its columns."]
+    for style, expected in (("mirror", of_all), ("changelog", [])):
+        assert [f.text for f in delta(style, orders=("id",)).check([keys]) if f.is_problem] == expected
 
 
 @pytest.mark.parametrize("style", ["mirror", "changelog"])
