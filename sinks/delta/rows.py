@@ -5,7 +5,7 @@ A log part is one Spark partition, so the net effect of its changes is computed 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,8 @@ Shape: TypeAlias = Literal["changes", "rows", "effect", "rest", "kept effect", "
 `effect_schema`. `rest`: the rows after the last TRUNCATE of changes that have one. `kept effect`, `kept rows`: the input of a
 MERGE into a table that keeps deleted rows, see `kept_schema`, from changes and from rows of splits."""
 _OUTPUT_ROWS = 1 << 16
+_YEAR_1 = -62_135_596_800_000_000
+"""The first microsecond of it, since 1970."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value of a partition by which Spark means NULL."""
 
@@ -48,11 +50,10 @@ class Unpacking:
             raise
 
     def unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
-        if self.shape == "changes":
-            yield from typed_batches(changes)
-            return
         changes = map(self._checked, changes)
         match self.shape:
+            case "changes":
+                yield from typed_batches(changes)
             case "rows":
                 yield from self._rows(changes)
             case "effect":
@@ -67,17 +68,27 @@ class Unpacking:
                     yield from _sliced(replacing_rows(self.schema, rows))
 
     def _checked(self, change: ChangeBatch) -> ChangeBatch:
-        """Raises SinkError for a key that is another one in the Delta table."""
-        for name in set(self.schema.key).intersection(self.partitioned_by):
-            values = change.rows.column(name)
-            if self.schema.column(name).arrow_type == "string" and pc.any(pc.equal(values, NULL_PARTITION)).as_py():
-                raise SinkError(
-                    f"{self.schema.table}: column {name} of a row is {NULL_PARTITION}. Delta has NULL for this text in a "
-                    "column that partitions a table, as for an empty one, and the column is part of the key.",
-                    OTHER_PARTITIONS,
-                    self.schema.table,
+        """Raises SinkError for a value that is another one in the Delta table, except for NULL in a column that is not in a
+        mirror's key."""
+        for column in self.schema.captured:
+            if column.name not in self.partitioned_by:
+                continue
+            values = change.rows.column(column.name)
+            if column.arrow_type == "timestamptz" and pc.any(pc.less(values.cast(pa.int64()), _YEAR_1)).as_py():
+                self._refuse(
+                    f"column {column.name} of a row is before the year 1: Delta leaves out which era it is in a"
+                )
+            is_key = column.name in self.schema.key and self.shape != "changes"
+            if is_key and column.arrow_type == "string" and pc.any(pc.equal(values, NULL_PARTITION)).as_py():
+                self._refuse(
+                    f"column {column.name} of a row is {NULL_PARTITION}. The column is part of the key, and Delta has NULL for "
+                    "this text, as for an empty one, in a"
                 )
         return change
+
+    def _refuse(self, why: str) -> NoReturn:
+        text = f"{self.schema.table}: {why} column that partitions a table."
+        raise SinkError(text, OTHER_PARTITIONS, self.schema.table)
 
     def _rows(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
         names = self.schema.arrow_schema().names

@@ -1,7 +1,7 @@
 """The input of the Delta sink's MERGE, compared with applying the changes one by one."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -26,6 +26,7 @@ from tests.support.change_parts import (
     UNCHANGED,
     UPDATE,
     Change,
+    column,
     log_part,
     part,
     replacing_part,
@@ -37,7 +38,7 @@ from tidemark.sinks.delta.buckets import SplittingByBucket
 from tidemark.sinks.delta.effect import effect_schema
 from tidemark.sinks.delta.keeping import kept_schema
 from tidemark.sinks.delta.locations import Found
-from tidemark.sinks.delta.rows import Unpacking
+from tidemark.sinks.delta.rows import Shape, Unpacking
 from tidemark.sinks.delta.tables import in_ranges, is_replaceable
 from tidemark.state.change_batch import from_transport, to_transport
 from tidemark.state.errors import SinkError
@@ -254,3 +255,21 @@ def test_other_rows_than_a_splits_are_not_appended() -> None:
     part = log_part(1, (ORDERS, [(DELETE, (1, "a", None, None, None))]))
     with pytest.raises(ValueError, match="has changes, but is a split"):
         list(Unpacking(ORDERS, "rows")(map(to_transport, part)))
+
+
+@pytest.mark.parametrize("shape", get_args(Shape))
+def test_an_instant_before_the_year_1_is_not_written_to_a_column_that_partitions_a_table(shape: Shape) -> None:
+    """Delta 4.4.0 writes its year without the era: a row of 44 BC came into the copy as one of 44 AD."""
+    first = -62_135_596_800_000_000
+    dated = replace(ORDERS, columns=(ORDERS.columns[0], column("at", "timestamptz", "timestamptz")))
+
+    def read(at: int | None, *partitioned_by: str) -> list[pa.RecordBatch]:
+        parts = snapshot_part(1, 1, dated, [(1, at)])
+        return list(Unpacking(dated, shape, partitioned_by)(map(to_transport, parts)))
+
+    with pytest.raises(SinkError, match=r"column at of a row is before the year 1") as caught:
+        read(first - 1, "at")
+    assert caught.value.table == dated.table
+    assert read(first, "at")
+    assert read(None, "at")
+    assert read(first - 1)
