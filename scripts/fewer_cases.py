@@ -1,7 +1,7 @@
 """Writes how many cases `make test` runs of the tests whose cases take long together, so that it ends within its minutes.
 
     .venv/bin/pytest -n 4 --junitxml=all.xml -m "not benchmark and not airflow"   # with TIDEMARK_TEST_EVERY_SERVER=1
-    python -m scripts.fewer_cases all.xml --seconds 3
+    python -m scripts.fewer_cases all.xml --seconds 2
 
 A test keeps as many cases as take `--seconds` together, and one at least.
 """
@@ -43,7 +43,7 @@ def written(tests: Mapping[str, Iterable[float]], most_seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("junit", type=Path, help="what pytest wrote with --junitxml")
-    parser.add_argument("--seconds", type=float, default=3, help="of one test's cases together (default 3)")
+    parser.add_argument("--seconds", type=float, default=2, help="of one test's cases together (default 2)")
     arguments = parser.parse_args()
     FILE.write_text(written(seconds_of_cases(arguments.junit), arguments.seconds))
 

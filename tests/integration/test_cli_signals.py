@@ -188,6 +188,7 @@ def count_of(folder: Path) -> int:
     return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
 
 
+@pytest.mark.every_server
 def test_changed_tables_come_back_by_themselves_while_the_job_runs(
     any_source_database: Database, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_changed_tables_come_back_by_themselves_while_the_job_runs(
     assert_copied(tmp_path / "out", database)
 
 
+@pytest.mark.every_server
 def test_a_paused_job_that_is_killed_stays_paused(
     any_source_database: Database, tidemark: CommandLine, printed: Printed, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def before_the_commit(act: Callable[[], None], patch: pytest.MonkeyPatch) -> Non
     patch.setattr(EpochWriter, "_commit", acted)
 
 
+@pytest.mark.every_server
 def test_a_run_notes_new_tables_and_its_own_commits(lake: Lake) -> None:
     sink = lake.start()
     lake.write(sink)

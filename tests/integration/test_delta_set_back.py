@@ -172,6 +172,7 @@ def test_a_changelog_that_was_set_back_gets_all_rows_again(
     assert job.changes("a") == {"insert": 2 + 4 + 2, "update_postimage": 2, "truncate": 1}
 
 
+@pytest.mark.every_server
 def test_a_run_dies_while_a_table_that_was_set_back_comes_back(copied: Callable[..., Copied]) -> None:
     job = copied()
     job.change()

@@ -43,12 +43,13 @@ WRONG = {
 }
 
 
+@pytest.mark.every_server
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("style", "source_database"),
     [
         ("mirror", "mysql_database"),
-        pytest.param("changelog", "postgres18_database", marks=pytest.mark.every_server),
+        ("changelog", "postgres18_database"),
     ],
 )
 def test_parts_of_a_copy_are_read_again_and_repaired(

@@ -202,7 +202,7 @@ def peers(request: pytest.FixtureRequest) -> Iterator[PeerTables]:
 @pytest.mark.parametrize(
     ("peers", "share"),
     [
-        ("mysql_server", 0.5),
+        pytest.param("mysql_server", 0.5, marks=pytest.mark.every_server),
         pytest.param("mariadb_server", 0.67, marks=pytest.mark.every_server),
         pytest.param("postgres_server", 0.5, marks=pytest.mark.every_server),
         ("postgres18_server", 0.67),

@@ -38,6 +38,7 @@ def rows(folder: Path, source: Database, table: str) -> dict[int, str]:
     return found
 
 
+@pytest.mark.every_server
 def test_the_other_tables_go_on_each_time(postgres_source_database: Database, tmp_path: Path) -> None:
     source = postgres_source_database
     job = job_of(source, tmp_path)

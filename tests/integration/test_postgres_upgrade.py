@@ -223,6 +223,7 @@ def test_what_may_be_missing_is_read_again(tidemark: CommandLine, tmp_path: Path
                 assert_copied(tmp_path / name / "out", new)
 
 
+@pytest.mark.every_server
 def test_changes_that_the_job_has_not_read_before_the_upgrade_are_noticed(
     tidemark: CommandLine, postgres_server: Server, tmp_path: Path
 ) -> None:

@@ -530,6 +530,7 @@ def test_spark_without_delta_is_told(mysql_database: Database, tmp_path: Path) -
     assert delta_package() in process.error_text().splitlines()[-1]
 
 
+@pytest.mark.every_server
 def test_a_small_job_in_local_mode_needs_no_python_worker_and_without_changes_no_spark(
     mysql_database: Database, delta_session: SparkSession, tmp_path: Path
 ) -> None:

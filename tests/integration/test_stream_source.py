@@ -212,6 +212,7 @@ def test_two_queries_on_one_checkpoint(mysql_database: Database, spark: SparkSes
         first.stop()
 
 
+@pytest.mark.every_server
 @pytest.mark.pitfall(73)
 def test_one_of_the_two_checkpoints_lost(mysql_database: Database, spark: SparkSession, tmp_path: Path) -> None:
     numbers(mysql_database, 300)
