@@ -301,7 +301,7 @@ def test_what_can_t_be_read_is_refused_and_the_job_goes_on(
         ("orders", [], "id = 5) OR (1 = 1", "unpaired parenthesis"),
         ("orders", [], r"note = '\' ) ; DROP TABLE orders; --'", "backslash"),
         ("orders", [], "", "is empty"),
-        ("orders", ["5"], "id = 5", "without --where"),
+        ("orders", ["5"], "id = 5", "together with --where"),
     ):
         with pytest.raises(JobFileError, match=why):
             give(job, source, table, *keys, where=where)
