@@ -41,8 +41,11 @@ def log_after_commit(folder: Path | None, version: int, application: str, epoch:
     log = read_log(folder)
     if folder is None or log is None or log.version != version:
         return None
-    content = _commit_file(folder, version).read_bytes()
-    actions = list(map(json.loads, content.splitlines()))
+    try:
+        content = _commit_file(folder, version).read_bytes()
+        actions = list(map(json.loads, content.splitlines()))
+    except (OSError, ValueError):  # somebody has replaced the file: the next start asks Spark
+        return None
     has_epoch = any(
         (action["txn"]["appId"], action["txn"]["version"]) == (application, epoch)
         for action in actions

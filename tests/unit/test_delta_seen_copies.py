@@ -335,6 +335,11 @@ def test_commits_that_follow_others_or_are_not_the_runs_own_are_not_noted(tmp_pa
     assert log_after_commit(folder, 0, APPLICATION, 1) is None
 
 
+def test_a_commit_that_somebody_has_damaged_is_not_noted_and_ends_no_job(tmp_path: Path) -> None:
+    Path(tmp_path, f"{0:020d}.json").write_bytes(b'{"txn": ')
+    assert log_after_commit(tmp_path, 0, APPLICATION, 1) is None
+
+
 def test_a_look_counts_only_if_the_log_is_the_same_before_and_after_it(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     commit(folder, 0)
