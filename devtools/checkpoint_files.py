@@ -18,6 +18,7 @@ from tidemark.state.checkpoint.history import (
 )
 from tidemark.state.checkpoint.records import Cut
 from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_rereads import KeyReread
 from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges
 from tidemark.state.partitions import KeptPartitions, Partition, Partitions, WatchedTable
@@ -42,7 +43,6 @@ from tidemark.state.plan import (
 from tidemark.state.position import BinlogPosition, WalPosition
 from tidemark.state.projection import TableProjection
 from tidemark.state.reached import Reached
-from tidemark.state.reread import Reread
 from tidemark.state.run_state import RunState
 from tidemark.state.seen_copy import SeenCopy, TableLog
 from tidemark.state.signals import Answer, FirstRows, Signal, SourceRow
@@ -66,7 +66,7 @@ HIGH = WalPosition(2**40 + 5, "7:9:8")
 XA = PreparedXa("X'61',X'',1", START, LATER)
 CONDITION = TableCondition(TABLE, "a > 1")
 BOUND = Bound(("18446744073709551615", "_utf8mb4 0x61"), "00ff")
-REREAD = Reread(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5, KeyRange(BOUND, None))
+REREAD = KeyRepair(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5, KeyRange(BOUND, None))
 SNAPSHOT = SharedSnapshot("00000003-0000001B-1", HIGH, 1_700_000_000_000_000, 16_385)
 SPLIT = Split(7, TABLE, 1, ("a", "b"), KeyRange(None, BOUND))
 CHUNKS = (replace(SPLIT, id=8, pages=StageChunk(8, SNAPSHOT)), replace(SPLIT, id=9, pages=ReleaseChunk(8)))

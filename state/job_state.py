@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_range import PreparedXa
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
-from tidemark.state.reread import Reread
 from tidemark.state.table import TableId, TableSchema
 
 Mode = Literal["full", "incremental", "full+incremental"]
@@ -72,7 +72,7 @@ class Joined:
     server_identity: str = ""
     version_offset: int | None = None
     reached: Reached | None = None
-    rereads: tuple[Reread, ...] = ()
+    rereads: tuple[KeyRepair, ...] = ()
     replaced: tuple[TableId, ...] = ()
 
     @property

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemark.state.job_state import Mode
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
 from tidemark.state.partitions import KeptPartitions
 from tidemark.state.phase import Phase
 from tidemark.state.position import Position
 from tidemark.state.reached import Reached
-from tidemark.state.reread import Reread
 from tidemark.state.split import Bound, SharedSnapshot, Split
 from tidemark.state.table import TableId
 
@@ -157,7 +157,7 @@ class LogWork:
     kind: Literal["log"] = "log"
     after: Reached | None = None
     empties: tuple[TableId, ...] = ()
-    rereads: tuple[Reread, ...] = ()
+    rereads: tuple[KeyRepair, ...] = ()
     backfills: tuple[Backfill, ...] = ()
 
 
@@ -225,7 +225,7 @@ class EnumeratorState:
     reached: Reached | None = None
     unseen: tuple[int, ...] = ()
     empties: tuple[TableId, ...] = ()
-    rereads: tuple[Reread, ...] = ()
+    rereads: tuple[KeyRepair, ...] = ()
     key_rereads: tuple[int, ...] = ()
 
 

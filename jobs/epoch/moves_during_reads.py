@@ -15,7 +15,7 @@ from tidemark.readers.log.moved_rows import MovedRows, has_moves
 from tidemark.readers.snapshot.repairs import KeyValues, key_values, read_repair
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.reread import Reread
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.signals import Answer
 from tidemark.state.table import TableId, TableSchema
 
@@ -29,7 +29,7 @@ class MovesDuringReads:
         self,
         checkpoint: Checkpoint,
         outputs: Iterable[TableSchema],
-        rereads: Sequence[Reread],
+        rereads: Sequence[KeyRepair],
         parts: Sequence[tuple[int, TableId]],
         *,
         under_any_key: bool,
@@ -101,7 +101,7 @@ class _Reads:
         self.keys, self.rows = set[KeyValues](), set[KeyValues]()
         self.wanted: dict[int, set[KeyValues]] = {}
 
-    def add(self, checkpoint: Checkpoint, reread: Reread, schema: TableSchema) -> None:
+    def add(self, checkpoint: Checkpoint, reread: KeyRepair, schema: TableSchema) -> None:
         wanted = self.wanted.setdefault(reread.signal, set())
         for batch in read_repair(checkpoint.store, reread.file, schema):
             is_row = pc.equal(batch.column("_change_type"), int(ChangeType.INSERT))

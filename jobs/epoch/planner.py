@@ -35,11 +35,11 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
-from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer
 from tidemark.state.table import TableId
 
@@ -224,7 +224,7 @@ class Planner:
                     self._checkpoint.create_outcome(reread.signal, self._answer(reread, record))
         return record, outcome
 
-    def _answer(self, reread: Reread, record: PlanRecord) -> Answer:
+    def _answer(self, reread: KeyRepair, record: PlanRecord) -> Answer:
         """Returns the outcome for a signal whose last rows the epoch had to write."""
         versions = {schema.table: schema.version for schema in self._job_state.schemas}
         rows = self._job_state.reread_rows(reread.signal)

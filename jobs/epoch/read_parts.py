@@ -49,13 +49,13 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import CameBack, Joined
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
-from tidemark.state.reread import Reread
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
@@ -95,7 +95,7 @@ class LogTask:
     empties: tuple[TableId, ...] | None = None
     after: Reached | None = None
     is_passed_over: bool = False
-    rereads: tuple[Reread, ...] = ()
+    rereads: tuple[KeyRepair, ...] = ()
     backfills: tuple[Backfill, ...] = ()
     has_left: bool = False
     withheld: tuple[TableId, ...] = ()
@@ -170,7 +170,7 @@ def tasks_of_plan(context: RunContext, record: PlanRecord) -> list[PartTask]:
             return [_task(context, record, schemas, work)]
 
 
-def _unfinished_parts(joined: Sequence[Joined], written_now: Sequence[Reread]) -> tuple[tuple[int, TableId], ...]:
+def _unfinished_parts(joined: Sequence[Joined], written_now: Sequence[KeyRepair]) -> tuple[tuple[int, TableId], ...]:
     newest = {reread.signal: reread for each in joined for reread in each.rereads}
     now = {reread.signal for reread in written_now}
     return tuple((n, reread.table) for n, reread in newest.items() if reread.rest is not None and n not in now)

@@ -10,8 +10,8 @@ The rows have all that the copy has at X. What they contain beyond X is in that 
 of a key decides, so nothing is lost or goes back. The epoch is one transaction of the target (docs/adr/0037). A copy that keeps
 all changes gets the rows that have none in that range, at X (docs/adr/0060).
 
-A range of keys or a condition may be about many rows. They are read in batches, each as above. `Reread.rest` has what is still
-to be read once a batch is written; then the job is opened again (docs/adr/0046).
+A range of keys or a condition may be about many rows. They are read in batches, each as above. `KeyRepair.rest` has what is
+still to be read once a batch is written; then the job is opened again (docs/adr/0046).
 """
 
 import time
@@ -46,12 +46,12 @@ from tidemark.state.errors import (
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.job_state import JobState, Joined
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_source import KeySource
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
-from tidemark.state.reread import Reread
 from tidemark.state.signals import Answer, Signal, Steering
 from tidemark.state.split import KeyRange, Split
 from tidemark.state.table import TableId, TableSchema, arrow_type_of
@@ -209,7 +209,7 @@ def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
 
 def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
-    rereads = list[Reread]()
+    rereads = list[KeyRepair]()
     for number, wish in wanted.items():
         schema, columns = reading.table(wish.signal)
         count = _reads_before(reading, schema, rereads)
@@ -234,7 +234,7 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
         seq = reread_seq(schema.version, count)
         read = replace(read, commit_version=reading.start.version_before, seq=seq)
         rows = write_repair(checkpoint.store, name, read, lacking, output)
-        rereads.append(Reread(number, schema.table, schema.version, name, read.report.high, rows, rest))
+        rereads.append(KeyRepair(number, schema.table, schema.version, name, read.report.high, rows, rest))
         failpoint("repairs.read")
     if not rereads:
         return reading.state, []
@@ -252,7 +252,7 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
     return state, [reread.signal for reread in rereads]
 
 
-def _reads_before(reading: "_Reading", schema: TableSchema, now: Sequence[Reread]) -> int:
+def _reads_before(reading: "_Reading", schema: TableSchema, now: Sequence[KeyRepair]) -> int:
     """Returns how many times rows of the table have been read again at this position of the log. `now`: those since the last
     entry of `joined`."""
     same = [joined for joined in reading.state.joined if joined.start.version_before == reading.start.version_before]

@@ -35,11 +35,11 @@ from tidemark.state.checkpoint.layout import REPAIRS_FOLDER, Checkpoint
 from tidemark.state.errors import DifferencesError, JobHeldError
 from tidemark.state.failpoints import FailpointError
 from tidemark.state.job_state import Joined
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_source import KeySource
 from tidemark.state.log_extent import LogExtent
 from tidemark.state.plan import EnumeratorState, Plan
 from tidemark.state.position import Position
-from tidemark.state.reread import Reread
 from tidemark.state.signals import Signal
 from tidemark.state.split import KeyRange
 from tidemark.state.table import TableId
@@ -322,7 +322,7 @@ def test_a_driver_that_was_frozen_removes_no_rows_of_the_next_one(
             state = checkpoint.job_state()
             assert state is not None
             checkpoint.store.create(file, b"rows")
-            reread = Reread(1, state.schemas[0].table, 1, file, position, 1)
+            reread = KeyRepair(1, state.schemas[0].table, 1, file, position, 1)
             checkpoint.create_joined(state, Joined(position, (), (), rereads=(reread,)))
 
         patch.setattr(repairs, "await_visible", frozen)

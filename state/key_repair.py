@@ -8,10 +8,13 @@ from tidemark.state.table import TableId
 
 
 @dataclass(frozen=True, slots=True)
-class Reread:
-    """Rows that a signal has had read again. `version`: of the table's schema. `file`: of the checkpoint, with the rows that
-    the source has, and a DELETE for each key that it lacks. `high`: what the rows contain is not after it. `rest`: what the
-    signal has still to be read of the split key, once these rows are written; None for nothing."""
+class KeyRepair:
+    """Rows of given keys that a signal has had read again.
+
+    `version`: of the table's schema. `file`: of the checkpoint, with the rows that the source has, and a DELETE for each key
+    that it lacks. `high`: what the rows contain is not after it. `rest`: what the signal has still to be read of the split key,
+    once these rows are written; None for nothing.
+    """
 
     signal: int
     table: TableId
