@@ -4,12 +4,13 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
+from benchmarks import catch_up, cores, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
 from benchmarks.bench import Bench
 
 SUBJECTS = {
     "snapshot": snapshot.run,
     "postgres_snapshot": snapshot.run_postgres,
+    "cores": cores.run,
     "readers": readers.run,
     "log": log.run,
     "postgres_log": postgres_log.run,

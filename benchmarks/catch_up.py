@@ -11,7 +11,7 @@ from benchmarks.report import Cell, print_table, thousands
 from benchmarks.tidemark import orders_job, run_tidemark
 from devtools.server import Server
 
-TABLE = "followed"
+TABLE, SINGLE_ROWS = "followed", "followed_by_rows"
 ROWS_OF_A_TRANSACTION = 1000
 CONNECTIONS = (1, 2)
 """The values of `log.apply_parallelism` that are measured."""
@@ -59,6 +59,28 @@ def run(bench: Bench) -> None:
         ["", "whole process, s", "working, s", "changes/s", "epochs", "CPU s: source", "job", "target"],
         rows,
         "Half updates, a quarter inserts, a quarter deletes; local[2]. The log is read by one task.",
+    )
+    _run_single_rows(bench)
+
+
+def _run_single_rows(bench: Bench) -> None:
+    """The same with transactions of one row, into files. What a start takes is told by a run with nothing new."""
+    source, folder = bench.source, bench.folder()
+    table, change_count = source.orders(SINGLE_ROWS, bench.rows // 5), bench.rows // 25
+    job = orders_job(folder, bench.server_url, table, {"type": "files", "path": str(folder / "out")})
+    run_tidemark(job)
+    starts = run_tidemark(job).wall_seconds
+    source.change(table, change_count, transaction_rows=1)
+    with Sampler({source.server.port: "source"}) as sampler:
+        run = run_tidemark(job)
+    if run.changes != change_count:
+        raise RuntimeError(f"{run.changes} changes, {change_count} expected")
+    seconds = run.wall_seconds - starts
+    source_seconds, job_seconds, _ = _cpu(sampler.cpu_seconds())
+    print_table(
+        f"Catching up: {change_count:,} changes of MySQL's log, transactions of one row, into Parquet",
+        ["whole process, s", "nothing new, s", "changes/s beyond", "epochs", "CPU s: source", "job"],
+        [[run.wall_seconds, starts, thousands(change_count / seconds), run.epochs, source_seconds, job_seconds]],
     )
 
 
