@@ -145,10 +145,12 @@ def _of_columns(job: Sections) -> list[Contradiction]:
 
 
 def _of_statements(job: Sections) -> list[Contradiction]:
+    """A wildcard may match temporary tables, which are not copied. For a copied table the setting has no effect."""
+    named = {glob.only_table for glob in job.source.tables}
     return [
         (("log", "ignore_statements_on"), f"has {table}, which is copied: leave it out by source.exclude_tables")
         for table in job.log.ignore_statements_on
-        if job.source.selects(table.database, table.name)
+        if table in named and job.source.selects(table.database, table.name)
     ]
 
 

@@ -205,7 +205,10 @@ def test_a_postgres_job_may_start_at_an_lsn(tmp_path: Path) -> None:
             "log.ignore_statements_on: is for MySQL and MariaDB sources only",
         ),
         (["log.apply_parallelism=2"], "log.apply_parallelism: is for sink.type mirror only"),
-        (["log.ignore_statements_on=[shop.beat]"], "log.ignore_statements_on: has shop.beat, which is copied"),
+        (
+            ["log.ignore_statements_on=[shop.beat]", "source.tables=['shop.*', shop.beat]"],
+            "log.ignore_statements_on: has shop.beat, which is copied",
+        ),
         (['log.ignore_statements_on=["ops.*"]'], "log.ignore_statements_on"),
         (
             ["source.columns={shop.t: {as_text: [a]}}"],
