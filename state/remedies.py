@@ -26,6 +26,7 @@ ANOTHER_KEY = (
     "source.exclude_tables."
 )
 NEEDS_KEY = "Give it a primary key (or a UNIQUE index of NOT NULL columns, named in source.keys), or leave it out."
+DAMAGED_SOURCE = f"Look for a damaged disk or network on the source, then {START_OVER}."
 LATE = "Nothing is lost. If the job fails with this error, start it again."
 """A task came after the epoch was committed. The job does not need it."""
 ONE_NAME = "Give them different names by sink.table or sink.rename, or leave one of them out."

@@ -75,6 +75,8 @@ from tidemark.state.table import Column, TableId, TableSchema
 
 REPLICA_SECONDS = 60
 """How long a start waits for a replica that answers now, and lacks transactions that the job has read."""
+_LOOKS_AT_FILES = 3
+"""How many times the server is asked for its log's end and files: between the two, the file at the end may be purged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,13 +390,15 @@ def _demands(
 
 
 def _log_files(connection: Connection, server: ServerInfo) -> tuple[LogFile, ...]:
-    end = log_end(connection, server)
-    files: list[LogFile] = []
-    for name, size_bytes in binary_logs(connection):
-        if name == end.file:
-            return (*files, LogFile(name, end.pos))
-        files.append(LogFile(name, size_bytes))
+    for _ in range(_LOOKS_AT_FILES):
+        end = log_end(connection, server)
+        files: list[LogFile] = []
+        for name, size_bytes in binary_logs(connection):
+            if name == end.file:
+                return (*files, LogFile(name, end.pos))
+            files.append(LogFile(name, size_bytes))
     raise SourceNotUsableError(
         f"The source's log ends in {end.file}, but the source does not list that file.",
-        "Check the source's binlog index file.",
+        f"Put {end.file} back into the server's list of its log files (SHOW VARIABLES LIKE 'log_bin_index'), then FLUSH BINARY "
+        "LOGS, and run the job again.",
     )

@@ -120,6 +120,7 @@ def _key_column(schema: TableSchema, changes: pa.RecordBatch, name: str) -> pa.A
         raise SinkError(
             f"{schema.table} has a change whose key column {name} is null (perhaps an invalid date).",
             NO_KEY,
+            schema.table,
         )
     return key
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from devtools.server import Server
 from tests.support.cli import CommandLine, job_of
+from tests.support.history import read_history
 from tests.support.jobs import BY_DRIVER, run_to_end, source_of, write_job
 from tests.support.servers import Database, FindServer, fresh_database
 
@@ -41,6 +43,16 @@ def test_a_log_without_column_names_is_refused_in_plain_words(
             assert "can't name columns in its log: it has no binlog_row_metadata" in ended.last_line
             assert f"Use {'MySQL 8.0.1' if kind == 'mysql' else 'MariaDB 10.5.0'} or newer" in ended.last_line
     assert not (tmp_path / "out").exists()
+    copy_from_a_newer_server(tidemark, find_server(kind), tmp_path)
+
+
+def copy_from_a_newer_server(tidemark: CommandLine, server: Server, folder: Path) -> None:
+    """The job was not refused for anything else, and has no state of the older server."""
+    with fresh_database(server) as database:
+        database.execute("CREATE TABLE orders (id INT PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
+        ended = tidemark("run", job_of(folder, database), *BY_DRIVER)
+        assert ended.code == 0, ended.err
+        assert read_history(folder / "out", database.schema, "orders")["id"].to_pylist() == [1]
 
 
 def rows(database: Database, table: str) -> list[tuple[Any, ...]]:

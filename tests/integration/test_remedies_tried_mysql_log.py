@@ -1,6 +1,7 @@
 """Remedies for what a MySQL or MariaDB source has in its log, or lacks, done as they are printed: the job goes on, and its
 copies are those of the source."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +10,26 @@ from typing import Any
 import pytest
 
 from tests.support.cli import CommandLine
-from tests.support.epochs import Notes, run_epochs
-from tests.support.jobs import source_of, write_job
+from tests.support.epochs import Notes, before_the_next_epoch, run_epochs
+from tests.support.jobs import ROOT, source_of, write_job
 from tests.support.lost_logs import lose_log
 from tests.support.mysql_accounts import account
-from tests.support.remedies import remedy_of
+from tests.support.remedies import remedy_of, run_command
 from tests.support.remedy_ways import (
     Trouble,
     by_hand,
     get_over,
     left_out,
     mirror_job,
+    require_copies,
     setting,
     statements,
+    told_by,
+    undone,
 )
 from tests.support.servers import Database
+from tidemark.readers.mysql.snapshot import split_reader
+from tidemark.readers.mysql.snapshot.split_reader import ReadHooks
 from tidemark.state.errors import TidemarkError
 
 pytestmark = pytest.mark.integration
@@ -80,6 +86,30 @@ OF_LOG = {
 }
 
 
+FUNCTION = "CREATE FUNCTION does (x int) RETURNS int DETERMINISTIC MODIFIES SQL DATA BEGIN {}; RETURN 1; END"
+OF_LOG |= {
+    "a function that writes nothing": Trouble(
+        ("SET SESSION binlog_format = 'STATEMENT'", "CREATE TEMPORARY TABLE made AS SELECT does(1)"),
+        "If no function in it writes captured tables: log.ignore_statements_on: [",
+        setting,
+        before=(FUNCTION.format("SET @x = x"),),
+        kind="mariadb",
+    ),
+    "a function that writes tables": Trouble(
+        ("SET SESSION binlog_format = 'STATEMENT'", "CREATE TEMPORARY TABLE bad AS SELECT does(1)"),
+        "To prevent it: let the session use binlog_format=ROW.",
+        undone,
+        before=(
+            "CREATE TABLE bad (id int PRIMARY KEY)",
+            "CREATE TABLE written (id int PRIMARY KEY)",
+            FUNCTION.format("INSERT INTO written VALUES (x)"),
+        ),
+        later=("SET SESSION binlog_format = ROW", "CREATE TEMPORARY TABLE bad AS SELECT does(2)"),
+        kind="mariadb",
+    ),
+}
+
+
 def a_job(folder: Path, source: Database, target: Database, **settings: Any) -> Path:
     source.execute("CREATE TABLE orders (id int PRIMARY KEY, note varchar(90))", "INSERT INTO orders VALUES (1, 'a')")
     return mirror_job(folder, source, target, **settings)
@@ -125,6 +155,106 @@ def test_a_statement_that_writes_another_table(
             before=(),
         )
         get_over(job, source, postgres_database, trouble, tidemark)
+
+
+def test_a_grant_that_is_revoked_while_the_job_runs(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    source, grant = mysql_database, "REPLICATION SLAVE, REPLICATION CLIENT ON *.*"
+    assert f"GRANT {grant} TO cdc;" in (ROOT / "docs" / "permissions.md").read_text()
+    with account(source.server, f"SELECT ON {source.name}.*", grant) as user:
+        job = a_job(tmp_path, source, postgres_database, url=user.url_with_password(), tables=[f"{source.name}.orders"])
+        assert told_by(job) is None
+        source.execute("UPDATE orders SET note = 'b'")
+        with pytest.MonkeyPatch.context() as patch:
+            before_the_next_epoch(patch, lambda: source.execute(f"REVOKE REPLICATION SLAVE ON *.* FROM {user.user}"))
+            told = told_by(job)
+        assert told is not None
+        assert "need (at least one of) the REPLICATION SLAVE privilege" in told
+        assert "If it is about a privilege, grant it (the page Permissions of Tidemark's documentation" in told
+        source.execute(f"GRANT {grant} TO {user.user}")
+        for _ in range(2):
+            assert told_by(job) is None
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = 'z'")
+
+
+@dataclass(frozen=True)
+class Restless:
+    """A table that changes during each of its reads. `change`: what does it. `rests`: whether it is paused then. `settings`:
+    those of the runs after that."""
+
+    table: str
+    change: tuple[str, ...]
+    sink: str
+    rests: bool = True
+    settings: tuple[str, ...] = ()
+
+
+RESTLESS = {
+    "its definition": Restless(
+        "id int PRIMARY KEY, v int", ("ALTER TABLE bad ADD COLUMN w int", "ALTER TABLE bad DROP COLUMN w"), "mirror"
+    ),
+    "its rows, without a key": Restless("id int NOT NULL, v int", ("UPDATE bad SET v = v + 1",), "files"),
+    "its rows, with a key that was not named": Restless(
+        "id int NOT NULL, v int, UNIQUE (id)",
+        ("UPDATE bad SET v = v + 1",),
+        "files",
+        rests=False,
+        settings=("source.keys={SCHEMA.bad: [id]}",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESTLESS)
+def test_a_table_that_changes_during_each_read(
+    mysql_database: Database,
+    postgres_database: Database,
+    tidemark: CommandLine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    source, restless, changes = mysql_database, RESTLESS[name], [True]
+    monkeypatch.setattr(split_reader, "MAX_FRESH_READS", 10)
+
+    def change() -> None:
+        if changes:
+            source.execute(*restless.change)
+
+    monkeypatch.setattr(split_reader, "ReadHooks", lambda: ReadHooks(after_low=change))
+    job = a_job(tmp_path, source, postgres_database, on_table_error="park")
+    if restless.sink == "files":
+        sink = {"type": "files", "path": str(tmp_path / "out"), "format": "jsonl"}
+        job = write_job(tmp_path, source=source_of(source, on_table_error="park"), sink=sink)
+    source.execute(f"CREATE TABLE bad ({restless.table})", "INSERT INTO bad VALUES (1, 1), (2, 2)")
+    told = told_by(job)
+    assert told is not None
+    if restless.rests:
+        assert "Pause DDL on the table, and if it has no key also writes to it." in told
+        changes.clear()
+    else:
+        assert "Or name a unique key, if it has one, in source.keys." in told
+    settings = [text.replace("SCHEMA", source.schema) for text in restless.settings]
+    run_command(told, job, tidemark)
+    assert told_by(job, *settings) is None
+    if restless.sink == "mirror":
+        require_copies(source, postgres_database)
+        return
+    changes.clear()
+    source.execute("INSERT INTO bad VALUES (3, 3)")
+    assert told_by(job, *settings) is None
+    assert rows_in(tmp_path / "out" / f"{source.name}.bad") == source.query("SELECT id, v FROM bad ORDER BY id")
+
+
+def rows_in(folder: Path) -> list[tuple[int, int]]:
+    """The rows (id, v) after all changes of a table without deletes."""
+    changes = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    found = dict[int, int]()
+    for change in sorted(changes, key=lambda change: (change["_commit_version"], change["_seq"])):
+        if change["_change_type"] in {"insert", "update_postimage"}:
+            found[change["id"]] = change["v"]
+    return sorted(found.items())
 
 
 @dataclass(frozen=True)

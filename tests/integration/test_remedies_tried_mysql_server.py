@@ -14,11 +14,13 @@ from devtools.servers import start_server
 from tests.support.cli import CommandLine
 from tests.support.leases import wait_until
 from tests.support.lost_logs import end_of_log, grow_log, lose_log, purge_log, reset_log
+from tests.support.remedies import run_command
 from tests.support.remedy_ways import (
     Trouble,
     get_over,
     mirror_job,
     require_copies,
+    statements,
     told_by,
     undone,
 )
@@ -28,12 +30,12 @@ from tidemark.readers.mysql.snapshot import xa_commits
 pytestmark = pytest.mark.integration
 
 
-def a_job(folder: Path, source: Database, target: Database) -> Path:
+def a_job(folder: Path, source: Database, target: Database, **settings: str) -> Path:
     source.execute(
         "CREATE TABLE IF NOT EXISTS orders (id int PRIMARY KEY, note varchar(90))",
         "INSERT INTO orders VALUES (1, 'a')",
     )
-    return mirror_job(folder, source, target)
+    return mirror_job(folder, source, target, **settings)
 
 
 def test_a_server_is_restarted_with_what_it_lacks(postgres_database: Database, tmp_path: Path) -> None:
@@ -89,6 +91,13 @@ def damage(at: bytes, by: bytes, before: int = 0) -> Callable[[Database], None]:
     return do
 
 
+def damage_value(source: Database) -> None:
+    """A text is longer than its row, and no checksum shows it."""
+    source.execute("SET GLOBAL binlog_checksum = NONE")
+    damage(b"a long note that", b"\xff", before=1)(source)
+    source.execute("SET GLOBAL binlog_checksum = DEFAULT")
+
+
 def with_size(size: int, source: Database) -> None:
     """Writes it into the header of the log's last row event."""
     source.execute("UPDATE orders SET note = 'a long note that is easily found'", "FLUSH BINARY LOGS")
@@ -126,6 +135,7 @@ OF_SERVERS = {
     "a damaged event": Trouble(
         damage(b"a long note that", b"A"), "Look for a damaged disk or network on the source", undone, before=()
     ),
+    "a damaged value": Trouble(damage_value, "Look for a damaged disk or network on the source", undone, before=()),
     "an event that the server can't read": Trouble(partial(with_size, 5), "Check the source's disk", undone, before=()),
     "an event with a size that none has": Trouble(
         partial(with_size, 0x7FFFFFFF),
@@ -148,6 +158,57 @@ def test_a_log_is_harmed(
 ) -> None:
     job = a_job(tmp_path, source, postgres_database)
     get_over(job, source, postgres_database, OF_SERVERS[name], tidemark)
+
+
+def test_a_damaged_value_parks_its_table_alone(
+    source: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path
+) -> None:
+    job = a_job(tmp_path, source, postgres_database, on_table_error="park")
+    source.execute("CREATE TABLE others (id int PRIMARY KEY)")
+    assert told_by(job) is None
+    damage_value(source)
+    source.execute("INSERT INTO others VALUES (7)")
+    told = told_by(job)
+    assert told is not None
+    assert "Look for a damaged disk or network on the source. Remedy: To read the table again" in told
+    assert postgres_database.query("SELECT id FROM copy_others") == [(7,)]
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert told_by(job) is None
+        require_copies(source, postgres_database)
+        source.execute("UPDATE orders SET note = 'z'")
+
+
+def test_a_file_that_the_list_of_files_lacks(postgres_database: Database, tmp_path: Path) -> None:
+    """MariaDB: MySQL has the list in memory."""
+    with start_server("mariadb") as server, fresh_database(server) as source:
+        if server.data_folder is None:
+            pytest.skip("the server's files are not on this machine")
+        job = a_job(tmp_path, source, postgres_database)
+        assert told_by(job) is None
+        source.execute("FLUSH BINARY LOGS", "UPDATE orders SET note = 'b'")
+        ((_, place),) = source.query("SHOW VARIABLES LIKE 'log_bin_index'")
+        files = Path(server.data_folder, Path(place).name)
+        listed = files.read_bytes()
+        newest = Path(listed.decode().split()[-1]).name  # SHOW BINARY LOGS would have the server remember them
+        overwrite(files, listed.replace(newest.encode(), newest[:-1].encode() + b"9"))
+        told = told_by(job)
+        assert told is not None
+        assert (
+            f"Put {newest} back into the server's list of its log files (SHOW VARIABLES LIKE 'log_bin_index')" in told
+        )
+        overwrite(files, listed)
+        statements("FLUSH BINARY LOGS")(told, source)
+        for _ in range(2):
+            assert told_by(job) is None
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = 'z'")
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Changes the file itself: the server has it open."""
+    with path.open("r+b") as file:
+        file.write(content)
 
 
 def test_a_prepared_transaction_whose_log_is_gone(

@@ -15,7 +15,7 @@ from enum import IntEnum
 from tidemark.readers.mysql.decoding.charsets import MAX_CHARACTER_BYTES, UTF8, decode_text
 from tidemark.state.errors import DamagedLogError
 from tidemark.state.gtid import GtidSet
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import DAMAGED_SOURCE
 
 HEADER_BYTES = 19
 CHECKSUM_BYTES = 4
@@ -28,8 +28,6 @@ SESSION_FLAG = 0x04
 """The statement depends on its session, for example on temporary tables."""
 ARTIFICIAL_FLAG = 0x20
 """The server made the event for this connection. It is not in the file."""
-
-_REMEDY = f"Look for a damaged disk or network on the source, then {START_OVER}."
 
 
 class EventType(IntEnum):
@@ -81,7 +79,7 @@ class EventType(IntEnum):
 
 
 def damaged(what: str) -> DamagedLogError:
-    return DamagedLogError(f"The binary log is damaged: {what}.", _REMEDY)
+    return DamagedLogError(f"The binary log is damaged: {what}.", DAMAGED_SOURCE)
 
 
 class Reader:

@@ -90,6 +90,6 @@ def decode_error(plan: ColumnPlan, answer: int, where: str, *, lacks_generated: 
                 plan.table,
             )
         case ErrorCode.DAMAGED:
-            return damaged_column(f"{where}: {plan.table}.{plan.column_name(index)}")
+            return damaged_column(plan.table, f"{where}: {plan.table}.{plan.column_name(index)}")
         case ErrorCode.UNKNOWN_CODE | ErrorCode.NO_ROOM | ErrorCode.WIDE_PACKET:
             raise AssertionError(f"{where}: {error_code.name} in {plan.table}.{plan.column_name(index)}")

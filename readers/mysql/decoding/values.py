@@ -15,7 +15,7 @@ from tidemark.readers.mysql.decoding.usual_codes import has_unusual_code
 from tidemark.state import marks
 from tidemark.state.errors import DamagedLogError, SourceNotUsableError
 from tidemark.state.kernel import Bytes, Int32s, Int64s
-from tidemark.state.remedies import START_OVER
+from tidemark.state.remedies import DAMAGED_SOURCE, START_OVER
 from tidemark.state.table import TableId
 
 
@@ -110,12 +110,9 @@ class Values:
         )
 
     def damaged(self) -> DamagedLogError:
-        return damaged_column(f"{self.table}.{self.output.name}")
+        return damaged_column(self.table, f"{self.table}.{self.output.name}")
 
 
-def damaged_column(where: str) -> DamagedLogError:
-    return DamagedLogError(
-        f"{where}: the bytes are invalid for the column's type.",
-        "Run the job again. If it stops at the same position, compare the table's columns with the job's, and check the "
-        "source's log (mysqlbinlog --verify-binlog-checksum).",
-    )
+def damaged_column(table: TableId, where: str) -> DamagedLogError:
+    """The error for a value that can't be decoded. It concerns its table alone: the rows of others are whole."""
+    return DamagedLogError(f"{where}: the bytes are invalid for the column's type.", DAMAGED_SOURCE, table)

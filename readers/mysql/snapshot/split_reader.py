@@ -172,7 +172,9 @@ class SplitReader(RetryingSplitReader[Connection]):
         if fresh == MAX_FRESH_READS:
             raise SourceNotUsableError(
                 f"A split of {schema.table} was read {fresh} times, and each time the table changed during the read: {cause}",
-                "Pause DDL on the table. If it has no primary key, name a unique key in source.keys.",
+                "Pause DDL on the table, and if it has no key also writes to it. Or name a unique key, if it has one, in "
+                "source.keys.",
+                schema.table,
             ) from cause
 
     def _read_once(self, split: Split, schema: TableSchema, anchor: BinlogPosition) -> SplitRead:
