@@ -4,17 +4,17 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, cores, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
+from benchmarks import catch_up, delta, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
 from benchmarks.bench import Bench
 
 SUBJECTS = {
     "snapshot": snapshot.run,
     "postgres_snapshot": snapshot.run_postgres,
-    "cores": cores.run,
     "readers": readers.run,
     "log": log.run,
     "postgres_log": postgres_log.run,
     "catch_up": catch_up.run,
+    "delta": delta.run,
     "reconcile": reconcile.run,
     "latency": latency.run,
     "memory": memory.run,

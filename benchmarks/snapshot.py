@@ -125,7 +125,7 @@ def _tidemark(bench: Bench, table: Table) -> Run:
 
 def _spark(bench: Bench, table: Table, options: str) -> Run:
     folder, row_count = bench.folder(), table.row_count
-    words = [table.jdbc_url + options, table.server.user, table.name, str(row_count), str(folder)]
+    words = [table.jdbc_url + options, table.server.user, table.name, str(row_count), str(folder), "parquet"]
     with Sampler({table.server.port: "source"}) as sampler:
         started = time.monotonic()
         done = subprocess.run(
