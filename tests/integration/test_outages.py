@@ -328,7 +328,7 @@ def count(database: Database) -> int:
     return int(found)
 
 
-@pytest.fixture(params=["postgres", "mariadb"])
+@pytest.fixture(params=["postgres", "mariadb", pytest.param("mysql", marks=pytest.mark.every_server)])
 def target(request: pytest.FixtureRequest) -> Iterator[Database]:
     with start_server(request.param) as server, fresh_database(server) as database:
         yield database

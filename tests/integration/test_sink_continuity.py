@@ -38,10 +38,11 @@ def files(source: Database, tmp_path: Path) -> Path:
     return job
 
 
-@pytest.fixture(params=["mysql", "postgres"])
+@pytest.fixture(params=["mysql", "postgres", pytest.param("mariadb", marks=pytest.mark.every_server)])
 def target(request: pytest.FixtureRequest, source: Database) -> Iterator[Database]:
-    if request.param == "postgres":
-        yield request.getfixturevalue("postgres_database")
+    """MySQL: another database of the source's server."""
+    if request.param != "mysql":
+        yield request.getfixturevalue(f"{request.param}_database")
     else:
         with fresh_database(source.server) as database:
             yield database
