@@ -102,7 +102,8 @@ def require_delta(session: "SparkSession") -> None:
     if _EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise SinkError(
             "This Spark session was started without Delta Lake's extension.",
-            f"Start it with --conf spark.sql.extensions={_EXTENSION}.",
+            f"Start it with --conf spark.sql.extensions={_EXTENSION} "
+            f"--conf spark.sql.catalog.{SESSION_CATALOG}={DELTA_CATALOG}.",
         )
 
 

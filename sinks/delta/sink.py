@@ -223,7 +223,7 @@ class DeltaSink:
                 extended = self.audit.extended(schema)
                 names = missing_columns(extended, found, self.style)
                 if names:
-                    with spark_errors(location):
+                    with spark_errors(location, schema.table):
                         for statement in add_columns(extended, location, found, self.style, names):
                             session.sql(statement)
 
@@ -248,7 +248,7 @@ class DeltaSink:
         found = self.lake.look(session, location)
         if found is None:
             self.lake.create_schema_of(session, schema.table)
-        with spark_errors(location):
+        with spark_errors(location, schema.table):
             properties = properties_of(schema, job, self.audit)
             if found is None:
                 extended = self.audit.extended(schema)

@@ -1,8 +1,10 @@
 """Remedies for trouble with copies in Delta, done as they are printed, all in one job: the tables come back, and the copies are
 those of the source."""
 
+import json
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.cli import CommandLine
-from tests.support.epochs import run_epochs
+from tests.support.epochs import before_the_next_epoch, run_epochs
 from tests.support.jobs import source_of, write_job
-from tests.support.remedies import run_command, run_through, setting_in, what_is_told
+from tests.support.remedies import commands_in, run_command, run_through, setting_in, what_is_told
 from tests.support.remedy_ways import Settings, get_over_all, told_by, told_of
 from tests.support.servers import Database
 from tidemark.jobs.spark.sessions import SparkSessions
@@ -39,6 +41,9 @@ class Trouble:
     before: str = ""
 
 
+OWNED = "_deleted BOOLEAN, _synced_at TIMESTAMP"
+TAKE_BACK = r"Take back what somebody has changed in the Delta table, such as a constraint, a column or a property\."
+RECREATE = TAKE_BACK + r" Or delete the table and let the job create it\."
 RULE = r"Remove that rule from the Delta table, or delete the table and let the job create it\."
 TROUBLES = {
     "a_check": Trouble(
@@ -61,6 +66,19 @@ TROUBLES = {
         written="ALTER TABLE {table} DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)",
         v="INT NOT NULL",
     ),
+    "a_division": Trouble(
+        TAKE_BACK,
+        "ALTER TABLE {copy} ADD CONSTRAINT divided CHECK (100 / (v + 1) < 999)",
+        "INSERT INTO {table} VALUES (7, -1)",
+        "ALTER TABLE {copy} DROP CONSTRAINT divided",
+    ),
+    "a_generated_column": Trouble(
+        RECREATE,
+        written="INSERT INTO {table} VALUES (7, 500)",
+        before=f"CREATE TABLE {{copy}} (id INT, v INT, {OWNED}, w TINYINT GENERATED ALWAYS AS (CAST(v AS TINYINT))) "
+        "USING delta",
+    ),
+    "a_new_feature": Trouble(RECREATE, "protocol"),
     "renamed_column": Trouble(
         r"has no column v\. .*Delete that table and let the job create it",
         "ALTER TABLE {copy} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name'); ALTER TABLE {copy} RENAME COLUMN v TO w",
@@ -78,8 +96,23 @@ class Lake:
         return self.folder / "lake" / f"{self.source.schema}.{table}"
 
     def sql(self, statements: str, table: str) -> None:
+        if statements == "protocol":
+            self.raise_protocol(table)
+            return
         for statement in filter(None, statements.split("; ")):
             self.session.newSession().sql(statement.format(copy=f"delta.`{self.place(table)}`"))
+
+    def raise_protocol(self, table: str) -> None:
+        """As a newer Delta does for a feature that this one does not know."""
+        log = self.place(table) / "_delta_log"
+        actions = [json.loads(line) for path in sorted(log.glob("*.json")) for line in path.read_text().splitlines()]
+        protocol = [action["protocol"] for action in actions if "protocol" in action][-1]
+        protocol["writerFeatures"] = [*protocol.get("writerFeatures", []), "writtenInAnotherWay"]
+        protocol["minWriterVersion"] = 7
+        commit = {"commitInfo": {"timestamp": time.time_ns() // 1_000_000, "operation": "UPGRADE PROTOCOL"}}
+        number = len(list(log.glob("*.json")))
+        lines = [json.dumps(action) for action in (commit, {"protocol": protocol})]
+        (log / f"{number:020d}.json").write_text("\n".join(lines) + "\n")
 
     def there(self, table: str) -> list[tuple[Any, ...]]:
         copy = self.session.read.format("delta").load(str(self.place(table))).where("NOT _deleted").select("id", "v")
@@ -105,6 +138,9 @@ def lake(
     "names",
     [
         pytest.param(("a_check", "another_key"), id="some"),
+        pytest.param(
+            ("a_division", "a_generated_column", "a_new_feature"), id="unforeseen", marks=pytest.mark.every_server
+        ),
         pytest.param(("only_appended", "not_null", "renamed_column"), id="others", marks=pytest.mark.every_server),
     ],
 )
@@ -265,3 +301,71 @@ def test_the_copy_of_a_table_that_left_the_job(lake: Lake) -> None:
         source.execute(f"DROP DATABASE {source.name}b")
     held = lake.session.read.format("delta").load(str(lake.folder / "lake" / "orders")).collect()
     assert list(map(tuple, held)) == [(1, 0)]
+
+
+@pytest.mark.every_server
+def test_rows_without_a_key_are_corrected(lake: Lake, tidemark: CommandLine) -> None:
+    """MySQL keeps invalid dates in a key."""
+    source, invalid = lake.source, ("SET sql_mode = ''", "INSERT INTO bad VALUES ('0000-00-00', 7)")
+    source.execute("CREATE TABLE bad (id DATE PRIMARY KEY, v INT)", "CREATE TABLE others (id INT PRIMARY KEY, v INT)")
+    source.execute("INSERT INTO bad VALUES ('2020-01-01', 0)", *invalid)
+    sink = {"type": "delta", "path": "./lake", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source, on_table_error="park"), sink=sink)
+    for _ in range(2):  # by the rows, then by the log
+        source.execute("INSERT INTO others SELECT COUNT(*), 0 FROM others")
+        told = told_of(job, "has an invalid date (such as 0000-00-00) in its key column id")
+        assert "Correct these rows, or name another key" in told
+        lake.assert_equal("others")
+        source.execute("SET sql_mode = ''", "UPDATE bad SET id = '2020-01-02' WHERE id = 0")
+        run_command(told, job, tidemark)
+        assert told_by(job) is None
+        lake.assert_equal("bad", "others")
+        source.execute("DELETE FROM bad WHERE v = 7", *invalid)
+
+
+@pytest.mark.every_server
+def test_a_copy_that_can_not_be_claimed_parks_its_table(lake: Lake, tidemark: CommandLine) -> None:
+    """It joins a job that has started."""
+    source = lake.source
+    source.execute("CREATE TABLE others (id INT PRIMARY KEY, v INT)")
+    sink = {"type": "delta", "path": "./lake", "audit_columns": AUDIT}
+    job = write_job(lake.folder, source=source_of(source, on_table_error="park"), sink=sink)
+    assert told_by(job) is None
+    lake.sql(f"CREATE TABLE {{copy}} (id INT, v INT, {OWNED}) USING delta", "late")
+    lake.raise_protocol("late")
+    source.execute("CREATE TABLE late (id INT PRIMARY KEY, v INT)", "INSERT INTO late VALUES (1, 1)")
+    source.execute("INSERT INTO others VALUES (1, 1)")
+    told = told_by(job)
+    assert told is not None
+    assert re.search(RECREATE, told), told
+    lake.assert_equal("others")
+    shutil.rmtree(lake.place("late"))
+    if commands_in(told):
+        run_command(told, job, tidemark)
+    assert told_by(job) is None
+    lake.assert_equal("late", "others")
+
+
+@pytest.mark.every_server
+def test_a_key_that_is_no_integer_any_more(lake: Lake, tidemark: CommandLine) -> None:
+    """Somebody changes its column in the copy while ranges of the copy are replaced."""
+    source = lake.source
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, v INT)", "INSERT INTO orders VALUES (1, 0), (2, 0)")
+    sink = {"type": "delta", "path": "./lake", "audit_columns": {"synced_at": "_synced_at"}}
+    job = write_job(lake.folder, source=source_of(source, on_table_error="park"), sink=sink)
+    assert told_by(job) is None
+    again = f"tidemark signal JOB.yaml resnapshot --table {source.name}.orders"
+    run_command(again, job, tidemark)
+    mapped = "ALTER TABLE {copy} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    other = "ALTER TABLE {copy} RENAME COLUMN id TO old; ALTER TABLE {copy} ADD COLUMN id STRING"
+    with pytest.MonkeyPatch.context() as patch:
+        before_the_next_epoch(patch, lambda: lake.sql(f"{mapped}; {other}", "orders"))
+        told = told_of(job, "the key's columns (id) are no integers any more")
+    assert "Delete that table and let the job create it." in told
+    shutil.rmtree(lake.place("orders"))
+    run_command(told, job, tidemark)
+    for _ in range(2):
+        assert told_by(job) is None
+        held = lake.session.read.format("delta").load(str(lake.place("orders"))).select("id", "v").collect()
+        assert sorted(map(tuple, held)) == source.query("SELECT id, v FROM orders ORDER BY id")
+        source.execute("UPDATE orders SET v = v + 1")
