@@ -20,7 +20,7 @@ from tidemark.state.checkpoint.records import Cut
 from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
 from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_rereads import KeyReread
-from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges
+from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges, TouchedKeys
 from tidemark.state.partitions import KeptPartitions, Partition, Partitions, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import (
@@ -225,6 +225,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "log_report": (
         LogReport(LATER, (XA,), 1, 2, 3, 1_700_000_000_000_000, CHANGES, LATER, reconnects=1),
         LogReport(HIGH, (), 0, 0, 0, None),
+        LogReport(HIGH, (), 2, 0, 1, None, touched=(TouchedKeys(TABLE, 1, "AAAA"), TouchedKeys(TABLE, 2, None))),
     ),
     "key_rereads": ((KeyReread(TABLE, HIGH, ("1", "a\0b"), (3, 4), (0, 2**31 - 1)),),),
     "epochs": (EpochHistory((EPOCH,), (EPOCH,), 2),),

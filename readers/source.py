@@ -315,6 +315,24 @@ class FindsPlace(Protocol):
         """True if this server has transactions that the other one had before `position`: it is a copy of it, however old."""
 
 
+class LostTransactions(Protocol):
+    """Transactions of another server's log that this server lacks, and no server will have. Its text names them."""
+
+    def any_before(self, position: Position) -> bool:
+        """True if one of them is before this position of the other server's log."""
+
+
+@runtime_checkable
+class FindsLost(FindsPlace, Protocol):
+    """A FoundSource that can tell which transactions of another server's log it lacks."""
+
+    def lost(self, state: JobState, position: Position) -> LostTransactions | None:
+        """Returns those before a position of the other server's log, None if there are none or it can't be told."""
+
+    def place_without(self, state: JobState, since: Position, position: Position, lost: LostTransactions) -> Position:
+        """Returns what `same_place` does, but without the lost transactions. They all are between `since` and `position`."""
+
+
 @runtime_checkable
 class SharesLog(FindsPlace, Protocol):
     """A FoundSource whose log may be, up to some position, the same as that of the server that it was promoted from."""

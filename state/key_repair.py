@@ -11,9 +11,9 @@ from tidemark.state.table import TableId
 class KeyRepair:
     """Rows of given keys that a signal has had read again.
 
-    `version`: of the table's schema. `file`: of the checkpoint, with the rows that the source has, and a DELETE for each key
-    that it lacks. `high`: what the rows contain is not after it. `rest`: what the signal has still to be read of the split key,
-    once these rows are written; None for nothing.
+    `signal` 0: a failover had, because of lost changes of them. `version`: of the table's schema. `file`: of the checkpoint,
+    with the rows that the source has, and a DELETE for each key that it lacks. `high`: what the rows contain is not after it.
+    `rest`: what the signal has still to be read of the split key, once these rows are written; None for nothing.
     """
 
     signal: int

@@ -41,6 +41,18 @@ class TableChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class TouchedKeys:
+    """The keys of the rows of a table that an epoch's changes touched: before and after each change, in any order, perhaps
+    several times. `version`: of the table's schema. `keys`: an Arrow IPC stream of the columns of the copy's key, as Base64.
+    None if they are not all there: there were too many, a TRUNCATE was among the changes, the table has no key, or its rows
+    were still being read."""
+
+    table: TableId
+    version: int
+    keys: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LogReport:
     """The facts of a log range that was read. Counts are of the captured tables' changes.
 
@@ -48,7 +60,8 @@ class LogReport:
     emitted ones by table, in the tables' order, without tables that have none. `last_high`: the greatest high of rows that
     were read again, None if there were none. `unseen` (PostgreSQL): the ids of transactions that SELECTs did not see yet when
     the range had been read; only looked for while splits are left. `reconnects` and `unseen` are of the attempt that wrote the
-    report; they may differ between attempts. `withheld`: the tables of which changes were withheld.
+    report; they may differ between attempts. `withheld`: the tables of which changes were withheld. `touched`: of each table of
+    which the range has changes; None if nothing was noted, as by earlier versions, or where no failover is followed.
     """
 
     end: Position
@@ -63,6 +76,7 @@ class LogReport:
     reconnects: int = field(default=0, compare=False)
     unseen: tuple[int, ...] = field(default=(), compare=False)
     withheld: tuple[TableId, ...] = ()
+    touched: tuple[TouchedKeys, ...] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

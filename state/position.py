@@ -103,6 +103,11 @@ Position: TypeAlias = BinlogPosition | WalPosition
 """All positions of a job are of one kind: its source's."""
 
 
+def is_known_elsewhere(position: Position) -> bool:
+    """True if the log of a server that was promoted can have the same position: not on MySQL without GTIDs."""
+    return not isinstance(position, BinlogPosition) or not (position.gtids is None and position.gtid_state is None)
+
+
 def binlog_position(position: Position) -> BinlogPosition:
     """Raises CheckpointError for a position of another kind of source."""
     if isinstance(position, BinlogPosition):

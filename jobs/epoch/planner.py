@@ -220,7 +220,7 @@ class Planner:
             failpoint("planner.after_finished_splits")
         if isinstance(record.plan.work, LogWork):
             for reread in record.plan.work.rereads:
-                if reread.rest is None:  # else it goes on
+                if reread.signal and reread.rest is None:  # else it goes on
                     self._checkpoint.create_outcome(reread.signal, self._answer(reread, record))
         return record, outcome
 

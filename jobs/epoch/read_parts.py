@@ -27,6 +27,7 @@ from tidemark.readers.log.gap_filter import GapFilter
 from tidemark.readers.log.key_rereads import KeyRereads
 from tidemark.readers.log.log_batch import truncation
 from tidemark.readers.log.placed_rereads import PlacedRereads
+from tidemark.readers.log.touched_keys import TouchedKeysNote
 from tidemark.readers.log.withheld import WithheldChanges, read_withheld
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
@@ -53,7 +54,7 @@ from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
 from tidemark.state.plan import Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork
-from tidemark.state.position import Position, WalPosition
+from tidemark.state.position import Position, WalPosition, is_known_elsewhere
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
 from tidemark.state.split import ReleaseChunk, Split, StageChunk
@@ -330,17 +331,24 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
                 emitted += left.num_rows
                 yield from part.add(table, left)
         transactions: list[npt.NDArray[np.int64]] = []
+        note = TouchedKeysNote(outputs_of(task.schemas, task.projections)) if _may_fail_over(task, work) else None
         for batch in () if _is_empty(work.range) else reader.read(work.range):
             if commits is not None:
                 transactions.append(np.unique(commits.transactions(batch.rows)))
             if batch.table in work.withheld:
                 withheld.add(batch.table, batch.rows)
+                if note is not None:
+                    note.give_up(batch.table)
                 continue
+            if note is not None and batch.table in work.split_columns:
+                note.give_up(batch.table)
             read_count += batch.rows.num_rows
             for rows in gap.emitted(schemas[batch.table], batch.rows):
                 counts.add(batch.table, rows)
                 placed.take(batch.table, rows)
                 moves.take(batch.table, rows)
+                if note is not None:
+                    note.take(batch.table, rows)
                 emitted += rows.num_rows
                 yield from part.add(batch.table, rows)
         unseen = commits.unseen(np.concatenate(transactions)) if commits is not None and transactions else ()
@@ -365,10 +373,16 @@ def _read_log(task: PartTask, work: LogTask) -> Iterator[PartItem]:
         last_high=last_high,
         unseen=unseen,
         withheld=waiting,
+        touched=None if note is None else note.touched(),
     )
     if not was_read:
         checkpoint.create_log_report(task.epoch, report)
     yield replace(part.end(work.after), has_left=work.has_left)
+
+
+def _may_fail_over(task: PartTask, work: LogTask) -> bool:
+    """True if another server's log may have the range, as far as the position tells, and rows can be read again by key."""
+    return task.job.mode == "full+incremental" and is_known_elsewhere(work.range.start)
 
 
 def _on_truncate(task: PartTask, checkpoint: Checkpoint) -> OnTruncate:

@@ -2,7 +2,8 @@
 
 If the server's log has exactly what the job has read at one of its positions, the job goes on from there. Tables whose rows are
 not all read leave, and come back: their watermarks belong to the other server. If there is no such position, but the server
-is a copy of the other one, all tables are read again (`source.on_log_lost`). Both are entries of `joined`, so the
+is a copy of the other one, tables are read again (`source.on_log_lost`): if it only lacks the last transactions that the job
+has read, the rows that these changed (lost_transactions.py), else all tables. All of these are entries of `joined`, so the
 planned epoch of the other server's log that nobody has read is passed over (`Joined.restarts`).
 
 A PostgreSQL server that was promoted has the same log up to some position. If all that the job has read is before it, nothing
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state
+from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
 from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
 from tidemark.jobs.sources import find_source
 from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written, to_be_found
@@ -30,6 +32,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined, Membership
+from tidemark.state.key_repair import KeyRepair
 from tidemark.state.partitions import Partitions
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
@@ -43,6 +46,10 @@ OFTEN = 3
 OFTEN_SECONDS = 300.0
 """A job stops if it has moved to another server OFTEN times within this time."""
 _RESNAPSHOT = "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
+_RESNAPSHOT_SOME = (
+    "If it is the right server, set source.on_log_lost: resnapshot, and run the job again: it reads the rows again that the "
+    "lost transactions changed."
+)
 
 
 def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
@@ -66,8 +73,8 @@ def _changes_often(state: JobState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How the job goes on at the other server. `leaving`: the tables that are read again. The others as in Joined. `goes_on`:
-    positions of the two servers are the same."""
+    """How the job goes on at the other server. `leaving`: the tables that are read again. `goes_on`: positions of the two
+    servers are the same. The others as in Joined."""
 
     start: Position
     text: str
@@ -76,6 +83,7 @@ class _Place:
     partitions: Partitions | None = None
     memberships: tuple[Membership, ...] = ()
     goes_on: bool = False
+    rereads: tuple[KeyRepair, ...] = ()
 
 
 def _go_on_there(
@@ -97,7 +105,7 @@ def _go_on_there(
     try:
         if other_system is not None:
             upgraded = after_upgrade(job, checkpoint, state, other_system)
-            place = _at_upgraded(upgraded, _incomplete(now, state))
+            place = _at_upgraded(upgraded, _incomplete(now, state) | unwritten(checkpoint, state, now))
             _require_whole(job, now, place.leaving, is_half_written=is_half_written)
         else:
             place = _in_same_log(job, state, now, places, is_half_written=is_half_written)
@@ -105,13 +113,19 @@ def _go_on_there(
         is_copy = job.mode == "full+incremental" and (
             other_system is not None or places.is_related(state, now.position)
         )
-        if not is_copy or not job.source.reads_again_after_lost_log:
+        rows = None
+        if is_copy and other_system is None:
+            rows = _lost_rows(job, state, now, found, places, is_half_written=is_half_written)
+        is_nothing = rows is not None and rows.is_nothing
+        if not is_copy or not (is_nothing or job.source.reads_again_after_lost_log):
             remedy = error.remedy if lost.remedy == START_OVER_NOW else lost.remedy
-            raise LogPositionLostError(
-                f"{what} {lost.message}", f"{_RESNAPSHOT} {remedy}" if is_copy else remedy
-            ) from lost
-        text = f"{lost.message} So the rows of all tables are read again (source.on_log_lost)."
-        place = _Place(found.joining_start(()), text, {schema.table for schema in state.schemas})
+            again = f"{_RESNAPSHOT} {remedy}" if rows is None else f"{_RESNAPSHOT_SOME} {remedy}"
+            raise LogPositionLostError(f"{what} {lost.message}", again if is_copy else remedy) from lost
+        if rows is not None:
+            place = _without_lost(job, state, now, found, rows)
+        else:
+            text = f"{lost.message} So the rows of all tables are read again (source.on_log_lost)."
+            place = _Place(found.joining_start(()), text, {schema.table for schema in state.schemas})
     if place.leaving:
         leave_to_come_back(checkpoint, state, place.leaving)
         failpoint("another_server.left")
@@ -127,10 +141,40 @@ def _go_on_there(
         restarts=place.restarts,
         server_identity=found.identity(),
         version_offset=None if place.goes_on else offset_from(job, state, place.start),
+        rereads=place.rereads,
     )
     checkpoint.create_joined(state, moved)
     failpoint("another_server.moved")
+    if place.rereads:
+        named = {reread.file for joined in (*state.joined, moved) for reread in joined.rereads}
+        checkpoint.forget_repairs(set(checkpoint.repair_files()) - named)  # of attempts that died
     events.note("moved", start=str(place.start), text=f"{what} {place.text}")
+
+
+def _lost_rows(
+    job: JobFile,
+    state: JobState,
+    now: EnumeratorState,
+    found: FoundSource,
+    places: FindsPlace,
+    *,
+    is_half_written: bool,
+) -> LostRows | None:
+    """Returns the rows that are to be read again if the server lacks transactions, None if all tables are."""
+    try:
+        _require_whole(job, now, (), is_half_written=is_half_written)
+    except LogPositionLostError:
+        return None
+    return find_lost_rows(job, state, now, found, places)
+
+
+def _without_lost(job: JobFile, state: JobState, now: EnumeratorState, found: FoundSource, rows: LostRows) -> _Place:
+    """Reads the rows again that lost transactions changed. The job goes on from where the server's log leaves these out."""
+    leaving = _incomplete(now, state) | unwritten(Checkpoint.at(job.checkpoint), state, now) | rows.whole.keys()
+    rereads, whole = read_lost_rows(job, state, found, rows, leaving)
+    rows = rows.with_whole({**dict.fromkeys(leaving, "its rows were not all read"), **whole})
+    text = f"{rows.text()} The job continues from {rows.place}."
+    return _Place(rows.place, text, rows.whole.keys(), rereads=rereads)
 
 
 def _in_same_log(
@@ -138,7 +182,7 @@ def _in_same_log(
 ) -> _Place:
     """Raises LogPositionLostError, with the reason, if the server's log is not known to have all that the job has read."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    leaving, restarts, look = _incomplete(now, state), True, None
+    leaving, restarts, look = _incomplete(now, state) | unwritten(checkpoint, state, now), True, None
     if isinstance(places, SharesLog):
         until = places.shared_until(state)
         look = _proven_look(checkpoint, state, until)

@@ -86,7 +86,7 @@ def read_again(job: JobFile, found: FoundSource, state: JobState, events: Events
         return state
     _require_same_columns(found, state, {wish.signal.table for wish in wanted.values()})
     unknown = set(checkpoint.repair_files()) - {r.file for joined in state.joined for r in joined.rereads}
-    reading = _Reading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
+    reading = RowsReading(job, state, server, keys, projector(job, state.schemas, state.projections), start)
     state, taken = _taken(checkpoint, reading, wanted)
     if taken:  # so no other driver has taken rows in meanwhile: the files are of an earlier one that died
         checkpoint.forget_repairs(unknown)
@@ -207,7 +207,7 @@ def unfinished(checkpoint: Checkpoint, state: JobState) -> dict[int, Wish]:
     return found
 
 
-def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
+def _taken(checkpoint: Checkpoint, reading: "RowsReading", wanted: dict[int, Wish]) -> tuple[JobState, list[int]]:
     """Returns the job with the rows, and the signals that they are of. Ends signals whose rows can't be read."""
     rereads = list[KeyRepair]()
     for number, wish in wanted.items():
@@ -232,7 +232,7 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
             continue
         name = repair_file(number, _now_us())
         seq = reread_seq(schema.version, count)
-        read = replace(read, commit_version=reading.start.version_before, seq=seq)
+        read = reading.placed(read, seq)
         rows = write_repair(checkpoint.store, name, read, lacking, output)
         rereads.append(KeyRepair(number, schema.table, schema.version, name, read.report.high, rows, rest))
         failpoint("repairs.read")
@@ -252,7 +252,7 @@ def _taken(checkpoint: Checkpoint, reading: "_Reading", wanted: dict[int, Wish])
     return state, [reread.signal for reread in rereads]
 
 
-def _reads_before(reading: "_Reading", schema: TableSchema, now: Sequence[KeyRepair]) -> int:
+def _reads_before(reading: "RowsReading", schema: TableSchema, now: Sequence[KeyRepair]) -> int:
     """Returns how many times rows of the table have been read again at this position of the log. `now`: those since the last
     entry of `joined`."""
     same = [joined for joined in reading.state.joined if joined.start.version_before == reading.start.version_before]
@@ -263,14 +263,24 @@ def _reads_before(reading: "_Reading", schema: TableSchema, now: Sequence[KeyRep
 def _require_same_columns(found: FoundSource, state: JobState, wanted: Collection[TableId | None]) -> None:
     """Raises SchemaChangedError if a table was altered before the start position, which was taken just now. The job may not
     have read so far: the rows would lack columns whose values the log has before them."""
-    schemas = [schema for schema in state.schemas if schema.table in wanted]
+    tables = [schema.table for schema in state.schemas if schema.table in wanted]
+    altered = sorted(set(tables) - same_columns(found, state, tables))
+    if altered:
+        raise SchemaChangedError(
+            f"{altered[0]} no longer has the columns that the job knows.", START_OVER_NOW, altered[0]
+        )
+
+
+def same_columns(found: FoundSource, state: JobState, tables: Collection[TableId]) -> set[TableId]:
+    """Returns those of the job's tables that have the columns that it knows, as far as the source's catalog tells them."""
+    schemas = [schema for schema in state.schemas if schema.table in tables]
     now = found.schemas_now([schema.table for schema in schemas])
-    for schema in schemas:
-        found_now = now.get(schema.table)  # None: reading it, or the log, says what is wrong
-        if found_now is not None and _columns(found_now) != _columns(schema):
-            raise SchemaChangedError(
-                f"{schema.table} no longer has the columns that the job knows.", START_OVER_NOW, schema.table
-            )
+    return {
+        schema.table
+        for schema in schemas
+        # None: reading it, or the log, says what is wrong
+        if (found_now := now.get(schema.table)) is None or _columns(found_now) == _columns(schema)
+    }
 
 
 def _columns(schema: TableSchema) -> list[tuple[str, str, str | None, str | None]]:
@@ -290,8 +300,9 @@ def await_visible(keys: KeySource, position: Position) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Reads rows for signals. Each result: the rows, the keys that the source lacks, and the table's output schema."""
+class RowsReading:
+    """Reads rows again, for signals or after a failover. `start`: they come after it. Each result: the rows, the keys that the
+    source lacks, and the table's output schema."""
 
     job: JobFile
     state: JobState
@@ -310,21 +321,33 @@ class _Reading:
         self, signal: Signal, schema: TableSchema, columns: tuple[str, ...]
     ) -> tuple[SplitRead, pa.RecordBatch, TableSchema]:
         """The rows of a signal's keys, and others of the ranges in `whole`."""
-        reads, wanted = list[SplitRead](), set[object]()
-        output, keys = schema, pa.RecordBatch.from_pylist([])
+        keys = keys_of(signal.keys, next(o for o in self.state.outputs if o.table == schema.table))
+        assert keys is not None, "these keys were read before"
+        return self.rows_of_keys(schema, columns, keys, list(_ranges(signal)))
+
+    def rows_of_keys(
+        self,
+        schema: TableSchema,
+        columns: tuple[str, ...],
+        keys: pa.RecordBatch,
+        ranges: Sequence[tuple[KeyRange, bool]],
+    ) -> tuple[SplitRead, pa.RecordBatch, TableSchema]:
+        """The rows of these keys, which are in the ranges. Of the ranges with True, others too."""
+        reads, output = list[SplitRead](), schema
+        wanted = set(key_values(keys, keys.schema.names))
         with self.server.split_reading((schema,), self.state.job_uuid) as reader:
-            for key_range, is_whole in _ranges(signal):
+            for key_range, is_whole in ranges:
                 read, output = self._split(reader, schema, columns, key_range)
-                if not wanted:
-                    found_keys = keys_of(signal.keys, output)
-                    assert found_keys is not None, "these keys were read before"
-                    keys, wanted = found_keys, set(key_values(found_keys, output.key))
                 if not is_whole:
                     mask = [key in wanted for key in key_values(read.rows, output.key)]
                     read = replace(read, rows=read.rows.filter(pa.array(mask, pa.bool_())))
                 reads.append(read)
         whole = _gathered(reads)
         return whole, self._lacking(keys, whole, output), output
+
+    def placed(self, read: SplitRead, seq: int) -> SplitRead:
+        """Returns the rows as changes at the start position."""
+        return replace(read, commit_version=self.start.version_before, seq=seq)
 
     def part(
         self, wish: Wish, schema: TableSchema, columns: tuple[str, ...]
@@ -416,7 +439,7 @@ def _tell_lost(checkpoint: Checkpoint, job: JobFile, state: JobState) -> None:
     pending = {reread.signal for reread in now.rereads} | _planned(checkpoint)
     for count, joined in enumerate(state.joined[: now.joined], 1):
         for reread in joined.rereads:
-            if reread.signal in outcomes:
+            if reread.signal in outcomes or not reread.signal:
                 continue
             if reread.signal in parts:  # a batch that was written has no outcome of its own
                 is_lost, again = state.restarts_after(count), "Give the signal again."

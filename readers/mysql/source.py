@@ -55,6 +55,7 @@ from tidemark.readers.mysql.snapshot.split_reader import SnapshotSource, SplitRe
 from tidemark.readers.mysql.snapshot.xa_commits import await_xa_commits
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, TableSettings
+from tidemark.readers.source import LostTransactions
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import ignored_targets, split_conditions, with_condition
 from tidemark.state.errors import (
@@ -282,6 +283,21 @@ class FoundMySql(FoundTables):
         place = positions.same_place(position, {schema.table: schema for schema in state.schemas})
         return self._with_file_start(place)
 
+    def lost(self, state: JobState, position: Position) -> "LostGtids | None":
+        """`tidemark.readers.source.FindsLost`."""
+        positions = self._positions()
+        lost = positions.lost(binlog_position(position))
+        return LostGtids(lost, positions) if lost.intervals else None
+
+    def place_without(
+        self, state: JobState, since: Position, position: Position, lost: LostTransactions
+    ) -> BinlogPosition:
+        """`tidemark.readers.source.FindsLost`. The place of `since` proves that both servers' logs are of one topology."""
+        assert isinstance(lost, LostGtids)
+        self.same_place(state, since)
+        schemas = {schema.table: schema for schema in state.schemas}
+        return self._with_file_start(self._positions().same_place(binlog_position(position), schemas, lost=lost.gtids))
+
     def is_related(self, state: JobState, position: Position) -> bool:
         """`tidemark.readers.source.FindsPlace`."""
         positions = self._positions()
@@ -307,6 +323,21 @@ class FoundMySql(FoundTables):
     def server(self, state: JobState) -> MySqlServer:
         log_number = sum(joined.restarts for joined in state.joined)
         return MySqlServer(self.job, self.info, self.watermarks(), log_number)
+
+
+@dataclass(frozen=True, slots=True)
+class LostGtids:
+    """`tidemark.readers.source.LostTransactions`."""
+
+    gtids: GtidSet
+    positions: LogPositions
+
+    def any_before(self, position: Position) -> bool:
+        known = self.positions.known_gtids(binlog_position(position))
+        return known is None or known.minus(self.gtids) != known
+
+    def __str__(self) -> str:
+        return self.positions.text(self.gtids)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver. Never removed.
     outcomes/0000000001     the rows that a signal had read again are written, or why not (Answer).
                             Written by the driver, or by an epoch's task that finds that the copy may be wrong. Never removed.
-    repairs/n1-1700…        rows that were read again for signal 1.
+    repairs/n1-1700…        rows that were read again for signal 1. Those of n0 were because of a failover.
                             Written by the driver, before it takes them into `joined`. Removed once they are written.
     upgrade_marks/0000000001
                             PostgreSQL: how far the job had read before the server was to be upgraded (UpgradeMark).
@@ -51,7 +51,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by a task. Removed by the planner when no plan needs the attempt.
     withheld/e0000000042-9f2c…  changes of a table, of epoch 42, that wait until the table's rows are written (docs/adr/0062).
                             Written by the epoch's task, before its log report. Removed by the planner once no plan needs them.
-    logs/e0000000042        what an epoch's log range contained (LogReport).
+    logs/e0000000042        what an epoch's log range contained (LogReport), and which keys it touched (docs/adr/0073).
                             Written by the epoch's task. Removed together with the plan.
     rereads/e0000000042     keys whose rows an epoch read again (KeyReread).
                             Written by the epoch's task, before its log report. Removed together with `finished`.

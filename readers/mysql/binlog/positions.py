@@ -94,10 +94,17 @@ class LogPositions:
 
     # Another server
 
-    def same_place(self, position: BinlogPosition, schemas: Mapping[TableId, TableSchema]) -> BinlogPosition:
-        """The position after the last transaction that another server's log has up to `position`. This server must have all of
-        them, and before the position no others that changed the tables. Raises LogPositionLostError, with the reason."""
+    def same_place(
+        self, position: BinlogPosition, schemas: Mapping[TableId, TableSchema], *, lost: GtidSet | None = None
+    ) -> BinlogPosition:
+        """The position after the last transaction that another server's log has up to `position`, but those of `lost`. This
+        server must have all of them, and before the position no others that changed the tables. Raises LogPositionLostError,
+        with the reason.
+
+        With `lost`, the last transaction may be another one than the other server's, whose time is known. The caller has found
+        a place without."""
         wanted = self.known_gtids(position)
+        wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
             raise LogPositionLostError(
                 "Only GTIDs can tell where its log has what the job has read, and there are none.", START_OVER_NOW
@@ -105,7 +112,7 @@ class LogPositions:
         missing = wanted.minus(self.executed())
         if missing.intervals:
             raise LogPositionLostError(
-                f"It lacks transactions that the job has read: {self._text(missing)}. Only the other server had them.",
+                f"It lacks transactions that the job has read: {self.text(missing)}. Only the other server had them.",
                 START_OVER_NOW,
             )
         files = self._files()
@@ -116,7 +123,7 @@ class LogPositions:
         if unknown.intervals or (self.has_state and not wanted.minus(before[0]).intervals):
             raise LogPositionLostError(
                 f"Its log starts with {files[0]}, after transactions that the job "
-                f"{f'has not read: {self._text(unknown)}' if unknown.intervals else 'has read'}.",
+                f"{f'has not read: {self.text(unknown)}' if unknown.intervals else 'has read'}.",
                 START_OVER_NOW,
             )
         last = max((i for i, gtids in enumerate(before) if wanted.minus(gtids).intervals), default=0)
@@ -126,13 +133,19 @@ class LogPositions:
                 self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
         start = self._start_of(files[last])
         place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
-        if self.has_state and (position.last_at is None or place.last_at != position.last_at):
+        if self.has_state and lost is None and (position.last_at is None or place.last_at != position.last_at):
             raise LogPositionLostError(
                 "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
                 START_OVER_NOW,
             )
         self._require_none_of(start, place, wanted, schemas)
         return place
+
+    def lost(self, position: BinlogPosition) -> GtidSet:
+        """The transactions up to another server's position that this server lacks. None of them if the position does not
+        tell."""
+        wanted = self.known_gtids(position)
+        return GtidSet() if wanted is None else wanted.minus(self.executed())
 
     def known_gtids(self, position: BinlogPosition) -> GtidSet | None:
         """The transactions up to the position, None if it does not tell."""
@@ -151,7 +164,7 @@ class LogPositions:
             row = cursor.fetchone()
         return GtidSet.parse_state("" if row is None else str(row[0]))
 
-    def _text(self, gtids: GtidSet) -> str:
+    def text(self, gtids: GtidSet) -> str:
         return gtids.state() if self.has_state else str(gtids)
 
     def _require_none_of(

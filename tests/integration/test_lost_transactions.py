@@ -1,0 +1,307 @@
+"""The source fails over to a replica that lacks the last transactions: only the rows that these changed are read again
+(docs/adr/0073)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devtools.server import Server
+from tests.support.epochs import Notes, die_at, run_epochs
+from tests.support.failover import await_replica, on, promote, replicated, reset, stop_receiving
+from tests.support.history import assert_mirrored, assert_newest_rows
+from tests.support.jobs import source_of, write_workload_job
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import UPDATE_ALL, Uids, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.epoch import read_parts
+from tidemark.readers.log import touched_keys
+from tidemark.state.checkpoint import layout
+from tidemark.state.errors import LogPositionLostError
+
+pytestmark = pytest.mark.integration
+
+LOST = (
+    "UPDATE orders SET version = 7 WHERE id IN (3, 4)",
+    "UPDATE orders SET id = 5000 WHERE id = 5",
+    "DELETE FROM orders WHERE id = 6",
+    "INSERT INTO orders (id, uid, version) VALUES (7000, 77, 1)",
+    "DELETE FROM order_lines WHERE order_id = 2",
+)
+"""They touch 6 keys of orders and 4 of order_lines."""
+AFTERWARDS = (
+    "UPDATE orders SET version = version + 1 WHERE id IN (4, 6)",
+    "DELETE FROM orders WHERE id = 5",
+    "INSERT INTO orders (id, uid, version) VALUES (7000, 78, 5), (7001, 79, 1)",
+    "UPDATE order_lines SET version = version + 1 WHERE order_id = 2 AND line_no = 1",
+    "UPDATE customers SET version = version + 1",
+)
+
+
+@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+def own_pair(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
+    with replicated(request.param) as servers:
+        yield servers
+
+
+@pytest.fixture
+def pair(own_pair: tuple[Server, Server]) -> tuple[Server, Server]:
+    """A primary and its replica."""
+    reset(*own_pair)
+    return own_pair
+
+
+@pytest.fixture
+def source(pair: tuple[Server, Server]) -> Iterator[Database]:
+    """On the primary."""
+    with fresh_database(pair[0]) as database:
+        create_tables(database, rows=60, uids=Uids())
+        yield database
+
+
+class Copy:
+    """The job, with what it told, and its copy: files, or tables of `target`."""
+
+    def __init__(self, folder: Path, target: Database | None, pair: tuple[Server, Server]) -> None:
+        self.folder, self.target, self.pair = folder, target, pair
+        self.notes = Notes()
+
+    def job(self, source: Database, **settings: Any) -> Path:
+        return write_workload_job(
+            self.folder, source_of(source, **({"on_log_lost": "resnapshot"} | settings)), self.target
+        )
+
+    def run(self, source: Database, *overrides: str) -> list[str]:
+        return run_epochs(self.job(source), *overrides, notes=self.notes)
+
+    def lose(
+        self,
+        source: Database,
+        *statements: str,
+        overrides: tuple[str, ...] = (),
+        one_by_one: bool = False,
+        then: Callable[[], None] | None = None,
+    ) -> Database:
+        """Lets the job read statements that the replica never gets, and promotes it. Returns the database there. `then`: is
+        done before the job's last run on the primary."""
+        self.run(source, *overrides)
+        await_replica(*self.pair)
+        stop_receiving(self.pair[1])
+        for statement in statements:
+            source.execute(statement)
+            if one_by_one:
+                self.run(source, *overrides)
+        if then is not None:
+            then()
+        self.run(source, *overrides)
+        promote(self.pair[1])
+        return on(self.pair[1], source)
+
+    @property
+    def moved(self) -> str:
+        (text,) = [facts["text"] for event, facts in self.notes.found if event == "moved"]
+        return str(text)
+
+    def check(self, source: Database) -> None:
+        if self.target is None:
+            assert_newest_rows(self.folder / "out", source)
+        else:
+            assert_mirrored(source, self.target)
+
+
+@pytest.fixture(params=["files", "mirror"])
+def copy(request: pytest.FixtureRequest, pair: tuple[Server, Server], tmp_path: Path) -> Copy:
+    target = request.getfixturevalue("postgres_database") if request.param == "mirror" else None
+    return Copy(tmp_path, target, pair)
+
+
+@pytest.fixture
+def files(pair: tuple[Server, Server], tmp_path: Path) -> Copy:
+    return Copy(tmp_path, None, pair)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_only_the_rows_that_lost_transactions_changed_are_read_again(source: Database, copy: Copy) -> None:
+    there = copy.lose(source, *LOST)
+    there.execute(*AFTERWARDS)
+    assert set(copy.run(there)) == {"stream"}
+    assert f"4 keys of {source.name}.order_lines, 6 keys of {source.name}.orders." in copy.moved
+    copy.check(there)
+    there.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
+    assert copy.run(there) == ["stream"]
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+@pytest.mark.parametrize(
+    "point",
+    [
+        "lost_transactions.read",
+        "another_server.moved",
+        "planner.after_plan",
+        "repairs.emitted",
+        "log.before_report",
+        "sink.before_commit",
+        "sink.after_commit",
+        "driver.epoch_written",
+    ],
+)
+def test_the_job_dies_on_its_way(source: Database, copy: Copy, point: str) -> None:
+    there = copy.lose(source, *LOST)
+    there.execute(*AFTERWARDS)
+    die_at(copy.job(there), point, notes=copy.notes)
+    there.execute("UPDATE orders SET version = version + 1 WHERE id IN (3, 5, 6)")
+    assert set(copy.run(there)) <= {"stream"}
+    if point != "another_server.moved":  # else the driver that died could not say it
+        assert "6 keys of " in copy.moved
+    copy.check(there)
+    there.execute(*UPDATE_ALL)
+    assert copy.run(there) == ["stream"]
+    copy.check(there)
+
+
+def test_transactions_that_changed_no_rows_of_the_job_do_not_matter(source: Database, files: Copy) -> None:
+    source.execute("CREATE DATABASE t_other", "CREATE TABLE t_other.t (id INT PRIMARY KEY)")
+    there = files.lose(source, "INSERT INTO t_other.t VALUES (1)")
+    there.execute(*UPDATE_ALL)
+    run_epochs(files.job(there, on_log_lost="stop"), notes=files.notes)
+    assert "They changed no rows of the job's tables." in files.moved
+    files.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair")
+def test_the_job_stops_if_the_job_file_says_so(source: Database, files: Copy) -> None:
+    """Its remedy has the rows read again."""
+    there = files.lose(source, *LOST)
+    there.execute(*AFTERWARDS)
+    with pytest.raises(LogPositionLostError, match="Only the other server had them") as caught:
+        run_epochs(files.job(there, on_log_lost="stop"))
+    assert caught.value.exit_code == 4
+    assert "set source.on_log_lost: resnapshot, and run the job again: it reads the rows again" in caught.value.remedy
+    assert set(run_epochs(files.job(there, on_log_lost="stop"), "source.on_log_lost=resnapshot")) == {"stream"}
+    files.check(there)
+
+
+ALL_ORDERS = "all rows of {}.orders ({})"
+
+
+@pytest.mark.servers_in_turn("own_pair", "lost")
+@pytest.mark.parametrize(
+    ("lost", "reason"),
+    [
+        pytest.param("UPDATE orders SET version = version + 1", "its keys were not noted", id="too many"),
+        pytest.param("TRUNCATE orders", "its keys were not noted", id="truncate"),
+        pytest.param("ALTER TABLE orders ADD COLUMN more INT", "its columns were changed", id="altered"),
+    ],
+)
+def test_a_table_of_which_the_keys_are_not_known_is_read_again(
+    source: Database, copy: Copy, monkeypatch: pytest.MonkeyPatch, lost: str, reason: str
+) -> None:
+    monkeypatch.setattr(touched_keys, "MAX_KEYS", 50)
+    evolve = "sink.on_schema_change=evolve"
+    touch = "UPDATE orders SET version = 9 WHERE id = 1"
+    there = copy.lose(source, lost, touch, "DELETE FROM customers LIMIT 1", overrides=(evolve,))
+    there.execute(*AFTERWARDS)
+    assert "snapshot" in copy.run(there, evolve)
+    assert ALL_ORDERS.format(source.name, reason) in copy.moved
+    assert f"1 key of {source.name}.customers" in copy.moved
+    assert "order_lines" not in copy.moved
+    copy.check(there)
+    there.execute(*UPDATE_ALL)
+    assert copy.run(there, evolve) == ["stream"]
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_the_job_dies_when_tables_have_left(source: Database, copy: Copy) -> None:
+    there = copy.lose(source, *LOST, "TRUNCATE customers", overrides=("sink.on_schema_change=evolve",))
+    there.execute(*AFTERWARDS)
+    die_at(copy.job(there), "another_server.left")
+    assert "snapshot" in copy.run(there)
+    assert f"4 keys of {source.name}.order_lines, 6 keys of {source.name}.orders." in copy.moved
+    copy.check(there)
+    there.execute(*UPDATE_ALL)
+    assert copy.run(there) == ["stream"]
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "is_kept")
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_all_tables_are_read_again_if_nothing_is_known(
+    source: Database, files: Copy, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """An earlier version made no note, or too many epochs were read since."""
+    if is_kept:
+        monkeypatch.setattr(read_parts, "is_known_elsewhere", lambda _: False)
+    else:
+        monkeypatch.setattr(layout, "KEPT_PLANS", 1)
+    there = files.lose(source, *LOST, one_by_one=True)
+    there.execute(*AFTERWARDS)
+    assert "snapshot" in files.run(there)
+    assert "So the rows of all tables are read again" in files.moved
+    files.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_the_keys_of_several_epochs_are_read_again(source: Database, copy: Copy) -> None:
+    there = copy.lose(source, *LOST, "UPDATE orders SET version = 8 WHERE id IN (3, 10)", one_by_one=True)
+    there.execute(*AFTERWARDS)
+    assert set(copy.run(there)) == {"stream"}
+    assert f"4 keys of {source.name}.order_lines, 7 keys of {source.name}.orders." in copy.moved
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_a_table_that_was_read_meanwhile_is_read_again(source: Database, copy: Copy) -> None:
+    def read_orders_again() -> None:
+        resnapshot(load_job_file(copy.job(source)), [TableName(source.name, "orders")])
+
+    there = copy.lose(source, *LOST, then=read_orders_again)
+    there.execute(*AFTERWARDS)
+    assert "snapshot" in copy.run(there)
+    assert ALL_ORDERS.format(source.name, "its rows were being read") in copy.moved
+    assert f"4 keys of {source.name}.order_lines, all" in copy.moved
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+@pytest.mark.parametrize("point", ["another_server.moved", "planner.after_plan"])
+def test_the_new_server_is_lost_before_the_rows_are_written(source: Database, copy: Copy, point: str) -> None:
+    """Their tables are read again as a whole. The first server has all that the second one had."""
+    there = copy.lose(source, *LOST)
+    die_at(copy.job(there), point)
+    copy.notes.found.clear()
+    assert "snapshot" in copy.run(source)
+    assert "has all that the job has read" in copy.moved
+    copy.check(source)
+    source.execute(*UPDATE_ALL)
+    assert copy.run(source) == ["stream"]
+    copy.check(source)
+
+
+@pytest.mark.servers_in_turn("own_pair", "epochs")
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_transactions_are_lost_during_the_first_load(source: Database, files: Copy, epochs: int) -> None:
+    run_epochs(files.job(source), at_most=epochs)
+    await_replica(*files.pair)
+    stop_receiving(files.pair[1])
+    source.execute(*LOST, *UPDATE_ALL)
+    run_epochs(files.job(source), at_most=epochs)
+    promote(files.pair[1])
+    there = on(files.pair[1], source)
+    there.execute(*AFTERWARDS)
+    files.run(there)
+    files.check(there)
+
+
+@pytest.mark.every_server
+def test_many_keys_are_read_again(source: Database, copy: Copy) -> None:
+    """Neighbours by one statement. Texts are read one by one."""
+    there = copy.lose(source, *UPDATE_ALL, "DELETE FROM orders WHERE id % 3 = 0", "DELETE FROM customers LIMIT 30")
+    there.execute(*UPDATE_ALL)
+    assert set(copy.run(there)) == {"stream"}
+    assert "60 keys of" in copy.moved
+    copy.check(there)
