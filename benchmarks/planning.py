@@ -140,7 +140,7 @@ def _no_outcome() -> Outcome | None:
 
 @dataclass(frozen=True, slots=True)
 class EpochCost:
-    """Of the epochs of one kind: their number, the longest time to plan one, and the size of the largest plan."""
+    """The epochs of one kind: their number, the longest time to plan one, and the size of the largest plan."""
 
     epoch_count: int
     longest_seconds: float
