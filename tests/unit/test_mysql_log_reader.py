@@ -669,6 +669,14 @@ def test_file_numbers_grow_beyond_their_digits() -> None:
     assert reader.report.end.file == "log.1000000"
 
 
+def test_a_file_that_is_missing_between_two_others() -> None:
+    """With MySQL's GTIDs the file that comes instead tells what was in it."""
+    first, third = log_of(*ONE, lb.rotate("log.000002")), log_of(lb.gtid(3), *ONE[1:], name="log.000003")
+    with pytest.raises(LogPositionLostError, match=r"goes on with log\.000003 after log\.000001"):
+        read([first, third])
+    assert len(read([first, third], gtids="")[0]) == 2
+
+
 def test_transaction_that_a_crash_cut_off_is_dropped() -> None:
     torn = log_of(*ONE, lb.gtid(2), BEGIN, *INSERTED)
     restarted = log_of(lb.gtid(2), *ONE[1:], name="log.000002", created=1_700_000_000)

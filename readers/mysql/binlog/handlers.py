@@ -183,8 +183,14 @@ class EventHandler:
                     f"The source sends its log from {name}:{pos} instead of {':'.join(map(str, log.expected))}.",
                     START_OVER_NOW,
                 )
-        elif pos != FILE_START or not log.is_next_file(name):
+        elif pos != FILE_START or not log.is_later_file(name):
             raise damaged(f"{name}:{pos} follows {log.position}")
+        elif log.progress.gtids is None and not log.is_next_file(name):  # GTIDs tell whether a file is missing
+            raise LogPositionLostError(
+                f"The source's log goes on with {name} after {log.file}: files between them are missing.",
+                f"If they are in its folder, name them in the source's binlog index file and restart the source; then run the "
+                f"job again: nothing is lost. Otherwise {START_OVER}.",
+            )
         self._torn = log.in_group
         if self._torn:
             # The last file before a crash may end inside a transaction. The restart rolled it back.

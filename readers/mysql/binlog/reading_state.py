@@ -245,8 +245,12 @@ class LogState:
         number, last = self.position.file_number, stop.file_number
         self.state[w.STOP_POS] = stop.pos if number == last else w.NO_STOP if number < last else 0
 
-    def is_next_file(self, name: str) -> bool:
+    def is_later_file(self, name: str) -> bool:
         return BinlogPosition(name, FILE_START).file_number > self.position.file_number
+
+    def is_next_file(self, name: str) -> bool:
+        """True if no file is missing between this one and that. A server gives each new file the next number."""
+        return BinlogPosition(name, FILE_START).file_number == self.position.file_number + 1
 
     def is_beyond_stop(self) -> bool:
         """True if the file comes after the range's last one."""
