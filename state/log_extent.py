@@ -50,7 +50,8 @@ class BinlogExtent:
         if not numbers or any(a >= b for a, b in pairwise(numbers)):
             raise DamagedLogError(
                 f"The source lists its binary logs as {[f.name for f in self._files]}.",
-                "Check log_bin on the source, and that its binlog index file is intact.",
+                "Correct the source's binlog index file, which names each file once, the oldest first, and restart the source. "
+                "Then run the job again: it continues.",
             )
         self._index = {f.name: i for i, f in enumerate(self._files)}
 

@@ -110,7 +110,7 @@ class Codec(Generic[T]):
         if "product" not in fields or any((self.kind, n) not in self._upgrades for n in range(version, self.version)):
             raise CheckpointError(
                 f"{found}. This Tidemark, {__version__}, can't read it.",
-                f"Run the job with the Tidemark that wrote the checkpoint, or {START_OVER}.",
+                f"Run the job with the Tidemark version that wrote the checkpoint, or {START_OVER}.",
             )
         return version
 

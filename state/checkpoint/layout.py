@@ -119,7 +119,7 @@ from tidemark.state.log_range import LogReport
 from tidemark.state.partitions import KeptPartitions, Partitions
 from tidemark.state.plan import PlanRecord
 from tidemark.state.projection import TableProjection
-from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT, START_OVER
+from tidemark.state.remedies import ONE_DRIVER, RESTORE_CHECKPOINT
 from tidemark.state.seen_copy import SeenCopy
 from tidemark.state.signals import Answer, FirstRows, Signal
 from tidemark.state.sink_identity import SinkIdentity
@@ -612,7 +612,10 @@ class Checkpoint:
         self.store.create(JOB_FILE, JOB.encode(state))
         written = self.job_state()
         if written is None:
-            raise CheckpointError(f"The checkpoint {self.url} does not keep its files.", "Check the folder's storage.")
+            raise CheckpointError(
+                f"The checkpoint {self.url} does not keep its files.",
+                "See what else removes files there. Then start the job again.",
+            )
         return written
 
     def sink_identity(self) -> SinkIdentity | None:
@@ -848,6 +851,8 @@ class Checkpoint:
 
 def _two_reads_differ(epoch: int) -> ReadsDifferError:
     return ReadsDifferError(
-        f"Two reads of the log range of epoch {epoch} gave different results: the source's log changed in between.",
-        f"Check whether the source was restored or its log reset; if so, {START_OVER}.",
+        f"Two reads of the log range of epoch {epoch} gave different results: the source's log, or the checkpoint, changed in "
+        "between.",
+        "Find out whether the source was restored, its log reset, or the checkpoint's files changed. "
+        + RESTORE_CHECKPOINT,
     )

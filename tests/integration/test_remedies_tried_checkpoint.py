@@ -1,7 +1,12 @@
 """Remedies for trouble with a checkpoint (where it is, and going back to an epoch), with names of audit columns, and with the
 server that a job reads, done as they are printed: the job goes on, and its copies are those of the source."""
 
+import errno
+import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +24,7 @@ from tests.support.remedy_ways import (
     told_by,
     told_of,
 )
-from tests.support.s3 import s3_server
+from tests.support.s3 import Application, s3_server
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.startup import open_job
@@ -65,6 +70,55 @@ def test_a_bucket_that_can_not_be_reached(source: Database, target: Database, tm
         assert told_by(job, checkpoint) is None
         source.execute("UPDATE orders SET note = 'z'")
         assert told_by(job, checkpoint) is None
+    require_copies(source, target)
+
+
+@pytest.mark.every_server
+def test_a_bucket_that_can_not_hold_a_checkpoint(source: Database, target: Database, tmp_path: Path) -> None:
+    """Packages are missing, then its server takes no conditions, then something removes files."""
+    faults = {"overwrites", "removes"}
+
+    def faulty(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            if "overwrites" in faults:
+                environ.pop("HTTP_IF_NONE_MATCH", None)
+            if "removes" in faults and environ["PATH_INFO"].endswith("/job/job") and environ["REQUEST_METHOD"] == "GET":
+                start_response("404 Not Found", [])
+                return [b""]
+            return server(environ, start_response)
+
+        return answer
+
+    job = mirror_job(tmp_path, source, target)
+    with s3_server(faulty) as bucket, pytest.MonkeyPatch.context() as missing:
+        missing.setitem(sys.modules, "botocore.exceptions", None)
+        get_over_all(
+            lambda: told_by(job, f"checkpoint={bucket}/job"),
+            {
+                "pip install 'tidemark-cdc[s3]', where the driver runs": lambda _: missing.undo(),
+                "Put `checkpoint` on storage with conditional puts (If-None-Match)": lambda _: faults.remove(
+                    "overwrites"
+                ),
+                "See what else removes files there. Then start the job again.": lambda _: faults.remove("removes"),
+            },
+        )
+    require_copies(source, target)
+
+
+def test_a_filesystem_without_hard_links(
+    source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FAT is, and some that show a bucket as a folder."""
+    job, link = mirror_job(tmp_path, source, target), os.link
+
+    def link_elsewhere(old: Path, new: Path) -> None:
+        if tmp_path / "fat" in new.parents:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        link(old, new)
+
+    monkeypatch.setattr(os, "link", link_elsewhere)
+    told_of(job, "Put `checkpoint` on a POSIX filesystem.", f"checkpoint={tmp_path}/fat")
+    assert told_by(job, f"checkpoint={tmp_path}/posix") is None
     require_copies(source, target)
 
 

@@ -67,7 +67,8 @@ def test_an_older_version_that_nothing_upgrades_is_refused(header: dict[str, Any
     with pytest.raises(CheckpointError, match="can't read it") as caught:
         codec.PLAN.decode(with_header(codec.PLAN.encode(SNAPSHOT_PLAN), **header), "plans/1")
     assert caught.value.remedy == (
-        "Run the job with the Tidemark that wrote the checkpoint, or start over with an empty checkpoint and an empty target."
+        "Run the job with the Tidemark version that wrote the checkpoint, or start over with an empty checkpoint and an "
+        "empty target."
     )
 
 
