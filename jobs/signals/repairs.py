@@ -294,7 +294,7 @@ def await_visible(keys: KeySource, position: Position) -> None:
         if time.monotonic() > deadline:
             raise SourceNotUsableError(
                 f"The server's snapshots do not contain the log up to {position} after {VISIBLE_SECONDS:.0f} s.",
-                "Look for transactions whose COMMIT does not end, and start the job again.",
+                "Look for transactions whose COMMIT does not end. Then give the signal again, or compare again.",
             )
         time.sleep(POLL_SECONDS)
 

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.jobs import source_of, write_job
 from tests.support.remedy_ways import Settings, get_over_all, told_by, told_of
 from tests.support.servers import Database
+from tidemark.sinks.files.folding import Folding
 
 pytestmark = pytest.mark.integration
 
@@ -141,3 +144,37 @@ def test_a_folder_that_is_a_file(mysql_database: Database, tmp_path: Path) -> No
     staging.unlink()
     assert told_by(job) is None
     assert ids_in(folder) == [1]
+
+
+def test_files_that_vanish_or_are_damaged_while_they_are_compared(
+    mysql_database: Database, tidemark: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = mysql_database
+    source.execute("CREATE TABLE orders (id int PRIMARY KEY, note varchar(90))", "INSERT INTO orders VALUES (1, 'a')")
+    job = files_job(tmp_path, source, format="parquet")
+    assert told_by(job) is None
+    source.execute("UPDATE orders SET note = 'b'", "INSERT INTO orders VALUES (2, 'b')")
+    assert told_by(job) is None
+    file = max((tmp_path / "out" / f"{source.name}.orders").glob("*.parquet"))
+    new_files = Folding._new_files
+
+    def vanishing(folding: Folding) -> list[Any]:
+        """Somebody copies files to and fro."""
+        other = file.with_name(f"copy-{file.name}")
+        shutil.copy(file, other)
+        found = new_files(folding)
+        other.unlink()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folding, "_new_files", vanishing)
+        assert tidemark("reconcile", job).last_line.endswith("Remedy: Compare again.")
+    assert tidemark("reconcile", job).code == 0
+    whole = file.read_bytes()
+    pages = pq.ParquetFile(file).metadata.row_group(0).column(1)
+    at = pages.data_page_offset
+    file.write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
+    told = tidemark("reconcile", job).last_line
+    assert "Check that its files are whole, and that there is space in" in told, told
+    file.write_bytes(whole)
+    assert tidemark("reconcile", job).code == 0

@@ -31,6 +31,8 @@ from tests.support.remedy_ways import (
 )
 from tests.support.servers import Database, fresh_database, restart_with
 from tidemark.conf import reconnect
+from tidemark.readers.postgres.pgoutput import reading
+from tidemark.readers.postgres.pgoutput.messages import read_relation
 from tidemark.readers.postgres.slot import slot
 
 pytestmark = pytest.mark.integration
@@ -554,4 +556,17 @@ def test_a_slot_that_the_server_has_invalidated(
     assert told is not None
     assert says in told
     start_over(job, source, mysql_database, tidemark)
+    require_it_goes_on(job, source, mysql_database)
+
+
+def test_messages_of_the_log_that_are_damaged_on_their_way(
+    postgres_database: Database, mysql_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = postgres_database
+    job = a_job(tmp_path, source, mysql_database)
+    assert told_by(job) is None
+    source.execute("UPDATE orders SET note = 'b'")
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "read_relation", lambda message: read_relation(message[:-1]))
+        assert "Run the job again. If it stops at the same position, check the source's disk" in (told_by(job) or "")
     require_it_goes_on(job, source, mysql_database)

@@ -14,7 +14,9 @@ from tests.support.remedies import run_command, state_of
 from tests.support.remedy_ways import in_source, mirror_job, require_copies, told_by, told_of
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
+from tidemark.jobs.signals import repairs
 from tidemark.jobs.spark.stream_source import job_of_options, table_schema
+from tidemark.readers.mysql.keys.split_keys import MySqlKeys
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import TidemarkError
 
@@ -201,3 +203,30 @@ def test_options_of_a_stream(source: Database, tmp_path: Path) -> None:
     assert refusal() == "Give each stream a checkpoint folder of its own."
     options["checkpoint"] = str(tmp_path / "another")
     assert table_schema(options).table.name == "others"
+
+
+def test_rows_of_a_signal_whose_snapshots_lag_behind_the_log(
+    mariadb_database: Database,
+    target: Database,
+    tidemark: CommandLine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal is refused, so it must be given again."""
+    source = mariadb_database
+    source.execute(*CREATE)
+    job = mirror_job(tmp_path, source, target)
+    assert told_by(job) is None
+    target.execute("UPDATE copy_orders SET note = 'wrong' WHERE id = 1")
+    again = ("signal", job, "resnapshot", "--table", f"{source.name}.orders", "--keys", "1..2")
+    assert tidemark(*again).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(repairs, "VISIBLE_SECONDS", 0.1)
+        patch.setattr(MySqlKeys, "sees", lambda *_: False)
+        assert told_by(job) is None
+    (why,) = [outcome.text for outcome in Checkpoint.at(load_job_file(job).checkpoint).outcomes().values()]
+    assert why.endswith(
+        "Look for transactions whose COMMIT does not end. Then give the signal again, or compare again."
+    )
+    assert tidemark(*again).code == 0
+    go_on(job, source, target)

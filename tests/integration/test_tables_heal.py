@@ -807,5 +807,8 @@ def test_a_key_of_a_type_without_order_parks_its_table_alone(postgres18_database
         (parked,) = state.left
         assert parked.table.name == "h"
         assert "has no operator <" in parked.why
-        assert target.query("SELECT * FROM copy_o") == [(1, 1)]
+        assert parked.why.endswith("Name the table in source.exclude_tables.")
+        source.execute("INSERT INTO o VALUES (2, 2)")
         run_epochs(job, "source.exclude_tables=['public.h']", notes=notes)
+        require_none_parked(load_job_file(job, ["source.exclude_tables=['public.h']"]), state_of(tmp_path))
+        assert target.query("SELECT * FROM copy_o ORDER BY id") == [(1, 1), (2, 2)]
