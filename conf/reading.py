@@ -257,8 +257,8 @@ class Log(Section):
         None,
         description="Largest amount of log that the driver reads and writes itself in an epoch. More is read by a Spark task. "
         "By default 16MiB on a cluster, and all in local mode, where a Spark task would be a process of the same machine. A "
-        "run that reads no splits and little log never starts Spark. 0: Spark does everything. The delta sink always uses "
-        "Spark.",
+        "run that reads no splits and little log never starts Spark. 0: Spark does everything. The delta sink writes by Spark "
+        "anyway.",
         examples=["16MiB", 0],
     )
     max_batch_seconds: Seconds = Field(

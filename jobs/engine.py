@@ -1,7 +1,7 @@
 """Runs an epoch's tasks: few rows and little log in the driver's own process, everything else as a Spark job.
 
 Both run the same function (`epoch/write_parts.py`, `TaskWriting`). A run that finds little to do never starts a JVM. If Spark
-itself writes the sink, the driver stages the rows of a small epoch as files, in local mode. Then no Python worker is needed.
+itself writes the sink, the tasks stage their rows as files (`TaskStaging`), which Spark reads without Python workers.
 
 In local mode a Spark task is one more process of this machine, which has to be started first. So there the driver reads all
 of the log, which is one task, and splits by threads, as many as Spark would run tasks: kernels and Arrow release the GIL. It
@@ -13,17 +13,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.read_parts import PartTask, SplitsTask, tasks_of_plan
 from tidemark.jobs.epoch.run_context import RunContext
-from tidemark.jobs.epoch.write_parts import TaskWriting, Writing, Written, read_items
+from tidemark.jobs.epoch.write_parts import TaskStaging, TaskWriting, Writing, Written
 from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.jobs.spark.submitted import local_slots
-from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError, TakesItems
-from tidemark.state.change_batch import LOG_PART, PartItem, split_part
+from tidemark.sinks.sink import EpochSink, KeepsConnection, PartSink, PartWriter, SinkBusyError
+from tidemark.sinks.staging import StagedTask, StagesParts
+from tidemark.state.change_batch import LOG_PART, split_part
 from tidemark.state.errors import SinkError, TidemarkError
 from tidemark.state.plan import (
     AwaitedLog,
@@ -51,8 +53,6 @@ WORTH_SECONDS = 20.0
 rows: Spark's start takes 4 s and 8 s of processor time, as much as 3,000,000 rows."""
 ASSUMED_ROWS_PER_SECOND = 500_000.0
 """The assumed speed until the driver has read for a second."""
-MAX_ITEMS_BYTES = 128 << 20
-"""The greatest size in Arrow of an epoch that this process reads for a sink that Spark writes."""
 MAX_ATTEMPTS = 4
 """Attempts at a task in the driver's process: as many as Spark makes by default."""
 
@@ -81,8 +81,12 @@ class Engine:
         tasks = tasks_of_plan(self._context, record)
         sink, job = self._writing.sink, self._context.job
         if isinstance(sink, EpochSink):
-            if isinstance(sink, TakesItems) and (items := self._read_here(record, tasks)) is not None:
-                return self._sessions.write_items(tasks, items, sink, self._writing)
+            is_local = local_slots(job) is not None
+            staging = sink.staging(self._writing.job, is_local=is_local) if isinstance(sink, StagesParts) else None
+            if isinstance(sink, StagesParts) and staging is not None:
+                with staging as stager:
+                    staged = self._staged(record, tasks, TaskStaging(stager, self._writing.schemas))
+                    return self._sessions.write_staged(tasks, staged, sink, self._writing)
             return self._sessions.write_epoch(tasks, sink, self._writing)
         writing = TaskWriting(sink, self._writing.job, self._writing.schemas)
         if self.is_small(record):
@@ -93,44 +97,67 @@ class Engine:
         written = self._written_here(writing, left, lambda rows: self._stays_here(record, rows))
         return [*written, *self._sessions.write_tasks(left, writing)] if left else written
 
-    def _read_here(self, record: PlanRecord, tasks: Sequence[PartTask]) -> list[PartItem] | None:
-        """Reads a small epoch for a sink that Spark writes. None if Spark should read it: it is large, or Spark's tasks may run
-        where they don't see this machine's files."""
-        if local_slots(self._context.job) is None or not self.is_small(record):
-            return None
-        awaited = record.state.awaited
-        if isinstance(awaited, AwaitedLog) and awaited.size_bytes > DRIVER_BYTES:
-            return None
-        return self._tried(lambda: read_items(tasks, self._given_up, MAX_ITEMS_BYTES))
+    def _staged(self, record: PlanRecord, tasks: Sequence[PartTask], staging: TaskStaging) -> list[StagedTask]:
+        """Lets tasks stage their rows for a sink that Spark writes: here, or by Spark. In local mode the driver reads splits if
+        it does not take long, although Spark runs: no Python worker has to be started."""
+        job = self._context.job
+        of_splits = isinstance(record.plan.work, SnapshotWork) and local_slots(job) is not None
+        reads_splits = of_splits and job.snapshot.driver_rows is None and not self._takes_long(record, 0)
+        if reads_splits or self.is_small(record):
+            left = deque(_in_few_splits(tasks))
+            return self._by_threads(left, lambda _: partial(self._staged_here, staging), lambda _: True)
+        return self._sessions.stage_tasks(tasks, staging)
+
+    def _staged_here(self, staging: TaskStaging, task: PartTask) -> list[StagedTask]:
+        return [self._tried(lambda: staging.stage(task, self._given_up))]
 
     def _stays_here(self, record: PlanRecord, rows_of_epoch: int) -> bool:
         """False once Spark runs. Starts it if the driver would need long for all rows that are left."""
-        left = _rows_left(record.state.tables, self._context.job.snapshot.split_rows) - rows_of_epoch
-        rows_per_second = self._rows / self._seconds if self._seconds >= 1 else ASSUMED_ROWS_PER_SECOND
-        if left > WORTH_SECONDS * rows_per_second:
+        if self._takes_long(record, rows_of_epoch):
             self._sessions.start_early()
         return not self._sessions.is_started
+
+    def _takes_long(self, record: PlanRecord, rows_of_epoch: int) -> bool:
+        left = _rows_left(record.state.tables, self._context.job.snapshot.split_rows) - rows_of_epoch
+        rows_per_second = self._rows / self._seconds if self._seconds >= 1 else ASSUMED_ROWS_PER_SECOND
+        return left > WORTH_SECONDS * rows_per_second
 
     def _written_here(
         self, writing: TaskWriting, tasks: deque[PartTask], goes_on: Callable[[int], bool]
     ) -> list[Written]:
-        """Takes tasks and runs them by threads of this process while `goes_on`. It is asked before each task and told how many
-        rows were written. Raises what a task raises, when no thread is at work any more."""
+        """Takes tasks and writes them here while `goes_on`, which is told how many rows were written."""
         began = time.monotonic()
-        written: list[Written] = []
+
+        def writing_of(number: int) -> Callable[[PartTask], list[Written]]:
+            return partial(self._written, replace(writing, writer=self._writer_of(number, writing.sink)))
+
+        written = self._by_threads(tasks, writing_of, lambda parts: goes_on(sum(part.row_count for part in parts)))
+        self._rows += sum(part.row_count for part in written)
+        self._seconds += time.monotonic() - began
+        return written
+
+    def _by_threads(
+        self,
+        tasks: deque[PartTask],
+        run_of: Callable[[int], Callable[[PartTask], list[T]]],
+        goes_on: Callable[[list[T]], bool],
+    ) -> list[T]:
+        """Takes tasks and runs them by threads of this process while `goes_on`. It is asked before each task and told the
+        results so far. `run_of` gives what runs a task in the thread of a number. Raises what a task raises, when no thread is
+        at work any more."""
+        results: list[T] = []
         errors: list[BaseException] = []
         asking = threading.Lock()
 
         def taken() -> PartTask | None:
             with asking:
-                rows = sum(part.row_count for part in written)
-                return tasks.popleft() if tasks and not errors and goes_on(rows) else None
+                return tasks.popleft() if tasks and not errors and goes_on(results) else None
 
         def work(number: int) -> None:
             try:
-                here = replace(writing, writer=self._writer_of(number, writing.sink))
+                run = run_of(number)
                 while (task := taken()) is not None:
-                    written.extend(self._written(here, task))
+                    results.extend(run(task))
             except BaseException as error:  # noqa: BLE001 -- raised again below
                 errors.append(error)
 
@@ -146,9 +173,7 @@ class Engine:
             thread.join()
         if errors:
             raise errors[0]
-        self._rows += sum(part.row_count for part in written)
-        self._seconds += time.monotonic() - began
-        return written
+        return results
 
     def _writer_of(self, number: int, sink: PartSink) -> PartWriter:
         """Returns the writer of a thread. It keeps its connection to the target from one epoch to the next."""

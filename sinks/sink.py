@@ -133,7 +133,8 @@ class SinkNeeds:
 
     `display_name` is for people and has no secrets. `needs_key`: the sink finds rows by key, so every table must have one.
     `appends_keyless`: but it takes tables without one, of which it only appends rows.
-    `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged.
+    `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged. Of a
+    sink that Spark writes that holds only for a checkpoint whose files Spark reads.
     `takes_lists`: the sink stores arrays as lists; else it gets PostgreSQL's as the server's text.
     `holds`: what a copy is: `rows`, one for each key, or all `changes`. Rows that were read again come before the changes of
     an epoch for the one, and among them for the other. None: no rows are read again by key. Otherwise `comparable_sink` knows
@@ -226,16 +227,6 @@ class EpochSink(Sink, Protocol):
         durable. `batch` has rows of TRANSPORT; reading it again costs a second computation. `emptied`: tables that came back
         to the job, of which the epoch has a TRUNCATE and nothing else: whatever their copies have or lack does not matter any
         more. Raises SinkError; CopySetBackError if a copy lacks earlier epochs."""
-
-
-@runtime_checkable
-class TakesItems(Protocol):
-    """An `EpochSink` that can also write an epoch of which the driver has read all parts: a small one, in local mode."""
-
-    def write_items(
-        self, items: Sequence[PartItem], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
-    ) -> list[PartEnd]:
-        """Writes a whole epoch, as `write_epoch` does."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from tidemark.conf.redaction import redact_exception
 from tidemark.enumerator.enumerator import of_job
 from tidemark.jobs.epoch.moves_during_reads import MovesDuringReads
 from tidemark.jobs.epoch.run_context import RunContext
-from tidemark.jobs.sinks import sink_needs
+from tidemark.jobs.sinks import published_format, sink_needs
 from tidemark.jobs.tables.key_orders import orders_now
 from tidemark.readers.log.finished_splits import load_gap_filter
 from tidemark.readers.log.gap import Gap, OnTruncate
@@ -32,7 +32,6 @@ from tidemark.readers.log.withheld import WithheldChanges, read_withheld
 from tidemark.readers.projection.projector import Projector
 from tidemark.readers.projection.settings import projector
 from tidemark.readers.snapshot.publish import PublishedSplit, lost_file, publish, published_name, read_published
-from tidemark.readers.snapshot.published_file import PublishedFormat
 from tidemark.readers.snapshot.repairs import read_repair
 from tidemark.readers.snapshot.split_read import emptying_seq
 from tidemark.readers.source import KeyReading, RereadsKeys, RoutesByTransaction, SourceServer
@@ -116,7 +115,6 @@ class PartTask:
     schemas: tuple[TableSchema, ...]
     projections: tuple[TableProjection, ...]
     work: SplitsTask | LogTask
-    published_format: PublishedFormat
     came_back: dict[TableId, CameBack]
     version_offset: int = 0
 
@@ -189,7 +187,6 @@ def _task(
         schemas=schemas,
         projections=tuple(p for p in context.state.projections if p.output.table in tables),
         work=work,
-        published_format=sink_needs(context.job.sink).published_format,
         came_back={table: back for table, back in context.state.came_back.items() if table in tables},
         version_offset=context.state.version_offset(record.state.joined),
     )
@@ -222,19 +219,20 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
     schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
     store = Checkpoint.at(task.job.checkpoint).store
+    forms = {s.table: published_format(task.job, s) for s in outputs_of(task.schemas, task.projections)}
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
             if split.table not in schemas:
                 yield PartEnd(task.epoch, split_part(split.id), 0, 0, has_left=True)
                 continue
-            published = read_published(store, task.epoch, split, task.published_format)
+            published = read_published(store, task.epoch, split, forms[split.table])
             if published is None and isinstance(split.pages, ReleaseChunk):
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.read_from)
                 base = split.pages.base if isinstance(split.pages, StageChunk) else None
                 read = read.after(base or work.log_position).shifted(task.version_offset)
-                published = publish(store, task.epoch, split, *project.split(read), task.published_format)
+                published = publish(store, task.epoch, split, *project.split(read), forms[split.table])
             part = _Part(task, split_part(split.id))
             if isinstance(split.pages, StageChunk):
                 yield part.end()
@@ -242,7 +240,7 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
             if split.table in task.came_back and task.came_back[split.table].is_replaced:
                 orders = orders_now(task.job, schemas[split.table], split.columns, reader)
                 yield part.replace(split, orders, task.came_back[split.table].after_epoch)
-            if task.published_format == "parquet":
+            if forms[split.table] == "parquet":
                 yield from part.add_file(split.table, published)
             for rows in published.batches:
                 yield from part.add(split.table, rows)

@@ -1,6 +1,5 @@
 """Runs the tasks of an epoch: each one reads its parts and writes them to the sink, in one process."""
 
-import itertools
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,8 @@ import pyarrow as pa
 from tidemark.conf.redaction import redact_exception
 from tidemark.jobs.epoch.read_parts import PartTask, read_part
 from tidemark.sinks.sink import BadValues, EpochSink, JobIdentity, PartSink, PartWriter, Schemas
-from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, to_transport
+from tidemark.sinks.staging import PartStager, StagedTask
+from tidemark.state.change_batch import LOG_PART, PartEnd, PartItem, to_transport
 from tidemark.state.failpoints import failpoint
 
 MAX_ITEMS_AHEAD = 4
@@ -72,9 +72,37 @@ class TaskWriting:
         writer = self.sink.writer(self.job) if self.writer is None else self.writer
         try:
             with _Ahead(read_part(task), given_up) as items:
-                for result in writer.write(items, self.schemas):
+                for result in writer.write(map(_telling_ends, items), self.schemas):
                     failpoint("sink.after_commit")
                     yield Written(result.part, result.row_count, result.bad_values)
+        except BaseException as error:
+            redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
+            raise
+
+
+def _telling_ends(item: PartItem) -> PartItem:
+    if isinstance(item, PartEnd):
+        failpoint("sink.before_commit")
+    return item
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStaging:
+    """Reads tasks and stages their rows as files that Spark reads. Pickled with each Spark job."""
+
+    stager: PartStager
+    schemas: Schemas
+
+    def __call__(self, tasks: Iterable[PartTask]) -> Iterator[StagedTask]:
+        """Raises TidemarkError without secrets in its text."""
+        for task in tasks:
+            yield self.stage(task)
+
+    def stage(self, task: PartTask, given_up: threading.Event | None = None) -> StagedTask:
+        """Raises GivenUpError once `given_up` is set."""
+        try:
+            with _Ahead(read_part(task), given_up) as items:
+                return self.stager.stage(items, self.schemas)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
@@ -93,30 +121,6 @@ class TaskReading:
                 for index in batch.column(0).to_pylist():
                     for item in read_part(self.tasks[index]):
                         yield to_transport(item)
-
-
-def read_items(tasks: Iterable[PartTask], given_up: threading.Event, max_bytes: int) -> list[PartItem] | None:
-    """Returns all items of an epoch, None if they have more than `max_bytes`. Raises TidemarkError without secrets in its text,
-    GivenUpError once `given_up` is set."""
-    items: list[PartItem] = []
-    left = max_bytes
-    try:
-        for item in _until(given_up, itertools.chain.from_iterable(map(read_part, tasks))):
-            left -= item.rows.nbytes if isinstance(item, ChangeBatch) else 0
-            if left < 0:
-                return None
-            items.append(item)
-    except BaseException as error:
-        redact_exception(error)
-        raise
-    return items
-
-
-def _until(given_up: threading.Event, items: Iterator[PartItem]) -> Iterator[PartItem]:
-    for item in items:
-        if given_up.is_set():
-            raise GivenUpError
-        yield item
 
 
 class _Ahead:
@@ -167,8 +171,6 @@ class _Ahead:
                 return
             if isinstance(item, BaseException):
                 raise item
-            if isinstance(item, PartEnd):
-                failpoint("sink.before_commit")
             yield item
 
     def _drop_all(self) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.read_parts import LogTask, PartTask
-from tidemark.jobs.epoch.write_parts import TaskReading, TaskWriting, Writing, Written
+from tidemark.jobs.epoch.write_parts import TaskReading, TaskStaging, TaskWriting, Writing, Written
 from tidemark.jobs.monitoring.events import Notes, tell_outage
 from tidemark.jobs.sinks import sink_needs
-from tidemark.sinks.sink import EpochSink, TakesItems
-from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem
+from tidemark.sinks.sink import EpochSink
+from tidemark.sinks.staging import StagedTask, StagesParts
+from tidemark.state.change_batch import TRANSPORT
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
 from tidemark.state.table import TableId
@@ -117,15 +118,19 @@ class SparkSessions:
             ends = sink.write_epoch(batch, writing.job, writing.schemas, _emptied(tasks))
         return [Written(end.part, end.row_count) for end in ends]
 
-    def write_items(
-        self, tasks: Sequence[PartTask], items: Sequence[PartItem], sink: TakesItems, writing: Writing
+    def stage_tasks(self, tasks: Sequence[PartTask], staging: TaskStaging) -> list[StagedTask]:
+        """Runs each task on an executor, where it stages its rows. Only reports come back."""
+        return self.run(tasks, staging, tasks[0].job_uuid, _description(tasks[0]))
+
+    def write_staged(
+        self, tasks: Sequence[PartTask], staged: Sequence[StagedTask], sink: StagesParts, writing: Writing
     ) -> list[Written]:
-        """Lets the sink write an epoch whose tasks this process has read as `items`. Spark starts if they have rows."""
-        if not all(isinstance(item, PartEnd) for item in items):
+        """Lets the sink write an epoch whose rows its tasks have staged. Spark starts if there are any."""
+        if any(report.has_rows for report in staged):
             session = self.open(tasks[0].job_uuid)
             session.sparkContext.setJobDescription(_description(tasks[0]))
         with _causes():
-            ends = sink.write_items(items, writing.job, writing.schemas, _emptied(tasks))
+            ends = sink.write_staged(staged, writing.job, writing.schemas, _emptied(tasks))
         return [Written(end.part, end.row_count) for end in ends]
 
     @contextmanager

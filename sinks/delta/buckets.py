@@ -16,6 +16,8 @@ from tidemark.state.table import TableSchema
 
 WORKER_BYTES = 128 << 20
 """The size in Arrow of changes of one table whose net effect one worker computes in memory."""
+MAX_BUCKETS = 256
+"""A process has that many files open, for the changes of one transaction of some 16 GiB or more."""
 _BUCKET = "bucket"
 _BUCKETED = TRANSPORT.append(pa.field(_BUCKET, pa.int32()))
 
@@ -25,11 +27,29 @@ def spread(rows: DataFrame, schema: TableSchema, byte_count: int) -> DataFrame:
 
     Tables with toastable columns are not spread: a value that the log left out may be in the row of another key.
     """
-    if byte_count <= WORKER_BYTES or schema.toastable:
+    buckets = buckets_for(byte_count, schema)
+    if buckets == 1:
         return rows
-    buckets = math.ceil(byte_count / WORKER_BYTES) * 2
     cut = rows.mapInArrow(SplittingByBucket(schema, buckets), from_arrow_schema(_BUCKETED))
     return cut.repartition(buckets, _BUCKET).sortWithinPartitions("seq").drop(_BUCKET)
+
+
+def buckets_for(byte_count: int, schema: TableSchema) -> int:
+    """Returns into how many buckets changes of a table with `byte_count` in Arrow are divided."""
+    if byte_count <= WORKER_BYTES or schema.toastable:
+        return 1
+    return min(math.ceil(byte_count / WORKER_BYTES) * 2, MAX_BUCKETS)
+
+
+def divided(change: ChangeBatch, schema: TableSchema, buckets: int) -> Iterator[tuple[int, ChangeBatch]]:
+    """Yields the changes by the bucket of their key. A TRUNCATE concerns all keys, so each bucket gets it."""
+    if change.truncates:
+        yield from ((bucket, change) for bucket in range(buckets))
+        return
+    keys = change.rows.select(list(schema.key)).to_pandas(date_as_object=False)
+    bucket_of_row = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(buckets)
+    for bucket in np.unique(bucket_of_row):
+        yield int(bucket), replace(change, rows=change.rows.filter(pa.array(bucket_of_row == bucket)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +64,12 @@ class SplittingByBucket:
             for batch in batches:
                 for change in from_transport(batch):
                     if isinstance(change, ChangeBatch):
-                        yield from self._split(change)
+                        yield from (_in_bucket(*share) for share in divided(change, self.schema, self.buckets))
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
 
-    def _split(self, change: ChangeBatch) -> Iterator[pa.RecordBatch]:
-        if change.truncates:  # a TRUNCATE concerns all keys
-            for bucket in range(self.buckets):
-                yield _in_bucket(change, bucket)
-            return
-        keys = change.rows.select(list(self.schema.key)).to_pandas(date_as_object=False)
-        bucket_of_row = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(self.buckets)
-        for bucket in np.unique(bucket_of_row):
-            yield _in_bucket(replace(change, rows=change.rows.filter(pa.array(bucket_of_row == bucket))), int(bucket))
 
-
-def _in_bucket(change: ChangeBatch, bucket: int) -> pa.RecordBatch:
+def _in_bucket(bucket: int, change: ChangeBatch) -> pa.RecordBatch:
     columns = to_transport(change).columns
     return pa.RecordBatch.from_arrays([*columns, pa.array([bucket], pa.int32())], schema=_BUCKETED)

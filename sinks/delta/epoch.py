@@ -6,15 +6,13 @@ name the epoch, too. Delta's history shows it, and a checkpoint that was set bac
 """
 
 import datetime
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
@@ -40,7 +38,8 @@ from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.side_by_side import SideSessions, write_side_by_side
 from tidemark.sinks.delta.tables import PUT_BACK, Style, in_ranges
 from tidemark.sinks.sink import JobIdentity, Schemas, SinkBusyError
-from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartEnd, PartItem, to_transport
+from tidemark.sinks.staging import ItemHead, StagedFile, StagedTask
+from tidemark.state.change_batch import LOG_PART, PartEnd
 from tidemark.state.errors import SinkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.integer_range import IntegerRange
@@ -57,7 +56,7 @@ _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _REPORT = "The epoch was not written. This is a bug of Tidemark or a damaged checkpoint: please report it."
 _HEAD = ("epoch", "part", "seq", "database", "table", "schema_version", "row_count", "truncates", "range")
 
-EpochHead: TypeAlias = Row | dict[str, Any]
+EpochHead: TypeAlias = Row | ItemHead
 """The columns _HEAD of a row of TRANSPORT, with `byte_count`, the size of its payload."""
 Read: TypeAlias = Callable[[Shape], DataFrame]
 """Reads the rows of a table's share of an epoch."""
@@ -95,14 +94,15 @@ class EpochWriter:
             batch.sparkSession.catalog.dropGlobalTempView(view)
             batch.unpersist()
 
-    def write_items(self, session: Callable[[], SparkSession], items: Sequence[PartItem]) -> list[PartEnd]:
-        """Writes `items`, a whole epoch. Spark reads them from Parquet files, so its tasks must see this machine's files. It is
-        not asked for if no table has any."""
-        heads = [_head_of(item) for item in items]
+    def write_staged(self, session: Callable[[], SparkSession], staged: Sequence[StagedTask]) -> list[PartEnd]:
+        """Writes a whole epoch whose tasks have `staged` their rows. Spark is not asked for if no table has any."""
+        heads = [head for task in staged for head in task.heads]
         if not _tables(heads):
             return _checked_ends(heads)
-        with tempfile.TemporaryDirectory(prefix="tidemark-") as folder:  # mode 700
-            return self._write(session(), heads, partial(StagedRows, items, Path(folder)))
+        files: defaultdict[TableId, list[StagedFile]] = defaultdict(list)
+        for file in (file for task in staged for file in task.files):
+            files[file.table].append(file)
+        return self._write(session(), heads, lambda found: StagedRows(files[found.table], found))
 
     def _write(
         self, session: SparkSession, heads: Sequence[EpochHead], rows_of: Callable[[EpochTable], EpochRows]
@@ -309,11 +309,6 @@ def session_settings(session: SparkSession, settings: Mapping[str, str]) -> Iter
                 session.conf.unset(name)
             else:
                 session.conf.set(name, old)
-
-
-def _head_of(item: PartItem) -> EpochHead:
-    (row,) = to_transport(item).select(list(_HEAD)).to_pylist()
-    return {**row, "byte_count": item.rows.nbytes if isinstance(item, ChangeBatch) else 0}
 
 
 def _tables(heads: Sequence[EpochHead]) -> list[EpochTable]:

@@ -1,24 +1,24 @@
-"""The rows of a table in an epoch, as Spark reads them: from the epoch's tasks, or from files that the driver has staged."""
+"""The rows of a table in an epoch, as Spark reads them: from the epoch's tasks, or from files that these have staged."""
 
-import uuid
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Protocol
 
-import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- Spark's convention
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tidemark.sinks.delta.buckets import spread
-from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of
-from tidemark.state.change_batch import ChangeBatch, PartItem
+from tidemark.sinks.delta.locations import quoted
+from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of, unfit, unfit_columns
+from tidemark.sinks.staging import StagedFile
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableId, TableSchema
 
+_GLOB = re.compile(r"[{}\[\]*?\\]")
 _OF_CHANGES = ("effect", "kept effect", "rest")
 
 
@@ -69,27 +69,68 @@ class RowsOfTasks:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """Rows of `items`, the whole epoch. They are staged as Parquet files in `folder`, which no one changes."""
+    """Rows of files that tasks have staged for the table, and that no one changes."""
 
-    items: Sequence[PartItem]
-    folder: Path
+    files: Sequence[StagedFile]
     found: EpochTable
     settings: ClassVar[Mapping[str, str]] = {
         # The files stay as they are, so Delta need not copy the rows before it reads them twice.
         "spark.databricks.delta.merge.materializeSource": "none",
         # Arrow writes days and instants before 1582 in the calendar that Spark has since 3.0.
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        # A Spark job that looks for many files takes longer than the driver does.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+        # No setting of the user's lets Spark leave out rows.
+        "spark.sql.files.ignoreMissingFiles": "false",
+        "spark.sql.files.ignoreCorruptFiles": "false",
     }
     are_stored: ClassVar[bool] = True
 
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame:
-        table = self.found.table
-        changes = (item for item in self.items if isinstance(item, ChangeBatch) and item.table == table)
-        unpacked = Unpacking(schema, shape, self.found.partitioned_by).unpacked(changes)
-        rows = pa.Table.from_batches(unpacked, schema=schema_of(schema, shape))
-        file = self.folder / f"{uuid.uuid4().hex}.parquet"
-        pq.write_table(rows, file)
-        return session.read.schema(_columns(schema, shape)).parquet(file.as_uri())
+        self._require_fit(schema, shape)
+        staged: Shape = "rows" if shape == "kept rows" else shape
+        if others := {file.shape for file in self.files} - {staged}:
+            raise ValueError(f"{schema.table}: the tasks have staged {others}, not {staged}")
+        columns, paths = _columns(schema, staged), [_without_globs(file.path) for file in self.files]
+        # Splits that replace ranges may have no rows.
+        rows = session.read.schema(columns).parquet(*paths) if paths else session.createDataFrame([], columns)
+        return replacing(rows, schema) if shape == "kept rows" else rows
+
+    def _require_fit(self, schema: TableSchema, shape: Shape) -> None:
+        """Raises SinkError for a value that is another one in a column that partitions the table. See `unfit_columns`."""
+        partitions = self.found.partitioned_by
+        for file in self.files:
+            for _, why in (found for found in file.unfit if found[0] in partitions):
+                raise unfit(schema, why)
+        names = [
+            column.name
+            for column in schema.captured
+            if column.name in partitions and column.arrow_type in {"timestamptz", "string"}
+        ]
+        for file in (file for file in self.files if file.is_published and names):
+            for rows in pq.ParquetFile(file.path).iter_batches(columns=names):
+                for _, why in unfit_columns(schema, rows, names, shape):
+                    raise unfit(schema, why)
+
+
+def replacing(rows: DataFrame, schema: TableSchema) -> DataFrame:
+    """Returns rows of `kept_schema` that put rows of the table in place of all rows that the target has of their keys. See
+    `replacing_rows`."""
+    kinds = {field.name: field.dataType for field in _columns(schema, "kept rows").fields}
+    nothing = {name: F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()}
+    at = F.struct(*(F.col(quoted(name)) for name in schema.key)).cast(kinds["at"]).alias("at")
+    new = F.struct(*(F.col(quoted(column.name)) for column in schema.captured)).cast(kinds["new"]).alias("new")
+
+    def those(stays: bool, at: Column, new: Column) -> DataFrame:
+        stay, deleted = F.lit(stays).alias("stays"), F.lit(False).alias("deleted")
+        return rows.select(at, stay, nothing["missing"], new, deleted, nothing["origin"])
+
+    return those(False, at, nothing["new"]).unionAll(those(True, nothing["at"], new))
+
+
+def _without_globs(path: str) -> str:
+    """Returns the URI of a file as Spark takes it: not encoded, and with glob characters escaped."""
+    return "file://" + _GLOB.sub(r"\\\g<0>", path)
 
 
 def _columns(schema: TableSchema, shape: Shape) -> StructType:

@@ -3,9 +3,9 @@
 A log part is one Spark partition, so the net effect of its changes is computed where they are unpacked.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from tidemark.conf.redaction import redact_exception
 from tidemark.sinks.delta.effect import effect_rows, effect_schema, effects, went_with_truncation
 from tidemark.sinks.delta.errors import OTHER_PARTITIONS
 from tidemark.sinks.delta.keeping import kept_effect, kept_schema, replacing_rows
-from tidemark.state.change_batch import ChangeBatch, ChangeType, from_transport, is_truncation
+from tidemark.state.change_batch import ChangeBatch, ChangeType, PartItem, PublishedFile, from_transport, is_truncation
 from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 from tidemark.state.typed_rows import typed_batches, typed_schema
@@ -42,9 +42,7 @@ class Unpacking:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
-            items = (item for batch in batches for item in from_transport(batch))
-            changes = (item for item in items if isinstance(item, ChangeBatch))
-            yield from self.unpacked(changes)
+            yield from self.unpacked(_changes(item for batch in batches for item in from_transport(batch)))
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
             raise
@@ -70,25 +68,9 @@ class Unpacking:
     def _checked(self, change: ChangeBatch) -> ChangeBatch:
         """Raises SinkError for a value that is another one in the Delta table, except for NULL in a column that is not in a
         mirror's key."""
-        for column in self.schema.captured:
-            if column.name not in self.partitioned_by:
-                continue
-            values = change.rows.column(column.name)
-            if column.arrow_type == "timestamptz" and pc.any(pc.less(values.cast(pa.int64()), _YEAR_1)).as_py():
-                self._refuse(
-                    f"column {column.name} of a row is before the year 1: Delta leaves out which era it is in a"
-                )
-            is_key = column.name in self.schema.key and self.shape != "changes"
-            if is_key and column.arrow_type == "string" and pc.any(pc.equal(values, NULL_PARTITION)).as_py():
-                self._refuse(
-                    f"column {column.name} of a row is {NULL_PARTITION}. The column is part of the key, and Delta has NULL for "
-                    "this text, as for an empty one, in a"
-                )
+        for _, why in unfit_columns(self.schema, change.rows, self.partitioned_by, self.shape):
+            raise unfit(self.schema, why)
         return change
-
-    def _refuse(self, why: str) -> NoReturn:
-        text = f"{self.schema.table}: {why} column that partitions a table."
-        raise SinkError(text, OTHER_PARTITIONS, self.schema.table)
 
     def _rows(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
         names = self.schema.arrow_schema().names
@@ -96,6 +78,39 @@ class Unpacking:
             if np.any(change.rows.column("_change_type").to_numpy() != ChangeType.INSERT):
                 raise ValueError(f"{change.part} of epoch {change.epoch} has changes, but is a split")
             yield change.rows.select(names)
+
+
+def _changes(items: Iterable[PartItem]) -> Iterator[ChangeBatch]:
+    for item in items:
+        if isinstance(item, PublishedFile):
+            raise TypeError(f"{item.part} is the file {item.name}, which was not staged")
+        if isinstance(item, ChangeBatch):
+            yield item
+
+
+def unfit_columns(
+    schema: TableSchema, rows: pa.RecordBatch, names: Collection[str], shape: Shape
+) -> Iterator[tuple[str, str]]:
+    """Yields those of the columns with a value that would be another one in a column by which a Delta table is partitioned,
+    each with the reason."""
+    for column in (column for column in schema.captured if column.name in names):
+        values = rows.column(column.name)
+        is_key = column.name in schema.key and shape != "changes"
+        if column.arrow_type == "timestamptz" and pc.any(pc.less(values.cast(pa.int64()), _YEAR_1)).as_py():
+            why = "is before the year 1: Delta leaves out which era it is in a"
+        elif is_key and column.arrow_type == "string" and pc.any(pc.equal(values, NULL_PARTITION)).as_py():
+            why = (
+                f"is {NULL_PARTITION}. The column is part of the key, and Delta has NULL for this text, as for an empty "
+                "one, in a"
+            )
+        else:
+            continue
+        yield column.name, f"column {column.name} of a row {why}"
+
+
+def unfit(schema: TableSchema, why: str) -> SinkError:
+    text = f"{schema.table}: {why} column that partitions a table."
+    return SinkError(text, OTHER_PARTITIONS, schema.table)
 
 
 def schema_of(schema: TableSchema, shape: Shape) -> pa.Schema:

@@ -44,6 +44,7 @@ def delta_needs(settings: DeltaSettings) -> SinkNeeds:
     return SinkNeeds(
         f"delta {location}",
         needs_key=settings.style == "mirror",
+        published_format="parquet",
         takes_lists=True,
         holds="rows" if settings.style == "mirror" else "changes",
         commits_tables=True,

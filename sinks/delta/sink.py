@@ -7,6 +7,7 @@ The checkpoint records each copy's Delta table id.
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -38,6 +39,7 @@ from tidemark.sinks.delta.locations import (
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
+from tidemark.sinks.delta.staging import DeltaStager, remove_staged, staging_folder
 from tidemark.sinks.delta.tables import (
     PUT_BACK,
     PartitionBy,
@@ -59,9 +61,10 @@ from tidemark.sinks.delta.tables import (
 from tidemark.sinks.fencing import published_lost, require_planned
 from tidemark.sinks.files.sink import table_folder_name
 from tidemark.sinks.sink import Finding, JobIdentity, Schemas, raise_problems
-from tidemark.state.change_batch import PartEnd, PartItem
+from tidemark.sinks.staging import StagedTask
+from tidemark.state.change_batch import PartEnd
 from tidemark.state.checkpoint.layout import COPIES_FOLDER, JOB_FILE, Checkpoint, copy_file, published_split_file
-from tidemark.state.checkpoint.store import CheckpointStore
+from tidemark.state.checkpoint.store import CheckpointStore, LocalStore
 from tidemark.state.errors import CheckpointError, SinkError
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.key_order import INTEGERS
@@ -167,6 +170,7 @@ class DeltaSink:
             yield from key_findings(schema, location, found)
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
+        remove_staged(self.checkpoint, job)
         findings = self.check(schemas, job, written)
         tables = [schema.table for schema in schemas]
         raise_problems([finding for finding in findings if finding.remedy == PUT_BACK], tables)
@@ -336,11 +340,23 @@ class DeltaSink:
     ) -> list[PartEnd]:
         return self._writer(job, schemas, emptied).write(batch)
 
-    def write_items(
-        self, items: Sequence[PartItem], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
+    def staging(self, job: JobIdentity, *, is_local: bool) -> contextlib.AbstractContextManager[DeltaStager] | None:
+        """See `tidemark.sinks.staging.StagesParts`."""
+        if is_local or isinstance(self.checkpoint, LocalStore):
+            return self._staging(job, is_local=is_local)
+        return None
+
+    @contextlib.contextmanager
+    def _staging(self, job: JobIdentity, *, is_local: bool) -> Iterator[DeltaStager]:
+        published = os.path.abspath(self.checkpoint.root) if isinstance(self.checkpoint, LocalStore) else ""
+        with staging_folder(self.checkpoint, job, is_local=is_local) as folder:
+            yield DeltaStager(folder, published, self.style, self.audit.keeps_deleted)
+
+    def write_staged(
+        self, staged: Sequence[StagedTask], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()
     ) -> list[PartEnd]:
-        """See `tidemark.sinks.sink.TakesItems`."""
-        return self._writer(job, schemas, emptied).write_items(self._session, items)
+        """See `tidemark.sinks.staging.StagesParts`."""
+        return self._writer(job, schemas, emptied).write_staged(self._session, staged)
 
     def _writer(self, job: JobIdentity, schemas: Schemas, emptied: Collection[TableId]) -> EpochWriter:
         return EpochWriter(self.lake, self.style, job, schemas, self.sessions, emptied, self.audit, self.seen)

@@ -63,6 +63,9 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     seen_copies/0000000007  what a run has seen of the copies (SeenCopy): if they are still so, the next one does not ask Spark.
                             May be missing or unreadable. Only the Delta sink has such a file.
                             Written by the driver at the end of a run. Each file replaces the one before it.
+    for_spark/…             an epoch's changes as Parquet files that Spark reads. Only the Delta sink has such files. Unlike
+                            others they may be incomplete: only the attempt that wrote them reads them, and it knows which are.
+                            Written by tasks. Removed when the epoch is written, or by the next driver.
     history/epochs-…        what the job did, for people; also splits-…, events-… and run-…. May be missing or unreadable.
                             Written by the planner (events, run: by the driver). Each file replaces the one before it.
     probe-…                 tells whether the storage can create a file only where there is none.
@@ -158,6 +161,8 @@ SEEN_COPIES_FOLDER = "seen_copies"
 HISTORY_FOLDER = "history"
 COMMITTED_FOLDER = "committed"
 SPARK_FOLDER = "spark"
+FOR_SPARK_FOLDER = "for_spark"
+"""Files of one attempt at an epoch, which only it needs."""
 
 _FOLDERS_OF_A_STARTED_JOB = (
     JOINED_FOLDER,

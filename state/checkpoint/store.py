@@ -70,7 +70,7 @@ class LocalStore:
         return (LocalStore, (self.root,))
 
     def create(self, name: str, data: pa.Buffer | bytes) -> bool:
-        with _needing_room(self.root):
+        with needing_room(self.root):
             return self._created(name, data)
 
     def _created(self, name: str, data: pa.Buffer | bytes) -> bool:
@@ -161,8 +161,8 @@ class LocalStore:
 
 
 @contextlib.contextmanager
-def _needing_room(root: str) -> Iterator[None]:
-    """Raises CheckpointError for a filesystem that is full, or a quota that is."""
+def needing_room(root: str) -> Iterator[None]:
+    """Raises CheckpointError for a filesystem that is full, or a quota that is. `root`: the folder that is written."""
     try:
         yield
     except OSError as exc:

@@ -30,7 +30,7 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
-from tests.support.delta import commits_of, jars_of, read_delta, rows_of_delta, transactions_of, write_epochs
+from tests.support.delta import commits_of, jars_of, published, read_delta, rows_of_delta, transactions_of, write_epochs
 from tests.support.jobs import SPARK, run_to_end, source_of, write_job
 from tests.support.servers import Database
 from tidemark.conf.tables import TableName, parse_table_template
@@ -553,8 +553,8 @@ def test_a_small_job_in_local_mode_needs_no_python_worker_and_without_changes_no
     assert sorted(map(tuple, rows)) == [(1, 3), (2, 2)]
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["by tasks", "staged"])
-def test_values_are_the_same_however_spark_gets_them(delta: Callable[..., DeltaSink], *, staged: bool) -> None:
+@pytest.mark.parametrize("way", ["by tasks", "staged", "published"])
+def test_values_are_the_same_however_spark_gets_them(delta: Callable[..., DeltaSink], way: str) -> None:
     """Days and instants of the old calendar, values that only differ in their sign, and what a Parquet file could change."""
     columns = (
         column("id", "int", "int32", key=True),
@@ -575,6 +575,10 @@ def test_values_are_the_same_however_spark_gets_them(delta: Callable[..., DeltaS
     ]
     sink, schemas = delta(), {(odd.table, 1): odd}
     sink.prepare(JOB, [odd])
-    write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows[:1]), schemas, staged=staged)
-    write_epochs(sink, JOB, log_part(2, (odd, [(INSERT, rows[1]), (INSERT, rows[2])])), schemas, staged=staged)
+    changes = [(INSERT, rows[1]), (INSERT, rows[2])]
+    if way == "published":
+        write_epochs(sink, JOB, published(sink.checkpoint, snapshot_part(1, 1, odd, rows), odd), schemas)
+    else:
+        write_epochs(sink, JOB, snapshot_part(1, 1, odd, rows[:1]), schemas, staged=way == "staged")
+        write_epochs(sink, JOB, log_part(2, (odd, changes)), schemas, staged=way == "staged")
     assert list(map(repr, sorted(rows_of_delta(sink, odd)))) == list(map(repr, rows))

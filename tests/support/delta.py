@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.spark.session import open_session, stop_quietly
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
-from tidemark.state.change_batch import TRANSPORT, PartEnd, PartItem, to_transport
+from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, PartItem, PublishedFile, to_transport
+from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.parquet_rows import ParquetRows
 from tidemark.state.table import TableId, TableSchema
 
 WAIT_SECONDS = 60
@@ -104,15 +107,30 @@ def write_epochs(
     staged: bool = True,
     emptied: Collection[TableId] = (),
 ) -> list[PartResult]:
-    """Writes each epoch of `items`, whose parts follow one another: `staged` by the driver, or as rows of Spark's tasks.
+    """Writes each epoch of `items`, whose parts follow one another: `staged` as files, or as rows of Spark's tasks.
     `emptied`: as for `EpochSink.write_epoch`."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
         if staged:
-            ends += sink.write_items(list(epoch), job, schemas, emptied)
+            with sink.staging(job, is_local=True) as stager:
+                ends += sink.write_staged([stager.stage(list(epoch), schemas)], job, schemas, emptied)
         else:
             ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas, emptied)
     return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
+
+
+def published(store: LocalStore, items: Sequence[PartItem], schema: TableSchema) -> list[PartItem]:
+    """The part of a split, with its rows in a file that `store` has, as a job publishes splits for Spark."""
+    *changes, end = items
+    assert isinstance(end, PartEnd)
+    batches = [change.rows for change in changes if isinstance(change, ChangeBatch)]
+    buffer, name = pa.BufferOutputStream(), f"published/e{end.epoch}-{end.part}"
+    rows = ParquetRows(buffer, schema)
+    rows.write(batches)
+    rows.close()
+    store.create(name, buffer.getvalue())
+    file = PublishedFile(end.epoch, end.part, 0, schema.table, schema.version, end.row_count, name)
+    return [file, replace(end, seq=1)]
 
 
 def rows_of_delta(sink: Any, schema: TableSchema, *, deleted: bool | None = None) -> list[tuple[Any, ...]]:

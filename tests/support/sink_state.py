@@ -27,6 +27,7 @@ from tests.support.servers import Database
 from tidemark.conf.endpoint import DatabaseKind, parse_endpoint
 from tidemark.conf.tables import parse_table_template
 from tidemark.sinks.audit import NO_AUDIT, AuditColumns
+from tidemark.sinks.delta import buckets, staging
 from tidemark.sinks.delta.locations import CatalogLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.files.sink import FilesSink, table_folder_name
@@ -50,6 +51,11 @@ DELTA = "delta"
 """Delta with the style mirror, in a catalog. tests/support/delta.py has its session."""
 DELTA_KEEPING = "delta-keeping"
 """The same with deleted rows that are kept, in KEEPING."""
+
+DELTA_BY_TASKS = "delta-by-tasks"
+"""The same as DELTA with the rows of Spark's tasks, as where Spark can't read files that tasks have staged."""
+DELTA_SPOOLED = "delta-spooled"
+"""The same as DELTA with changes that don't fit into a task's memory."""
 
 
 def plain(value: Any, column: Column) -> Any:
@@ -121,11 +127,14 @@ class SinkCase:
     sink: PartSink | EpochSink
     place: Any
     job: JobIdentity = field(default_factory=lambda: JobIdentity(str(uuid.uuid4()), "contract"))
+    staged: bool = True
+    """Tasks stage their rows for Spark."""
 
     def write(self, *parts: list[ChangeBatch | PartEnd], schemas: Any = None) -> list[PartResult]:
         items = [item for items in parts for item in items]
         if isinstance(self.sink, EpochSink):
-            return write_epochs(self.sink, self.job, items, SCHEMAS if schemas is None else schemas, staged=True)
+            schemas = SCHEMAS if schemas is None else schemas
+            return write_epochs(self.sink, self.job, items, schemas, staged=self.staged)
         return list(self.sink.writer(self.job).write(items, SCHEMAS if schemas is None else schemas))
 
     def rows(self, schema: TableSchema) -> list[Row]:
@@ -289,13 +298,18 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: DatabaseKind
     if kind in FILE_SINKS:
         folder = request.getfixturevalue("tmp_path") / "copy"
         return SinkCase(kind, FilesSink.of(str(folder), "parquet" if kind == "parquet" else "jsonl"), folder)
-    if kind in {DELTA, DELTA_KEEPING}:
+    if kind in {DELTA, DELTA_KEEPING, DELTA_BY_TASKS, DELTA_SPOOLED}:
+        if kind == DELTA_SPOOLED:
+            patch = request.getfixturevalue("monkeypatch")
+            patch.setattr(staging, "MEMORY_BYTES", 0)
+            patch.setattr(buckets, "WORKER_BYTES", 200)
         audit = KEEPING if kind == DELTA_KEEPING else NO_AUDIT
         session = request.getfixturevalue("delta_session")
         schema = f"contract_{uuid.uuid4().hex}"
         lake = CatalogLake("spark_catalog", parse_table_template(f"{schema}.{{schema}}_{{table}}"))
         checkpoint = LocalStore(str(request.getfixturevalue("tmp_path") / "checkpoint"))
-        return SinkCase(DELTA, DeltaSink(lake, "mirror", {}, checkpoint, lambda: session, audit=audit), schema)
+        sink = DeltaSink(lake, "mirror", {}, checkpoint, lambda: session, audit=audit)
+        return SinkCase(DELTA, sink, schema, staged=kind != DELTA_BY_TASKS)
     audit = KEEPING if kind in KEEPING_MIRRORS else NO_AUDIT
     kind = kind.removesuffix("-keeping")
     database: Database = request.getfixturevalue(f"{kind}_database")
@@ -303,11 +317,11 @@ def make_case(kind: str, request: pytest.FixtureRequest, *, source: DatabaseKind
 
 
 def sink_params(kinds: tuple[str, ...]) -> list[Any]:
-    rare = {DELTA_KEEPING: [pytest.mark.integration, pytest.mark.every_server]}
-    return [
-        pytest.param(kind, marks=() if kind in FILE_SINKS else rare.get(kind, pytest.mark.integration))
-        for kind in kinds
-    ]
+    rare = [pytest.mark.integration, pytest.mark.every_server]
+    always: dict[str, Any] = dict.fromkeys(FILE_SINKS, ()) | dict.fromkeys(
+        (*MIRRORS, *KEEPING_MIRRORS, DELTA), pytest.mark.integration
+    )
+    return [pytest.param(kind, marks=always.get(kind, rare)) for kind in kinds]
 
 
 @pytest.fixture(params=sink_params(FILE_SINKS + MIRRORS + KEEPING_MIRRORS))
@@ -315,7 +329,9 @@ def any_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     return make_case(request.param, request)
 
 
-@pytest.fixture(params=sink_params((*FILE_SINKS, *MIRRORS, *KEEPING_MIRRORS, DELTA, DELTA_KEEPING)))
+@pytest.fixture(
+    params=sink_params((*FILE_SINKS, *MIRRORS, *KEEPING_MIRRORS, DELTA, DELTA_KEEPING, DELTA_BY_TASKS, DELTA_SPOOLED))
+)
 def every_sink(request: pytest.FixtureRequest) -> Iterator[SinkCase]:
     """Every sink with state, including those that write whole epochs."""
     return make_case(request.param, request)

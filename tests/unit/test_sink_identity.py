@@ -1,14 +1,16 @@
 """The sink identity that a job keeps: enough to notice another copy, no secret, and no harmless spelling."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.change_parts import ORDERS
 from tests.support.jobs import write_job
 from tidemark.conf.load import load_job_file
-from tidemark.jobs.sinks import sink_identity, sink_needs
+from tidemark.jobs.sinks import published_format, sink_identity, sink_needs
 from tidemark.state.checkpoint.codec import SINK
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
@@ -94,8 +96,8 @@ def test_the_first_identity_stays(tmp_path: Path) -> None:
         (MIRROR, True, "arrow", False),
         ({"type": "files", "path": "/out"}, False, "parquet", False),
         ({"type": "files", "path": "/out", "format": "jsonl"}, False, "arrow", False),
-        ({"type": "delta", "path": "/lake"}, True, "arrow", True),
-        ({"type": "delta", "path": "/lake", "style": "changelog"}, False, "arrow", True),
+        ({"type": "delta", "path": "/lake"}, True, "parquet", True),
+        ({"type": "delta", "path": "/lake", "style": "changelog"}, False, "parquet", True),
         ({"type": "console"}, False, "arrow", False),
     ],
 )
@@ -107,3 +109,21 @@ def test_needs_follow_from_the_job_file(
     found = (needs.needs_key, needs.published_format, needs.spark is not None)
     assert found == (needs_key, published_format, needs_spark)
     assert "pa55word" not in needs.display_name
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "sink", "column_name", "expected"),
+    [
+        ("./checkpoint", {"type": "delta", "path": "/lake"}, "id", "parquet"),
+        ("s3a://bucket/job", {"type": "delta", "path": "/lake"}, "id", "arrow"),
+        ("./checkpoint", {"type": "delta", "path": "/lake"}, "_SEQ", "arrow"),
+        ("s3a://bucket/job", {"type": "files", "path": "/out"}, "_SEQ", "parquet"),
+    ],
+)
+def test_spark_reads_a_published_file_if_it_sees_it_and_tells_its_columns_apart(
+    tmp_path: Path, checkpoint: str, sink: dict[str, Any], column_name: str, expected: str
+) -> None:
+    source = {"url": "mysql://cdc:secret@nowhere.invalid/", "tables": ["shop.*"]}
+    job = load_job_file(write_job(tmp_path, source=source, sink=sink, checkpoint=checkpoint))
+    output = replace(ORDERS, columns=(replace(ORDERS.columns[0], name=column_name), *ORDERS.columns[1:]))
+    assert published_format(job, output) == expected
