@@ -106,6 +106,40 @@ def test_files_that_the_index_of_the_log_lacks_or_has_in_another_order(
         require_goes_on(job, source, target)
 
 
+@pytest.mark.every_server
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_file_of_the_log_that_is_cut_off_between_two_transactions(
+    kind: str, postgres_database: Database, tmp_path: Path
+) -> None:
+    """The server sends what is left, and goes on with the next file. Only GTIDs of MySQL tell what is missing."""
+    target = postgres_database
+    options = {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"} if kind == "mysql" else {}
+    with start_server(kind, options) as server, fresh_database(server) as source:
+        folder = server.data_folder
+        if folder is None:
+            pytest.skip("the server's files are elsewhere")
+        job = a_job(tmp_path, source, target)
+        run_epochs(job)
+        change(source)
+        name = source.query("SHOW BINARY LOGS")[-1][0]
+        (*_, cut) = [event[4] for event in source.query(f"SHOW BINLOG EVENTS IN '{name}'") if event[2] == "Xid"]
+        change(source)
+        source.execute("FLUSH BINARY LOGS")
+        change(source)
+        file = folder / name
+        whole = file.read_bytes()
+        file.write_bytes(whole[:cut])
+        told_of(
+            job, "If there is a whole copy of the file, put it in its place, and run the job again: nothing is lost."
+        )
+        file.write_bytes(whole)
+        require_goes_on(job, source, target)
+        source.execute("FLUSH BINARY LOGS")
+        change(source)
+        file.write_bytes(whole[:cut])
+        require_goes_on(job, source, target)
+
+
 @contextmanager
 def another_tidemark(changed: object, name: str, value: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:

@@ -683,8 +683,47 @@ def test_transaction_that_a_crash_cut_off_is_dropped() -> None:
     rows, reader = read([torn, restarted], gtids="")
     assert len(rows) == 2
     assert reader.report.end.gtids == f"{lb.SERVER}:1-2"
-    with pytest.raises(DamagedLogError, match="not finished"):
+    with pytest.raises(LogPositionLostError, match=r"The end of log\.000001 is missing"):
         read([torn, log_of(lb.gtid(2), *ONE[1:], name="log.000002")])
+
+
+def test_a_file_whose_end_is_missing() -> None:
+    """A server ends a file without the next one's name only in a crash. Its next file tells of its start then. With MySQL's GTIDs
+    the next file tells what is missing."""
+    second = log_of(lb.gtid(2), *ONE[1:], name="log.000002")
+    restarted = log_of(lb.gtid(2), *ONE[1:], name="log.000002", created=1_700_000_000)
+    for cut in (log_of(*ONE), log_of()):
+        with pytest.raises(
+            LogPositionLostError, match=r"The end of log\.000001 is missing .* does not name log\.000002"
+        ):
+            read([cut, second])
+        assert read([cut, restarted])[0] == read([cut, second], gtids="")[0]
+
+
+def test_a_file_whose_end_is_missing_before_the_end_of_the_range() -> None:
+    whole = log_of(*ONE)
+    cut, stop = log_of(), BinlogPosition(whole.name, whole.end)
+    for created, lost in ((0, True), (1_700_000_000, False)):
+        server = lb.LogServer([cut, log_of(lb.gtid(2), *ONE[1:], name="log.000002", created=created)])
+        reader = LogReader(server, {lb.TABLE: lb.schema()})
+        with lb.serving(server):
+            if lost:
+                with pytest.raises(LogPositionLostError, match="is missing"):
+                    list(reader.read(LogRange(BinlogPosition(whole.name, 4), stop)))
+            else:
+                list(reader.read(LogRange(BinlogPosition(whole.name, 4), stop)))
+                assert reader.report.end.file == "log.000002"
+
+
+def test_a_reading_that_begins_at_the_end_of_a_file() -> None:
+    """The file's last event came before."""
+    first = log_of(*ONE, lb.rotate("log.000002"))
+    second = log_of(lb.gtid(2), *ONE[1:], name="log.000002")
+    server = lb.LogServer([first, second])
+    reader = LogReader(server, {lb.TABLE: lb.schema()})
+    with lb.serving(server):
+        part = LogRange(BinlogPosition(first.name, first.end), BinlogPosition(second.name, second.end))
+        assert sum(len(batch.rows) for batch in reader.read(part)) == 1
 
 
 def test_range_ends_at_the_first_boundary_at_or_after_its_stop() -> None:

@@ -93,7 +93,10 @@ class EventHandler:
         self._rolled_back: list[tuple[int, int]] = []
         self._xa_rolled_back: dict[str, RolledBack] = {}
         """By XID, for the XA transactions that were prepared in this reading."""
-        self._torn = False
+        self._rotated = False
+        """True after a file's last event, which names the next file."""
+        self._cut: str | None = None
+        """The file before this one, if its last event is missing. A crash leaves such a file."""
         self._handlers: Mapping[int, Callable[[Event], None]] = {
             EventType.QUERY: self._query,
             EventType.XID: lambda event: self.end_group(Outcome.COMMIT, "", event.end_pos),
@@ -175,6 +178,7 @@ class EventHandler:
             self.check(at, at + size - int(state[w.CHECKSUM]), size, header(event)[4])
             if log.in_group:
                 raise damaged(f"a transaction is not finished where {log.file} ends")
+            self._rotated = True
             return
         name, pos = rotate(event[HEADER_BYTES:-CHECKSUM_BYTES] if _checksum_holds(event) else event[HEADER_BYTES:])
         if not log.file_entered:
@@ -191,13 +195,17 @@ class EventHandler:
                 f"If they are in its folder, name them in the source's binlog index file and restart the source; then run the "
                 f"job again: nothing is lost. Otherwise {START_OVER}.",
             )
-        self._torn = log.in_group
-        if self._torn:
+        torn = log.in_group
+        # Without an event of the file, its last one may be before the dump's start. GTIDs tell whether transactions are missing.
+        is_cut = not self._rotated and not log.at_start and log.progress.gtids is None
+        self._cut = log.file if log.file_entered and (torn or is_cut) else None
+        self._rotated = False
+        if torn:
             # The last file before a crash may end inside a transaction. The restart rolled it back.
             state[w.ROW] = state[w.TX_ROW]
             log.leave_group()
         log.enter_file(name, pos)
-        if log.is_beyond_stop():
+        if log.is_beyond_stop() and self._cut is None:
             log.finished = True
 
     def _format_description(self, at: int, size: int) -> None:
@@ -212,9 +220,16 @@ class EventHandler:
             raise different_log(log.file, known, begun)
         if end_pos and end_pos != log.position.pos + size:
             raise damaged(f"the FORMAT_DESCRIPTION event of {log.file} has the wrong end position {end_pos}")
-        if self._torn and not found.created_seconds:
-            raise damaged(f"a transaction is not finished where the file before {log.file} ends")
-        self._torn = False
+        if self._cut is not None and not found.created_seconds:  # the server was not started with this file
+            raise LogPositionLostError(
+                f"The end of {self._cut} is missing in the source's log: the file does not name {log.file}, which the server began "
+                "without a restart.",
+                f"If there is a whole copy of the file, put it in its place, and run the job again: nothing is lost. Otherwise "
+                f"{START_OVER}.",
+            )
+        if self._cut is not None and log.is_beyond_stop():
+            log.finished = True
+        self._cut = None
         state[w.CHECKSUM] = found.checksum_bytes
         log.described = True
 
