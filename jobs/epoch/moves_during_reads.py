@@ -15,7 +15,9 @@ from tidemark.readers.log.moved_rows import MovedRows, has_moves
 from tidemark.readers.snapshot.repairs import KeyValues, key_values, read_repair
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.errors import SchemaChangedError
 from tidemark.state.key_repair import KeyRepair
+from tidemark.state.remedies import log_whole_rows
 from tidemark.state.signals import Answer
 from tidemark.state.table import TableId, TableSchema
 
@@ -68,12 +70,20 @@ class MovesDuringReads:
             self._moved.add(table)
 
     def end_signals(self) -> None:
-        """Gives the signals that fail their outcomes. To be called when all changes are taken, before the log's report is
-        written."""
+        """Gives the signals that fail their outcomes. If the rows of a failover do (`Reread.signal` 0), raises
+        SchemaChangedError, so that their table is read again. To be called when all changes are taken, before the log's report
+        is written."""
         failed = {number: table for number, table in self._parts if table in self._moved}
         for table, rows in self._rows.items():
             if rows.has_moves:
                 failed |= dict.fromkeys(self._failed(self._reads[table], rows), table)
+        if (lost := failed.get(0)) is not None:  # nobody waits for an outcome
+            raise SchemaChangedError(
+                f"After a failover that lost transactions, a row of {lost} that these had changed got another key, by a "
+                "change of which the log leaves long values out.",
+                log_whole_rows(lost),
+                lost,
+            )
         for number, table in failed.items():
             self._checkpoint.create_outcome(number, Answer(False, moved_text(table), time.time_ns() // 1000))
 

@@ -163,6 +163,8 @@ def _lost_rows(
     """Returns the rows that are to be read again if the server lacks transactions, None if all tables are."""
     try:
         _require_whole(job, now, (), is_half_written=is_half_written)
+        if isinstance(places, SharesLog):
+            _proven_look(Checkpoint.at(job.checkpoint), state, places.shared_until(state))
     except LogPositionLostError:
         return None
     return find_lost_rows(job, state, now, found, places)
@@ -170,11 +172,17 @@ def _lost_rows(
 
 def _without_lost(job: JobFile, state: JobState, now: EnumeratorState, found: FoundSource, rows: LostRows) -> _Place:
     """Reads the rows again that lost transactions changed. The job goes on from where the server's log leaves these out."""
-    leaving = _incomplete(now, state) | unwritten(Checkpoint.at(job.checkpoint), state, now) | rows.whole.keys()
+    checkpoint = Checkpoint.at(job.checkpoint)
+    leaving = _incomplete(now, state) | unwritten(checkpoint, state, now) | rows.whole.keys()
+    look = None
+    if isinstance(found, SharesLog):
+        look = _proven_look(checkpoint, state, rows.place)
+        leaving |= _unproven(checkpoint, state, look)
     rereads, whole = read_lost_rows(job, state, found, rows, leaving)
     rows = rows.with_whole({**dict.fromkeys(leaving, "its rows were not all read"), **whole})
     text = f"{rows.text()} The job continues from {rows.place}."
-    return _Place(rows.place, text, rows.whole.keys(), rereads=rereads)
+    partitions = None if look is None else Partitions(look.ended_xid, ())
+    return _Place(rows.place, text, rows.whole.keys(), partitions=partitions, rereads=rereads)
 
 
 def _in_same_log(

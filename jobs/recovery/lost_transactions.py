@@ -101,8 +101,6 @@ def find_lost_rows(
         condition = job.snapshot.condition(table.database, table.name)
         if condition is not None or not has_own_key(job, schema, output, columns.get(table, ())):
             search.whole[table] = "they can't be read by key"
-        elif schema.toastable:
-            search.whole[table] = "its log may leave values out"
         elif table not in same:
             search.whole[table] = "its columns were changed"
         else:
@@ -209,7 +207,7 @@ def read_lost_rows(
     there = state.with_joined(Joined(place, (), (), restarts=True, server_identity=found.identity()))
     server = found.server(there)
     source = server.planner_access(there).keys
-    await_visible(source, found.joining_start(()))
+    await_visible(source, place)
     reading = RowsReading(job, there, server, source, projector(job, there.schemas, there.projections), place)
     columns = {split_key.table: split_key.columns for split_key in there.split_keys}
     schemas = {schema.table: schema for schema in there.schemas}

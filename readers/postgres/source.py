@@ -88,6 +88,7 @@ from tidemark.readers.postgres.timelines import shared_until
 from tidemark.readers.postgres.upgrade import UpgradedServer, next_xid
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
+from tidemark.readers.source import LostTransactions
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError
@@ -511,6 +512,21 @@ class FoundPostgres(FoundTables):
             require_slot(self.connection, SlotSource(self.info.identity, self.job.slot, self.job.publication), place)
         return place
 
+    def lost(self, state: JobState, position: Position) -> "LostLog | None":
+        """`tidemark.readers.source.FindsLost`."""
+        try:
+            until = self.shared_until(state)
+        except LogPositionLostError:
+            return None
+        return LostLog(until) if wal_position(position).lsn > until.lsn else None
+
+    def place_without(
+        self, state: JobState, since: Position, position: Position, lost: LostTransactions
+    ) -> WalPosition:
+        """`tidemark.readers.source.FindsLost`: the end of the log that both servers have."""
+        assert isinstance(lost, LostLog)
+        return self.same_place(state, lost.until)
+
     def is_related(self, state: JobState, position: Position) -> bool:
         """`tidemark.readers.source.FindsPlace`. A former primary, on an older timeline, is none."""
         try:
@@ -558,6 +574,19 @@ class FoundPostgres(FoundTables):
     def server(self, state: JobState) -> PostgresServer:
         slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
         return PostgresServer(self.job, slot_source, wal_position(state.start), state.memberships)
+
+
+@dataclass(frozen=True, slots=True)
+class LostLog:
+    """`tidemark.readers.source.LostTransactions`. `until`: the end of the log that both servers have."""
+
+    until: WalPosition
+
+    def any_before(self, position: Position) -> bool:
+        return wal_position(position).lsn > self.until.lsn
+
+    def __str__(self) -> str:
+        return f"those after {self.until}"
 
 
 JOINING_WAIT_SECONDS = 60.0

@@ -1,0 +1,152 @@
+"""A standby is promoted that lacks the last transactions: only the rows that these changed are read again (docs/adr/0073)."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from devtools.server import Server
+from tests.support.epochs import Notes, die_at, run_epochs
+from tests.support.history import assert_mirrored, assert_newest_rows
+from tests.support.jobs import source_of, write_workload_job
+from tests.support.postgres_standby import Pair, primary_and_standby
+from tests.support.servers import Database, fresh_database
+from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
+from tidemark.readers.log import touched_keys
+
+pytestmark = pytest.mark.integration
+
+LOST = (
+    "UPDATE orders SET version = 7 WHERE id IN (3, 4)",
+    "UPDATE orders SET id = 5000 WHERE id = 5",
+    "DELETE FROM orders WHERE id = 6",
+    "INSERT INTO orders (id, uid, version) VALUES (7000, 77, 1)",
+    "DELETE FROM order_lines WHERE order_id = 2",
+)
+"""They touch 6 keys of orders and 4 of order_lines."""
+AFTERWARDS = (
+    "UPDATE orders SET version = version + 1 WHERE id IN (4, 6)",
+    "DELETE FROM orders WHERE id = 5",
+    "INSERT INTO orders (id, uid, version) VALUES (7000, 78, 5), (7001, 79, 1)",
+    "UPDATE order_lines SET version = version + 1 WHERE order_id = 2 AND line_no = 1",
+    "UPDATE customers SET version = version + 1",
+)
+POINTS = (
+    ("", "files"),
+    ("", "mirror"),
+    ("lost_transactions.read", "files"),
+    ("another_server.moved", "mirror"),
+    ("log.before_report", "files"),
+    ("sink.before_commit", "mirror"),
+    ("sink.after_commit", "files"),
+)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with primary_and_standby("shop") as servers:
+        create_tables(servers.database, rows=60, uids=Uids())
+        tables = ", ".join(KEYS)
+        servers.database.execute(f"CREATE PUBLICATION shop FOR TABLE {tables} WITH (publish_via_partition_root = true)")
+        yield servers
+
+
+class Copy:
+    """A job with a slot of its own, so that many of them have one failover."""
+
+    def __init__(self, pair: Pair, folder: Path, target: Database | None) -> None:
+        self.pair, self.folder, self.target = pair, folder, target
+        self.notes = Notes()
+        folder.mkdir()
+        slot = f"slot_{folder.name}"
+        pair.create_slot(slot)
+        source = source_of(pair.database, url=pair.url, on_log_lost="resnapshot", slot=slot, publication="shop")
+        self.job = write_workload_job(folder, source, target, job=folder.name)
+
+    def run(self, *overrides: str) -> list[str]:
+        return run_epochs(self.job, *overrides, notes=self.notes)
+
+    @property
+    def moved(self) -> str:
+        (text,) = [facts["text"] for event, facts in self.notes.found if event == "moved"]
+        return str(text)
+
+    def check(self) -> None:
+        if self.target is None:
+            assert_newest_rows(self.folder / "out", self.pair.promoted)
+        else:
+            assert_mirrored(self.pair.promoted, self.target)
+
+
+def lose(pair: Pair, copies: list[Copy], *statements: str) -> None:
+    """Lets the jobs read statements that the standby never gets, and promotes it."""
+    for _ in range(2):
+        for copy in copies:
+            copy.run()
+        pair.database.execute(*UPDATE_ALL)
+    for copy in copies:
+        copy.run()
+    pair.await_standby()
+    pair.fall_behind()
+    pair.database.execute(*statements)
+    for copy in copies:
+        copy.run("sink.on_schema_change=evolve")
+    pair.fail_over()
+
+
+def test_only_the_rows_that_lost_transactions_changed_are_read_again(
+    pair: Pair, postgres_server: Server, tmp_path: Path
+) -> None:
+    """Of several jobs, most of which die on the way."""
+    with contextlib.ExitStack() as stack:
+        copies = []
+        for number, (_, sink) in enumerate(POINTS):
+            target = stack.enter_context(fresh_database(postgres_server)) if sink == "mirror" else None
+            copies.append(Copy(pair, tmp_path / f"job{number}", target))
+        lose(pair, copies, *LOST)
+        pair.promoted.execute(*AFTERWARDS)
+        for copy, (point, _) in zip(copies, POINTS, strict=True):
+            if point:
+                die_at(copy.job, point, notes=copy.notes)
+            assert set(copy.run()) <= {"stream"}
+            if point != "another_server.moved":  # else the driver that died could not say it
+                assert "4 keys of public.order_lines, 6 keys of public.orders." in copy.moved
+            copy.check()
+        pair.promoted.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
+        for copy in copies:
+            assert copy.run() == ["stream"]
+            copy.check()
+
+
+def test_tables_of_which_the_keys_are_not_known_are_read_again(
+    pair: Pair, postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of which a row got another key, and only the copy has its long value, as it was changed by what is lost."""
+    monkeypatch.setattr(touched_keys, "MAX_KEYS", 50)
+    copies = [Copy(pair, tmp_path / "files", None), Copy(pair, tmp_path / "mirror", postgres_database)]
+    [(code, uid)] = pair.database.query("SELECT code, uid FROM customers ORDER BY length(note) DESC LIMIT 1")
+    quoted = code.replace("'", "''")
+    lose(
+        pair,
+        copies,
+        "UPDATE orders SET version = 9",
+        f"UPDATE customers SET note = reverse(note) WHERE code = '{quoted}'",
+    )
+    pair.promoted.execute(*AFTERWARDS, f"UPDATE customers SET code = 'moved' WHERE code = '{quoted}'")
+    for copy in copies:
+        assert "snapshot" in copy.run("sink.on_schema_change=evolve")
+        assert "1 key of public.customers, all rows of public.orders (its keys were not noted)." in copy.moved
+        copy.check()
+    notes = "SELECT note FROM %s WHERE uid = %%s"
+    assert postgres_database.query(notes % "copy_customers", (uid,)) == pair.promoted.query(notes % "customers", (uid,))
+
+
+def test_all_tables_are_read_again_if_the_catalog_has_changed_meanwhile(pair: Pair, tmp_path: Path) -> None:
+    """A TRUNCATE gives a table another file."""
+    copy = Copy(pair, tmp_path / "files", None)
+    lose(pair, [copy], "TRUNCATE orders", *LOST)
+    pair.promoted.execute(*AFTERWARDS)
+    assert "snapshot" in copy.run("sink.on_schema_change=evolve")
+    assert "So the rows of all tables are read again" in copy.moved
+    copy.check()
