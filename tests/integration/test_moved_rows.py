@@ -67,7 +67,7 @@ def before_the_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) ->
 
 
 def after_the_first_range(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    once(monkeypatch, repairs._Reading, "_split", act, after=True)
+    once(monkeypatch, repairs.RowsReading, "_split", act, after=True)
 
 
 def damaged_mirror(source: Database, target: Database, folder: Path, **changes: Any) -> Path:

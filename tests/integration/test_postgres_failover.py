@@ -199,7 +199,7 @@ def test_a_job_that_has_read_what_the_promoted_standby_lacks_reads_all_again_or_
     """The epoch that had it is perhaps not written. Others: tests/integration/test_postgres_lost_transactions.py."""
     for job in jobs_ahead(pair, tmp_path, "sink.before_commit", "sink.after_commit"):
         for _ in range(2):
-            with pytest.raises(LogPositionLostError, match="perhaps not") as caught:
+            with pytest.raises(LogPositionLostError, match="lacked transactions that are in the copies") as caught:
                 run_epochs(job)
             assert caught.value.exit_code == 4
             assert "set source.on_log_lost: resnapshot" in caught.value.remedy
