@@ -20,6 +20,7 @@ from tidemark.state.checkpoint.records import Cut
 from tidemark.state.job_state import Altered, JobState, Joined, Left, Membership, SplitKey, TableCondition
 from tidemark.state.key_repair import KeyRepair
 from tidemark.state.key_rereads import KeyReread
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa, TableChanges, TouchedKeys
 from tidemark.state.partitions import KeptPartitions, Partition, Partitions, WatchedTable
 from tidemark.state.phase import Phase
@@ -97,6 +98,7 @@ STATE = EnumeratorState(
     totals=LogTotals(CHANGES, 4, 5, 6, 7),
     reached=Reached(2, 5),
     key_rereads=(2,),
+    known_log=KnownLog(1_700_000_000_000_000, START, LATER, 1_700_000_000_000_009),
 )
 PARTITIONS = Partitions(
     2**40,
@@ -224,7 +226,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "log_report": (
         LogReport(LATER, (XA,), 1, 2, 3, 1_700_000_000_000_000, CHANGES, LATER, reconnects=1),
-        LogReport(HIGH, (), 0, 0, 0, None),
+        LogReport(HIGH, (), 0, 0, 0, None, last_commit=HIGH),
         LogReport(HIGH, (), 2, 0, 1, None, touched=(TouchedKeys(TABLE, 1, "AAAA"), TouchedKeys(TABLE, 2, None))),
     ),
     "key_rereads": ((KeyReread(TABLE, HIGH, ("1", "a\0b"), (3, 4), (0, 2**31 - 1)),),),

@@ -18,7 +18,7 @@ from tidemark.enumerator.splitting import next_ranges
 from tidemark.state.errors import CheckpointError, concerning
 from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
 from tidemark.state.key_source import KeySource
-from tidemark.state.log_extent import LogExtent
+from tidemark.state.log_extent import KnownLog, LogExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.phase import Phase, move
 from tidemark.state.plan import (
@@ -189,6 +189,7 @@ def plan_epoch(
     ends = [end for end in (state.last_high, observation.goal) if end and end.order > state.position.order]
     for position in (state.position, *ends):  # what is prepared is looked for only once it commits: it may be forgotten
         extent.require(position)
+    state = replace(state, known_log=_known_log(state, extent))
     if state.rereads:
         return _plan_rereads(state, extent)
     behind = extent.bytes_between(state.position, extent.end)
@@ -206,6 +207,15 @@ def plan_epoch(
         left_out = {table.table for table in state.tables} if splits_wait else observation.stopped
         plan, state = _plan_splits(state, source, settings, left_out)
     return None if plan is None else replace(plan, bytes_behind=behind), state
+
+
+def _known_log(state: EnumeratorState, extent: LogExtent) -> KnownLog | None:
+    """The caller has proven that the log is the one that the job has read."""
+    started_us = extent.server_started_us
+    if started_us is None:
+        return None
+    known = KnownLog(started_us, state.position) if state.known_log is None else state.known_log
+    return replace(known, server_started_us=started_us)
 
 
 def _are_visible(state: EnumeratorState, source: KeySource) -> bool:
@@ -278,7 +288,7 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
         state = replace(state, rereads=())
     state = replace(state, rereads=(*state.rereads, *joined.rereads))
     if joined.restarts:
-        state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None)
+        state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None, known_log=None)
     if joined.reached is not None:
         state = replace(state, reached=joined.reached)
     if not tables:
@@ -358,7 +368,14 @@ def _absorb_log(state: EnumeratorState, awaited: AwaitedLog, outcome: LogRead, s
         batch_bytes=_batch_bytes(state.batch_bytes, awaited.size_bytes, outcome.seconds, settings),
         awaited=None,
         totals=state.totals.plus(outcome.report),
+        known_log=_with_commit(state.known_log, outcome.report),
     )
+
+
+def _with_commit(known: KnownLog | None, report: LogReport) -> KnownLog | None:
+    if known is None or report.last_commit is None:
+        return known
+    return replace(known, commit=report.last_commit, commit_us=report.end_timestamp_us)
 
 
 def _with_file(table: TableState, log_bytes: int) -> TableState:

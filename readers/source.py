@@ -20,7 +20,7 @@ from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
-from tidemark.state.log_extent import LogExtent
+from tidemark.state.log_extent import KnownLog, LogExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position
@@ -57,6 +57,15 @@ class PlannerAccess(Protocol):
     def log_end(self) -> Position: ...
 
     def log_extent(self) -> LogExtent: ...
+
+
+@runtime_checkable
+class ProvesLog(Protocol):
+    """A PlannerAccess whose log's positions don't tell whether it is the log that the job has read."""
+
+    def require_known_log(self, position: Position, known: KnownLog) -> None:
+        """Raises LogPositionLostError if the log before `position`, which the job has read, is another one. It is asked after
+        the server was started again, and before more of the log is read."""
 
 
 class SplitReading(Protocol):

@@ -31,6 +31,11 @@ class LogExtent(Protocol):
     def end(self) -> Position:
         """The end of the log: a bare position, without GTIDs."""
 
+    @property
+    def server_started_us(self) -> int | None:
+        """When the server started, in microseconds since 1970, by its clock. None if its log itself tells whether it is the
+        one that the job has read."""
+
     def require(self, position: Position) -> None:
         """Raises LogPositionLostError unless the log still contains everything after `position`."""
 
@@ -41,8 +46,25 @@ class LogExtent(Protocol):
         """The position `batch_bytes` after `start`, but at most `limit` and the log's end. `start` must be in the log."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownLog:
+    """Tells the log that the job has read from another one with the same positions: that of the same server, restored from an
+    older copy and written since. No server is restored without a start.
+
+    `server_started_us`: as in LogExtent, when the log was last known to be the same. `since`: from here on all commits were
+    noted. `commit`, `commit_us`: the newest one, where its record starts and its time; None if there was none.
+    """
+
+    server_started_us: int
+    since: Position
+    commit: Position | None = None
+    commit_us: int | None = None
+
+
 class BinlogExtent:
     """A LogExtent of binlog files, oldest first. Raises DamagedLogError if there are none or their numbers don't ascend."""
+
+    server_started_us = None
 
     def __init__(self, files: Iterable[LogFile]) -> None:
         self._files = tuple(files)
@@ -106,6 +128,7 @@ class WalExtent:
     start: WalPosition
     end: WalPosition
     decoded_from: WalPosition | None = None
+    server_started_us: int | None = None
 
     def require(self, position: Position) -> None:
         position = wal_position(position)

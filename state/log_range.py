@@ -77,6 +77,8 @@ class LogReport:
     unseen: tuple[int, ...] = field(default=(), compare=False)
     withheld: tuple[TableId, ...] = ()
     touched: tuple[TouchedKeys, ...] | None = field(default=None, compare=False)
+    last_commit: Position | None = None
+    """PostgreSQL: where the commit record of the last transaction starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tidemark.state.job_state import Mode
 from tidemark.state.key_repair import KeyRepair
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.log_range import NOTHING_READ, LogRange, LogTotals, PreparedXa
 from tidemark.state.partitions import KeptPartitions
 from tidemark.state.phase import Phase
@@ -207,6 +208,8 @@ class EnumeratorState:
     highs. Plans of earlier versions do not have them.
     `reached`: what the target has once the planned epoch is written, None until the first log epoch of a job that an older
     version started.
+    `known_log`: what the log before `position` is known by. None before the first epoch, and again when the job goes on from
+    another log's position.
     """
 
     mode: Mode
@@ -227,6 +230,7 @@ class EnumeratorState:
     empties: tuple[TableId, ...] = ()
     rereads: tuple[KeyRepair, ...] = ()
     key_rereads: tuple[int, ...] = ()
+    known_log: KnownLog | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,13 @@ from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.jobs.tables.partition_watch import PartitionWatch
 from tidemark.readers.log.finished_splits import write_segment
-from tidemark.readers.source import FindsLocks, KnowsLabels, MeasuresReplicaLag, PlannerAccess, RetainsLog
+from tidemark.readers.source import FindsLocks, KnowsLabels, MeasuresReplicaLag, PlannerAccess, ProvesLog, RetainsLog
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState
 from tidemark.state.key_repair import KeyRepair
+from tidemark.state.log_extent import LogExtent
 from tidemark.state.phase import Phase
 from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanRecord, SnapshotWork
 from tidemark.state.position import Position
@@ -67,6 +68,7 @@ class Planner:
         self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
         self._has_withheld = True
+        self._known_start_us: int | None = None
         self.lag_seconds: float | None = None
         """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
         self.locked: Mapping[TableId, str] = {}
@@ -136,6 +138,7 @@ class Planner:
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
         latest = max(self._checkpoint.plan_epochs(), default=0)
         if latest == committed + 1:
+            self._require_known_range(self.record(latest))
             self._planned_at = None  # planned by an earlier run, which may not have removed the published files
             self._forget_published(committed, self.record(committed) if committed else None)
             return latest
@@ -149,7 +152,7 @@ class Planner:
         self.lag_seconds = self._too_long_lag(state)
         splits_wait = splits_wait or self.lag_seconds is not None
         self.locked = self._locked(state)
-        extent = self._access.log_extent()
+        extent = self._known_extent(state)
         left_out = stopped.union(self.locked)
         observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, left_out)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
@@ -177,6 +180,26 @@ class Planner:
         self._checkpoint.forget_before(committed)
         self._recorder.save(at_once=False)
         return plan.epoch
+
+    def _known_extent(self, state: EnumeratorState) -> LogExtent:
+        """The extent of the log, once it is known to be the log that the job has read."""
+        extent, known = self._access.log_extent(), state.known_log
+        started_us = extent.server_started_us
+        if known is not None and started_us not in (known.server_started_us, self._known_start_us):
+            if isinstance(self._access, ProvesLog):
+                self._access.require_known_log(state.position, known)
+            self._known_start_us = started_us
+        return extent
+
+    def _require_known_range(self, record: PlanRecord) -> None:
+        """Looks at the log before an epoch is read that an earlier run has planned. Not if it is passed over, or was read."""
+        passed = any(joined.restarts for joined in self._job_state.joined[record.state.joined :])
+        if (
+            isinstance(record.plan.work, LogWork)
+            and not passed
+            and not self._checkpoint.has_log_report(record.plan.epoch)
+        ):
+            self._known_extent(record.state)
 
     def _forget_published(self, committed: int, record: PlanRecord | None) -> None:
         self._checkpoint.forget_published(committed)

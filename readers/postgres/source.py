@@ -54,6 +54,7 @@ from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
+from tidemark.readers.postgres.slot.known_log import require_known_log
 from tidemark.readers.postgres.slot.open_transactions import (
     OpenTransaction,
     wait_for_open_transactions,
@@ -95,7 +96,7 @@ from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, Ta
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import SharesSnapshots
 from tidemark.state.key_statistics import PageStatistics
-from tidemark.state.log_extent import WalExtent
+from tidemark.state.log_extent import KnownLog, WalExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import PartitionLook, Partitions, WatchedTable
 from tidemark.state.position import Position, WalPosition, wal_position
@@ -170,8 +171,8 @@ class PostgresServer:
 
 
 class PostgresAccess:
-    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions`, `KnowsLabels`, `RetainsLog` and
-    `FindsLocks`. Connects at the first query. `join_lsns`: where tables joined."""
+    """Implements `tidemark.readers.source.PlannerAccess`, `WatchesPartitions`, `KnowsLabels`, `RetainsLog`,
+    `ProvesLog` and `FindsLocks`. Connects at the first query. `join_lsns`: where tables joined."""
 
     def __init__(self, server: PostgresServer, schemas: Sequence[TableSchema], join_lsns: Sequence[int] = ()) -> None:
         self._slot_source = server.slot_source
@@ -195,6 +196,11 @@ class PostgresAccess:
     def log_extent(self) -> WalExtent:
         self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
         return self._extent
+
+    def require_known_log(self, position: Position, known: KnownLog) -> None:
+        """Implements `tidemark.readers.source.ProvesLog`."""
+        until = wal_position(position)
+        self._session.ask(lambda connection: require_known_log(connection, self._slot_source, until, known))
 
     def locked_tables(self, tables: Collection[TableId]) -> Mapping[TableId, str]:
         """From now on until the partitions are looked at, queries about keys don't wait without limit for a later lock."""

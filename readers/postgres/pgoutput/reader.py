@@ -52,6 +52,7 @@ class LogReader:
             filtered_changes=0,
             transactions=done,
             end_timestamp_us=int(reading.state[w.DONE_TIME]) if done else None,
+            last_commit=WalPosition(int(reading.state[w.DONE_LSN])) if done else None,
             reconnects=reading.reconnects,
         )
 

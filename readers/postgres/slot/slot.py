@@ -43,6 +43,7 @@ SELECT to_jsonb(s) || jsonb_build_object(
   'restart', s.restart_lsn - '0/0',
   'in_recovery', pg_is_in_recovery(),
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
+  'started', (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
 """
@@ -171,7 +172,10 @@ def slot_extent(connection: Connection, slot: str) -> WalExtent:
     _check_kind(found, slot)
     _check_kept(found, slot)
     return WalExtent(
-        WalPosition(int(found["confirmed"])), log_end(connection), decoded_from=WalPosition(int(found["restart"]))
+        WalPosition(int(found["confirmed"])),
+        log_end(connection),
+        decoded_from=WalPosition(int(found["restart"])),
+        server_started_us=int(found["started"]),
     )
 
 
