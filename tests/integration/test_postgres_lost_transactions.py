@@ -98,7 +98,7 @@ def lose(pair: Pair, copies: list[Copy], *statements: str) -> None:
 def test_only_the_rows_that_lost_transactions_changed_are_read_again(
     pair: Pair, postgres_server: Server, tmp_path: Path
 ) -> None:
-    """Of several jobs, most of which die on the way."""
+    """Several jobs do so, most of which die on the way."""
     with contextlib.ExitStack() as stack:
         copies = []
         for number, (_, sink) in enumerate(POINTS):
