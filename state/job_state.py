@@ -54,7 +54,8 @@ class Joined:
     the new one says of the tables that go on. `version_offset`: what is added to the positions of the log
     after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
     has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
-    are written once the log has been read up to there.
+    are written once the log has been read up to there. `rolled_back_from`: the position up to which the copies had the log when
+    a person rolled the job back to `start`.
     """
 
     start: Position
@@ -74,6 +75,7 @@ class Joined:
     reached: Reached | None = None
     rereads: tuple[KeyRepair, ...] = ()
     replaced: tuple[TableId, ...] = ()
+    rolled_back_from: Position | None = None
 
     @property
     def emptied(self) -> tuple[TableId, ...]:

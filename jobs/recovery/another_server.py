@@ -161,6 +161,8 @@ def _lost_rows(
     is_half_written: bool,
 ) -> LostRows | None:
     """Returns the rows that are to be read again if the server lacks transactions, None if all tables are."""
+    if _rolled_back_from(state, now):
+        return None
     try:
         _require_whole(job, now, (), is_half_written=is_half_written)
         if isinstance(places, SharesLog):
@@ -198,6 +200,8 @@ def _in_same_log(
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
         leaving = leaving | unproven if restarts else set()
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
+    for position in _rolled_back_from(state, now):
+        _require_rolled_back(state, places, position)
     start = places.same_place(state, now.position)
     return _Place(
         start,
@@ -207,6 +211,29 @@ def _in_same_log(
         None if look is None else Partitions(look.ended_xid, ()),
         goes_on=isinstance(places, SharesLog) and start == now.position,  # else versions may become smaller
     )
+
+
+def _rolled_back_from(state: JobState, now: EnumeratorState) -> list[Position]:
+    """The positions up to which the copies have the log, if a person has rolled the job back since it came to its server, and
+    it has not read the log up to there again."""
+    found = list[Position]()
+    for joined in state.joined:
+        if joined.server_identity:
+            found = []
+        if joined.rolled_back_from is not None:
+            found.append(joined.rolled_back_from)
+    return [position for position in found if position.order > now.position.order]
+
+
+def _require_rolled_back(state: JobState, places: FindsPlace, position: Position) -> None:
+    """Raises LogPositionLostError if the server lacks what the copies have."""
+    what = f"The job was rolled back, and its copies have the log up to {position}."
+    if isinstance(places, SharesLog) and position.order > (until := places.shared_until(state)).order:
+        raise LogPositionLostError(f"{what} The two servers' logs begin to differ at {until}.", START_OVER_NOW)
+    try:
+        places.same_place(state, position)
+    except LogPositionLostError as lost:
+        raise LogPositionLostError(f"{what} {lost.message}", lost.remedy) from lost
 
 
 def _require_accepted(checkpoint: Checkpoint, state: JobState, system: str, what: str) -> None:

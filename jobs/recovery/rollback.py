@@ -70,6 +70,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             at_us=time.time_ns() // 1000,
             restarts=True,
             version_offset=offset_from(job, state, position),
+            rolled_back_from=now.position,
         )
         checkpoint.create_joined(state, joined)
     return position

@@ -18,8 +18,10 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch import read_parts
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
 from tidemark.state.checkpoint import layout
+from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
 
 pytestmark = pytest.mark.integration
@@ -304,4 +306,26 @@ def test_many_keys_are_read_again(source: Database, copy: Copy) -> None:
     there.execute(*UPDATE_ALL)
     assert set(copy.run(there)) == {"stream"}
     assert "60 keys of" in copy.moved
+    copy.check(there)
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_a_job_that_was_rolled_back_has_more_in_its_copy_than_its_position_says(source: Database, copy: Copy) -> None:
+    """The server has all up to the position to which the job was rolled back, and lacks what the copy has."""
+    copy.run(source)
+    source.execute(*UPDATE_ALL)
+    copy.run(source)
+    await_replica(*copy.pair)
+    stop_receiving(copy.pair[1])
+    source.execute(*LOST)
+    copy.run(source)
+    epoch = Checkpoint.at(str(copy.folder / "checkpoint")).committed_epoch() - 1
+    roll_back(load_job_file(copy.job(source)), epoch, standby=True)
+    promote(copy.pair[1])
+    there = on(copy.pair[1], source)
+    assert "snapshot" in copy.run(there)
+    assert "The job was rolled back" in copy.moved
+    copy.check(there)
+    there.execute(*AFTERWARDS)
+    assert copy.run(there) == ["stream"]
     copy.check(there)

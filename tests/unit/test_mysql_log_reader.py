@@ -688,8 +688,8 @@ def test_transaction_that_a_crash_cut_off_is_dropped() -> None:
 
 
 def test_a_file_whose_end_is_missing() -> None:
-    """A server ends a file without the next one's name only in a crash. Its next file tells of its start then. With MySQL's GTIDs
-    the next file tells what is missing."""
+    """A server ends a file without the next one's name only in a crash. Its next file tells of its start then. With MySQL's
+    GTIDs the next file tells what is missing."""
     second = log_of(lb.gtid(2), *ONE[1:], name="log.000002")
     restarted = log_of(lb.gtid(2), *ONE[1:], name="log.000002", created=1_700_000_000)
     for cut in (log_of(*ONE), log_of()):

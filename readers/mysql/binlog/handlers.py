@@ -196,7 +196,7 @@ class EventHandler:
                 f"job again: nothing is lost. Otherwise {START_OVER}.",
             )
         torn = log.in_group
-        # Without an event of the file, its last one may be before the dump's start. GTIDs tell whether transactions are missing.
+        # Without an event of the file, its last one may be before the dump's start. GTIDs tell what is missing.
         is_cut = not self._rotated and not log.at_start and log.progress.gtids is None
         self._cut = log.file if log.file_entered and (torn or is_cut) else None
         self._rotated = False
@@ -222,8 +222,8 @@ class EventHandler:
             raise damaged(f"the FORMAT_DESCRIPTION event of {log.file} has the wrong end position {end_pos}")
         if self._cut is not None and not found.created_seconds:  # the server was not started with this file
             raise LogPositionLostError(
-                f"The end of {self._cut} is missing in the source's log: the file does not name {log.file}, which the server began "
-                "without a restart.",
+                f"The end of {self._cut} is missing in the source's log: the file does not name {log.file}, which the "
+                "server began without a restart.",
                 f"If there is a whole copy of the file, put it in its place, and run the job again: nothing is lost. Otherwise "
                 f"{START_OVER}.",
             )
