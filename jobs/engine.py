@@ -103,7 +103,7 @@ class Engine:
         job = self._context.job
         of_splits = isinstance(record.plan.work, SnapshotWork) and local_slots(job) is not None
         reads_splits = of_splits and job.snapshot.driver_rows is None and not self._takes_long(record, 0)
-        if reads_splits or self.is_small(record):
+        if self.is_small(record) or reads_splits:
             left = deque(_in_few_splits(tasks))
             return self._by_threads(left, lambda _: partial(self._staged_here, staging), lambda _: True)
         return self._sessions.stage_tasks(tasks, staging)
