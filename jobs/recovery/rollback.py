@@ -15,7 +15,7 @@ from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.log.split_key_moves import key_update_inserts
-from tidemark.readers.source import FoundSource, SourceServer
+from tidemark.readers.source import FoundSource, ProvesLog, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState, Joined
@@ -58,7 +58,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             )
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
-            _require_log(found, state, position)
+            _require_log(found, state, now, position)
             _require_no_moves(found.server(state), state, LogRange(position, now.position))
         forget_unwritten(checkpoint)
         joined = Joined(
@@ -76,7 +76,12 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
     return position
 
 
-def _require_log(found: FoundSource, state: JobState, position: Position) -> None:
+def _require_log(found: FoundSource, state: JobState, now: EnumeratorState, position: Position) -> None:
+    """Raises LogPositionLostError. If the source lacks what the job has read last, an older epoch is no way out."""
+    found.require_same_log(state, [now.position])
+    access = found.server(state).planner_access(state)
+    if now.known_log is not None and isinstance(access, ProvesLog):
+        access.require_known_log(now.position, now.known_log)
     try:
         found.require_same_log(state, [position])
     except LogPositionLostError as error:

@@ -9,6 +9,7 @@ from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored, read_history
 from tests.support.jobs import source_of, write_job
+from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
@@ -135,6 +136,26 @@ def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_datab
     go_back(job, committed(tmp_path))
     run_epochs(job)
     assert_mirrored(postgres_source_database, postgres_database)
+
+
+@pytest.mark.servers_in_turn("source")
+def test_a_log_that_is_gone_as_a_whole_is_told_as_by_a_run(source: Database, tmp_path: Path) -> None:
+    """No newer epoch would help."""
+    job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+    run_epochs(job)
+    source.execute(*UPDATE_ALL)
+    run_epochs(job)
+    lose_log(source)
+    with pytest.raises(LogPositionLostError) as refused:
+        go_back(job, committed(tmp_path))
+    assert "Choose a newer epoch" not in refused.value.remedy
+    with pytest.raises(LogPositionLostError) as ended:
+        run_epochs(job, "source.on_log_lost=stop")
+    assert refused.value.message == ended.value.message
+    run_epochs(job, "source.on_log_lost=resnapshot")
+    rows = newest(tmp_path / "out", source, "orders")
+    rows.pop(None, None)  # that the copy was emptied
+    assert rows == dict(source.query("SELECT id, version FROM orders"))
 
 
 def test_changes_that_are_not_read_again_yet_are_not_left_out(
