@@ -133,7 +133,7 @@ def with_files_again(told: str, source: Database) -> tuple[str, ...]:
 
 OF_SERVERS = {
     "a damaged event": Trouble(
-        damage(b"a long note that", b"A"), "Look for a damaged disk or network on the source", undone, before=()
+        damage(b"a long note that", b"A"), "Check the source's disk and network.", undone, before=()
     ),
     "a damaged value": Trouble(damage_value, "Look for a damaged disk or network on the source", undone, before=()),
     "an event that the server can't read": Trouble(partial(with_size, 5), "Check the source's disk", undone, before=()),
@@ -158,6 +158,35 @@ def test_a_log_is_harmed(
 ) -> None:
     job = a_job(tmp_path, source, postgres_database)
     get_over(job, source, postgres_database, OF_SERVERS[name], tidemark)
+
+
+@pytest.mark.parametrize("harm", ["a wrong byte", "a lost end"])
+def test_a_log_that_stays_unreadable_is_put_back_or_passed_over(
+    source: Database, postgres_database: Database, tmp_path: Path, harm: str
+) -> None:
+    """The checksum shows the byte. The server finds half an event at the end."""
+    job = a_job(tmp_path, source, postgres_database)
+    assert told_by(job) is None
+
+    def harmed() -> tuple[Path, bytes]:
+        source.execute("UPDATE orders SET note = CONCAT(note, 'b')", "FLUSH BINARY LOGS")
+        *_, path, _ = files_of(source)
+        whole = path.read_bytes()
+        place = whole.rindex(b"ab")
+        path.write_bytes(whole[:-5] if harm == "a lost end" else whole[:place] + b"A" + whole[place + 1 :])
+        return path, whole
+
+    path, whole = harmed()
+    told = told_by(job)
+    assert told is not None
+    assert "If there is a whole copy of the file, put it in its place" in told
+    path.write_bytes(whole)
+    for overrides in ((), ("source.on_log_lost=resnapshot",)):
+        for _ in range(2):
+            assert told_by(job, *overrides) is None
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = CONCAT(note, 'c')")
+        harmed()
 
 
 def test_a_damaged_value_parks_its_table_alone(

@@ -618,12 +618,31 @@ def test_event_that_can_not_stand_here(parts: list[Parts]) -> None:
 
 @pytest.mark.pitfall(52)
 def test_wrong_checksum_stops() -> None:
-    for number in range(1, 6):
+    for number in range(6):
         file = log_of(*ONE)
         place, content = file.events[number]
         file.events[number] = (place, content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(DamagedLogError, match="checksum"):
-            read([file])
+        server = lb.LogServer([file])
+        with pytest.raises(LogPositionLostError, match="checksum"):
+            read(server)
+        assert len(server.dumps) == log_reading.UNREADABLE_ATTEMPTS
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_log_that_is_unreadable_once_is_read(is_read: bool) -> None:
+    """`is_read`: by the server. Else the network damages it."""
+    file = log_of(*ONE, lb.gtid(2), *ONE[1:])
+    server = lb.LogServer([file])
+    original, wrong = server.stream, [True, True]
+
+    def stream(name: str, pos: int) -> bytes:
+        if not wrong or not wrong.pop():
+            return original(name, pos)
+        return original(name, pos).replace(b"test", b"tost", 1) if is_read else lb.error_packet(1236, "an I/O error")
+
+    server.stream = stream  # type: ignore[method-assign]
+    rows, reader = read(server)
+    assert (len(rows), reader.reconnects) == (2, 2)
 
 
 def test_event_whose_end_position_is_wrong() -> None:
@@ -881,8 +900,8 @@ def test_taken_server_id_is_given_up_for_another() -> None:
     [
         (1236, "Could not find first log file name in binary log index file", LogPositionLostError, "no longer has"),
         (1236, "could not find next log; the first event", LogPositionLostError, "no longer has"),
-        (1236, "log event entry exceeded max_allowed_packet; Increase", DamagedLogError, "own log"),
-        (1236, "event read from binlog did not pass crc check", DamagedLogError, "own log"),
+        (1236, "log event entry exceeded max_allowed_packet; Increase", LogPositionLostError, "own log"),
+        (1236, "event read from binlog did not pass crc check", LogPositionLostError, "own log"),
         (1227, "Access denied; you need REPLICATION SLAVE", SourceNotUsableError, "may not read"),
         (1040, "whatever", SourceNotUsableError, "whatever"),
         (1053, "Server shutdown in progress", SourceUnavailableError, "8 times in a row"),

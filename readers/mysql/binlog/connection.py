@@ -26,7 +26,6 @@ from tidemark.readers.mysql.schema import table_effects
 from tidemark.readers.mysql.server import ServerIdentity, ServerInfo, binary_logs, connect_to
 from tidemark.readers.mysql.session import SqlSession
 from tidemark.state.errors import (
-    DamagedLogError,
     LogPositionLostError,
     SourceNotUsableError,
     SourceUnavailableError,
@@ -174,6 +173,8 @@ def file_begun(source: LogSource, file: str) -> int:
             return header(dump.receive_events(2)[1])[0]
         except ConnectionLostError as error:
             if attempt in {_ATTEMPTS, len(source.server_ids)}:
+                if isinstance(error, LogUnreadableError):
+                    raise unreadable(error) from error
                 raise SourceUnavailableError(
                     f"The log connection broke {attempt} times at the start of {file}: {error}",
                     CHECK_LOG_CONNECTION,
@@ -199,6 +200,11 @@ def _time(seconds: int) -> str:
 
 class ConnectionLostError(Exception):
     """The stream broke. A new connection may help."""
+
+
+class LogUnreadableError(ConnectionLostError):
+    """The server can't read its own log, or what it sends has wrong checksums. If a new connection does not help, the server's
+    files are damaged."""
 
 
 class ServerIdTakenError(ConnectionLostError):
@@ -291,6 +297,15 @@ _SETTINGS: Mapping[Flavour, tuple[str, ...]] = {
 its own algorithm. We do not register for semi-synchronous acknowledgement."""
 
 
+def unreadable(error: LogUnreadableError) -> LogPositionLostError:
+    """The error for a log that stays unreadable at one place."""
+    return LogPositionLostError(
+        str(error),
+        "Check the source's disk and network. If there is a whole copy of the file, put it in its place, and run the job "
+        f"again: nothing is lost. Otherwise {START_OVER}.",
+    )
+
+
 def error_of(payload: bytes, where: str) -> Exception:
     """The error for an error packet (without its 0xFF): ConnectionLostError or a TidemarkError. `where`: for the message."""
     code = int.from_bytes(payload[:2], "little")
@@ -324,10 +339,7 @@ def _reading_error(text: str, where: str) -> TidemarkError | ConnectionLostError
             f"The source no longer has its log at {where}: {text}.",
             f"{START_OVER_NOW} Let the server keep its log longer: binlog_expire_logs_seconds.",
         )
-    return DamagedLogError(
-        f"The source can't read its own log at {where}: {text}.",
-        f"Check the source's disk, then {START_OVER}.",
-    )
+    return LogUnreadableError(f"The source can't read its own log at {where}: {text}.")
 
 
 _FATAL_READING = 1236

@@ -78,6 +78,14 @@ class EventType(IntEnum):
     MARIADB_DELETE_ROWS_COMPRESSED = 171
 
 
+class WrongChecksumError(DamagedLogError):
+    """An event has not the bytes that the server wrote."""
+
+
+def wrong_checksum(what: str) -> DamagedLogError:
+    return WrongChecksumError(f"The binary log is damaged: {what}.", DAMAGED_SOURCE)
+
+
 def damaged(what: str) -> DamagedLogError:
     return DamagedLogError(f"The binary log is damaged: {what}.", DAMAGED_SOURCE)
 

@@ -27,6 +27,7 @@ from tidemark.readers.mysql.binlog.events import (
     query,
     rotate,
     tagged_gtid,
+    wrong_checksum,
     xa_prepare,
 )
 from tidemark.readers.mysql.binlog.reading_state import DeferredTransaction, LogState, RolledBack, XaEvent
@@ -166,7 +167,7 @@ class EventHandler:
     def _check_checksum(self, at: int, stop: int) -> None:
         log = self.log
         if log.state[w.CHECKSUM] and not _checksum_holds(log.arena.buf[at : stop + CHECKSUM_BYTES].tobytes()):
-            raise damaged(f"the checksum of the event at {log.position} is wrong")
+            raise wrong_checksum(f"the checksum of the event at {log.position} is wrong")
 
     # Files
 
@@ -213,7 +214,7 @@ class EventHandler:
         event = log.arena.buf[at : at + size].tobytes()
         found = format_description(event[HEADER_BYTES:])
         if found.checksum_bytes and not _checksum_holds(event):
-            raise damaged(f"the checksum of the FORMAT_DESCRIPTION event of {log.file} is wrong")
+            raise wrong_checksum(f"the checksum of the FORMAT_DESCRIPTION event of {log.file} is wrong")
         begun, end_pos = header(event)[0], header(event)[4]
         known = log.begun.setdefault(log.file, begun)
         if known != begun:

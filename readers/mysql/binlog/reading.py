@@ -30,12 +30,14 @@ from tidemark.readers.mysql.binlog.connection import (
     ConnectionLostError,
     Dump,
     LogSource,
+    LogUnreadableError,
     ServerIdTakenError,
     error_of,
     open_dump,
+    unreadable,
 )
 from tidemark.readers.mysql.binlog.crc import CRC_TABLES
-from tidemark.readers.mysql.binlog.events import FILE_START
+from tidemark.readers.mysql.binlog.events import FILE_START, WrongChecksumError
 from tidemark.readers.mysql.binlog.handlers import EventHandler, UnknownXaError
 from tidemark.readers.mysql.binlog.payload import COMPRESSED, Unpacker
 from tidemark.readers.mysql.binlog.reading_state import Flush, LogState, ReadOptions
@@ -57,6 +59,8 @@ from tidemark.state.remedies import START_OVER_NOW
 
 ATTEMPTS = 8
 """How many connections in a row may break without progress, unless the options say otherwise."""
+UNREADABLE_ATTEMPTS = 3
+"""How many connections in a row may find the log unreadable at one place."""
 FIRST_DELAY_SECONDS = 0.05
 
 _ROOM_BYTES = 4096
@@ -92,6 +96,12 @@ class Reading:
                 self.reconnects += 1
                 self._pause(exc, failures)
             except DamagedLogError as exc:
+                if not log.at_start and isinstance(exc, WrongChecksumError):
+                    failures = failures + 1 if log.progress.reached == reached else 1
+                    reached = log.progress.reached
+                    self.reconnects += 1
+                    self._pause(LogUnreadableError(exc.message), failures)
+                    continue
                 if not log.at_start:
                     raise
                 raise _log_reset(
@@ -110,6 +120,8 @@ class Reading:
         position = self.log.progress.position
         options = self.log.options
         attempts = ATTEMPTS if options.reconnect_attempts is None else options.reconnect_attempts + 1
+        if isinstance(exc, LogUnreadableError) and failures >= min(attempts, UNREADABLE_ATTEMPTS):
+            raise unreadable(exc) from exc
         if failures >= attempts:
             if isinstance(exc, LogEndsEarlyError):
                 raise LogPositionLostError(

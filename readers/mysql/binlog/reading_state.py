@@ -15,7 +15,7 @@ from tidemark.readers.mysql.binlog import arrays as w
 from tidemark.readers.mysql.binlog.arena import RECEIVE_BYTES, UNPACK_BYTES, Arena
 from tidemark.readers.mysql.binlog.arrays import Group, Reason
 from tidemark.readers.mysql.binlog.connection import LogSource
-from tidemark.readers.mysql.binlog.events import FILE_START, damaged
+from tidemark.readers.mysql.binlog.events import FILE_START, damaged, wrong_checksum
 from tidemark.readers.mysql.binlog.gtid_sources import LogSources, overlap
 from tidemark.readers.mysql.binlog.rows import (
     COLUMN_BUFFER_BYTES,
@@ -277,6 +277,8 @@ class LogState:
         if reason is Reason.COLUMNS:
             table = self.tables.slots[int(state[w.ERROR_SLOT])].schema.table
             return damaged(f"rows of {table} at {where} have a different number of columns than their table")
+        if reason is Reason.CHECKSUM:
+            return wrong_checksum(f"a checksum is wrong at {where}")
         return damaged(f"{_DAMAGE[reason]} at {where}")
 
     # Groups
@@ -451,7 +453,6 @@ class LogState:
 
 _DAMAGE = {
     Reason.DAMAGED: "lengths contradict each other",
-    Reason.CHECKSUM: "a checksum is wrong",
     Reason.POSITION: "an event's end position is wrong",
     Reason.GRAMMAR: "an event is not allowed where it is",
     Reason.UNMAPPED: "rows have no TABLE_MAP in their transaction",
