@@ -12,6 +12,7 @@ from tidemark.sinks.delta.effect import (
     effect_batch,
     effect_schema,
     effects,
+    fitting,
     missing_names,
     struct_of,
     went_with_truncation,
@@ -61,7 +62,8 @@ def without_truncations(schema: TableSchema, batches: list[pa.RecordBatch]) -> l
     found, begin = list[pa.RecordBatch](), 0
     for place in places:
         since = batches[begin:place]
-        rows = _rows_after(schema, since, is_truncated=begin > 0)
+        kinds = pa.schema([schema.arrow_schema().field(name) for name in schema.key])
+        rows = fitting(_rows_after(schema, since, is_truncated=begin > 0), kinds)
         found += [*since, *(_deletes(schema, keys, batches[place]) for keys in rows)]
         begin = place + 1
     if places:
@@ -157,4 +159,4 @@ def _batch(
     kinds, rows = kept_schema(schema), effect_batch(schema, at, new, missing=missing)
     marks = pa.array(np.full(rows.num_rows, deleted))
     origins = struct_of(origin, kinds.field("origin").type, rows.num_rows)
-    return pa.RecordBatch.from_arrays([*rows.columns, marks, origins], schema=kinds)
+    return pa.RecordBatch.from_arrays([*rows.columns, marks, origins], names=kinds.names)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemark.conf.redaction import redact_exception
-from tidemark.sinks.delta.effect import effect_rows, effect_schema, effects, went_with_truncation
+from tidemark.sinks.delta.effect import effect_rows, effect_schema, effects, fitting, went_with_truncation
 from tidemark.sinks.delta.errors import OTHER_PARTITIONS
 from tidemark.sinks.delta.keeping import kept_effect, kept_schema, replacing_rows
 from tidemark.state.change_batch import ChangeBatch, ChangeType, PartItem, PublishedFile, from_transport, is_truncation
@@ -24,7 +24,6 @@ Shape: TypeAlias = Literal["changes", "rows", "effect", "rest", "kept effect", "
 """`changes`: all changes, with the changelog columns. `rows`: rows of splits. `effect`: the input of a MERGE, see
 `effect_schema`. `rest`: the rows after the last TRUNCATE of changes that have one. `kept effect`, `kept rows`: the input of a
 MERGE into a table that keeps deleted rows, see `kept_schema`, from changes and from rows of splits."""
-_OUTPUT_ROWS = 1 << 16
 _YEAR_1 = -62_135_596_800_000_000
 """The first microsecond of it, since 1970."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -48,7 +47,7 @@ class Unpacking:
             raise
 
     def unpacked(self, changes: Iterator[ChangeBatch]) -> Iterator[pa.RecordBatch]:
-        changes = map(self._checked, changes)
+        changes, columns = map(self._checked, changes), schema_of(self.schema, self.shape)
         match self.shape:
             case "changes":
                 yield from typed_batches(changes)
@@ -56,14 +55,14 @@ class Unpacking:
                 yield from self._rows(changes)
             case "effect":
                 for effect, read in effects(self.schema, [change.rows for change in changes]):
-                    yield from _sliced(effect_rows(self.schema, effect, read))
+                    yield from fitting(effect_rows(self.schema, effect, read), columns)
             case "rest":
-                yield from _rest(self.schema, [change.rows for change in changes])
+                yield from fitting(_rest(self.schema, [change.rows for change in changes]), columns)
             case "kept effect":
-                yield from _sliced(kept_effect(self.schema, [change.rows for change in changes]))
+                yield from fitting(kept_effect(self.schema, [change.rows for change in changes]), columns)
             case "kept rows":
                 for rows in self._rows(changes):
-                    yield from _sliced(replacing_rows(self.schema, rows))
+                    yield from fitting(replacing_rows(self.schema, rows), columns)
 
     def _checked(self, change: ChangeBatch) -> ChangeBatch:
         """Raises SinkError for a value that is another one in the Delta table, except for NULL in a column that is not in a
@@ -131,9 +130,3 @@ def _rest(schema: TableSchema, batches: list[pa.RecordBatch]) -> Iterator[pa.Rec
         if effect.partial is not None:
             raise went_with_truncation(schema)
         yield effect.rows
-
-
-def _sliced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for rows in batches:
-        for start in range(0, rows.num_rows, _OUTPUT_ROWS):
-            yield rows.slice(start, _OUTPUT_ROWS)

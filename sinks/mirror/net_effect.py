@@ -94,7 +94,7 @@ def _rows(
         return changes.select(names).take(pa.array(staying)), None
     sources = {name: histories.source(name, staying) for name in names}
     rows = pa.RecordBatch.from_arrays(
-        [changes.column(name).take(pa.array(sources[name])) for name in names], schema=schema.arrow_schema()
+        [changes.column(name).take(pa.array(sources[name])) for name in names], schema=changes.select(names).schema
     )
     missing = np.zeros((len(staying), len(names)), np.bool_)
     origins = np.zeros(len(staying), np.int64)

@@ -1,5 +1,7 @@
 """The input of the Delta sink's MERGE, compared with applying the changes one by one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -34,6 +36,7 @@ from tests.support.change_parts import (
     snapshot_part,
 )
 from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
+from tidemark.sinks.delta import effect
 from tidemark.sinks.delta.buckets import SplittingByBucket
 from tidemark.sinks.delta.effect import effect_schema
 from tidemark.sinks.delta.keeping import kept_schema
@@ -74,6 +77,16 @@ def merged(target: dict[Any, Any], source: list[pa.RecordBatch]) -> dict[Any, An
     return after
 
 
+@contextmanager
+def in_arrow(size: str) -> Iterator[None]:
+    """With `size` "large", all changes are treated as those are that have more than 2 GiB in a column."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size == "large":
+            patch.setattr(effect, "LARGE_BYTES", -1)
+            patch.setattr(effect, "OUTPUT_BYTES", 200)
+        yield
+
+
 def _named(row: Any) -> dict[str, Any]:
     return dict(zip((column.name for column in NOTES.captured), row, strict=True))
 
@@ -81,13 +94,15 @@ def _named(row: Any) -> dict[str, Any]:
 @pytest.mark.pitfall(61)
 @pytest.mark.pitfall(76)
 @pytest.mark.pitfall(78)
-@given(st.data())
-def test_merging_the_effect_is_applying_the_changes(data: st.DataObject) -> None:
+@pytest.mark.parametrize("size", ["usual", "large"])
+@given(data=st.data())
+def test_merging_the_effect_is_applying_the_changes(size: str, data: st.DataObject) -> None:
     held = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS)))}
     target = {key_of(row): _named(row) for row in held.values()}
     changes = data.draw(note_changes(held, max_size=30))
     sent = [to_transport(item) for item in log_part(1, *([(NOTES, changes)] if changes else []))]
-    source = list(Unpacking(NOTES, "effect")(sent))
+    with in_arrow(size):
+        source = list(Unpacking(NOTES, "effect")(sent))
     assert all(batch.schema == effect_schema(NOTES) for batch in source)
     assert merged(target, source) == {key_of(row): _named(row) for row in held.values()}
 
@@ -155,8 +170,9 @@ def applied_keeping(target: Kept, changes: list[Change]) -> Kept:
 @pytest.mark.pitfall(61)
 @pytest.mark.pitfall(76)
 @pytest.mark.pitfall(78)
-@given(st.data())
-def test_merging_into_a_table_that_keeps_deleted_rows_is_applying_the_changes(data: st.DataObject) -> None:
+@pytest.mark.parametrize("size", ["usual", "large"])
+@given(data=st.data())
+def test_merging_into_a_table_that_keeps_deleted_rows_is_applying_the_changes(size: str, data: st.DataObject) -> None:
     """Also with rows that were read again, whatever the table has of their keys, and after each TRUNCATE."""
     held = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS)))}
     others = {key: data.draw(rows_of(key)) for key in data.draw(st.sets(st.sampled_from(KEYS))) - held.keys()}
@@ -176,7 +192,8 @@ def test_merging_into_a_table_that_keeps_deleted_rows_is_applying_the_changes(da
             transactions.append(data.draw(note_changes(held, max_size=15)))
     batches = [(NOTES, rows(NOTES, read, snapshot=True))] if read else []
     batches += [(NOTES, rows(NOTES, changes, version=1000 + n)) for n, changes in enumerate(transactions)]
-    source = list(Unpacking(NOTES, "kept effect")(map(to_transport, part(1, "log", batches))))
+    with in_arrow(size):
+        source = list(Unpacking(NOTES, "kept effect")(map(to_transport, part(1, "log", batches))))
     assert all(batch.schema == kept_schema(NOTES) for batch in source)
     logged = [change for changes in transactions for change in changes]
     truncates = any(kind is TRUNCATE for kind, _ in logged)
@@ -194,6 +211,53 @@ def test_rows_of_splits_replace_what_a_table_that_keeps_deleted_rows_has_of_thei
     assert after == {("en", n): [(row, False)] for n, row in enumerate((one, two, three), 1)} | {
         ("en", 9): [(one, True)]
     }
+
+
+@pytest.mark.every_server
+def test_a_key_that_changes_again_after_2_gib_of_text_has_one_row() -> None:
+    """Arrow cuts a column with more text into several arrays."""
+    count, long = 33, pa.array(["x" * (65 << 20)])
+    batches = [
+        rows(NOTES, [(kind, (n, "en", 1, None, None, None))], version=version)
+        for version, kind in enumerate((INSERT, UPDATE))
+        for n in range(count)
+    ]
+    for n, batch in enumerate(batches[:count]):
+        batches[n] = batch.set_column(3, batch.schema.field(3), long)
+    *changes, _ = part(1, "log", [(NOTES, batch) for batch in batches])
+    source = list(Unpacking(NOTES, "effect").unpacked(iter(changes)))  # type: ignore[arg-type]
+    assert sorted(merged({}, source)) == [("en", n) for n in range(count)]
+
+
+def test_lists_of_texts_may_be_large() -> None:
+    columns = (*ORDERS.columns, column("tags", "x", "list<string>"), column("raw", "x", "list<binary>"))
+    tagged = replace(ORDERS, columns=columns)
+    order = (1, "Ada", None, None, None, ["a", None, ""], [b"\0"])
+    parts = log_part(1, (tagged, [(INSERT, order), (DELETE, (2, *[None] * 6))]))
+    shapes: list[Shape] = ["effect", "rest", "kept effect"]
+    for shape in shapes:
+        usual = list(Unpacking(tagged, shape)(map(to_transport, parts)))
+        with in_arrow("large"):
+            large = list(Unpacking(tagged, shape)(map(to_transport, parts)))
+        assert pa.Table.from_batches(large).to_pylist() == pa.Table.from_batches(usual).to_pylist()
+        assert {batch.schema for batch in large} == {usual[0].schema}
+
+
+def test_rows_with_much_text_come_in_batches_of_limited_size() -> None:
+    """Spark has all rows of one in memory."""
+    changes = [(INSERT, (n, "x" * (1 << 20), None, None, None)) for n in range(100)]
+    shapes: list[Shape] = ["effect", "rest", "kept effect"]
+    for shape in shapes:
+        batches = list(Unpacking(ORDERS, shape)(map(to_transport, log_part(1, (ORDERS, changes)))))
+        assert max(batch.nbytes for batch in batches) < 40 << 20
+        assert sum(batch.num_rows for batch in batches) == 100
+
+
+def test_a_value_left_out_after_its_row_was_deleted_concerns_the_table() -> None:
+    changes: list[Change] = [(DELETE, (1, "en", 1, None, None, None)), (UPDATE, (1, "en", 1, UNCHANGED, None, None))]
+    with pytest.raises(SinkError, match="in transaction gtid:1000, and the row's previous values") as caught:
+        list(Unpacking(NOTES, "effect")(map(to_transport, log_part(1, (NOTES, changes)))))
+    assert caught.value.table == NOTES.table
 
 
 def test_a_value_left_out_after_a_truncation_is_refused() -> None:
