@@ -62,6 +62,18 @@ def test_a_copy_that_somebody_emptied_gets_what_changes_from_then_on(mirrored: M
         assert mirrored.rows() == [(2, "new", "b")]
 
 
+def test_a_copy_that_is_replaced_by_an_older_one_stays_so_until_its_rows_change(mirrored: Mirrored) -> None:
+    """As after a restore of this table alone."""
+    like = "(LIKE copy_t INCLUDING ALL)" if mirrored.target.kind == "postgres" else "LIKE copy_t"
+    mirrored.target.execute(f"CREATE TABLE older {like}", "INSERT INTO older SELECT * FROM copy_t")
+    mirrored.source.execute("UPDATE t SET v = 'new'")
+    run_epochs(mirrored.path)
+    mirrored.target.execute("DROP TABLE copy_t", "ALTER TABLE older RENAME TO copy_t")
+    mirrored.source.execute("UPDATE t SET w = 'new' WHERE id = 1")
+    run_epochs(mirrored.path)
+    assert mirrored.rows() == [(1, "new", "new"), (2, "b", "b"), (3, "c", "c")]
+
+
 def test_a_file_that_somebody_deleted_or_changed_stays_so(mysql_database: Database, tmp_path: Path) -> None:
     source = mysql_database
     source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
