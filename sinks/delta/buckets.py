@@ -47,7 +47,9 @@ def divided(change: ChangeBatch, schema: TableSchema, buckets: int) -> Iterator[
         yield from ((bucket, change) for bucket in range(buckets))
         return
     keys = change.rows.select(list(schema.key)).to_pandas(date_as_object=False)
-    bucket_of_row = pd.util.hash_pandas_object(keys, index=False).to_numpy() % np.uint64(buckets)
+    # Categories would be one for texts that are equal up to a NUL character, with the hash of the one that comes first.
+    hashes = pd.util.hash_pandas_object(keys, index=False, categorize=False)
+    bucket_of_row = hashes.to_numpy() % np.uint64(buckets)
     for bucket in np.unique(bucket_of_row):
         yield int(bucket), replace(change, rows=change.rows.filter(pa.array(bucket_of_row == bucket)))
 

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 from tests.support.change_parts import (
     DELETE,
     INSERT,
+    ITEMS,
     NOTES,
     ORDERS,
     TRUNCATE,
@@ -37,13 +38,13 @@ from tests.support.change_parts import (
 )
 from tests.support.note_changes import KEYS, key_of, note_changes, rows_of
 from tidemark.sinks.delta import effect
-from tidemark.sinks.delta.buckets import SplittingByBucket
+from tidemark.sinks.delta.buckets import SplittingByBucket, divided
 from tidemark.sinks.delta.effect import effect_schema
 from tidemark.sinks.delta.keeping import kept_schema
 from tidemark.sinks.delta.locations import Found
 from tidemark.sinks.delta.rows import Shape, Unpacking
 from tidemark.sinks.delta.tables import in_ranges, is_replaceable
-from tidemark.state.change_batch import from_transport, to_transport
+from tidemark.state.change_batch import ChangeBatch, from_transport, to_transport
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
 
@@ -286,6 +287,20 @@ def test_part_cut_into_buckets_keeps_each_keys_changes_together_and_in_order() -
     for found in by_bucket.values():
         for number in {number for number, _ in found}:
             assert [step for n, step in found if n == number] == ["0", "1", "2"]
+
+
+@given(data=st.data())
+def test_a_key_has_one_bucket_whatever_is_beside_it(data: st.DataObject) -> None:
+    skus = st.text("a\0 é", max_size=3)
+    batches = data.draw(st.lists(st.lists(st.tuples(st.integers(0, 1), skus), min_size=1, max_size=9), max_size=9))
+    bucket_of: dict[tuple[int, str], int] = {}
+    for keys in batches:
+        changes = [(UPDATE, (*key, 1)) for key in keys]
+        (change, _) = log_part(1, (ITEMS, changes))
+        assert isinstance(change, ChangeBatch)
+        for bucket, share in divided(change, ITEMS, 256):
+            for row in share.rows.to_pylist():
+                assert bucket_of.setdefault((row["order_id"], row["sku"]), bucket) == bucket
 
 
 def test_a_range_goes_through_spark_and_adds_no_rows() -> None:
