@@ -24,6 +24,7 @@ class StagedFile:
 
     table: TableId
     path: str
+    row_count: int
     shape: str
     unfit: tuple[tuple[str, str], ...] = ()
     is_published: bool = False

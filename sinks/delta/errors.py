@@ -37,6 +37,7 @@ OTHER_PARTITIONS = (
     "Correct the row in the source. Or take the column out of sink.partition_by, and delete the Delta table: the job creates "
     "it again."
 )
+TRY_AGAIN = "Correct the cause, then start the job again: it continues where it was."
 TAKE_BACK = (
     "Take back what somebody has changed in the Delta table, such as a constraint, a column or a property. Or delete the table "
     "and let the job create it."
@@ -76,7 +77,7 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
             raise SinkError(f"{location} does not fit {table} any more: {first}", TAKE_BACK, table) from error
         raise SinkError(
             f"{location} could not be written or read: {first}",
-            "Correct the cause, then start the job again: it continues where it was.",
+            TRY_AGAIN,
         ) from error
 
 

@@ -54,7 +54,7 @@ class DeltaStager:
                 heads.append(head_of(item))
                 if isinstance(item, PublishedFile):
                     path = str(Path(self.published, item.name))
-                    files.append(StagedFile(item.table, path, self._shape_of_splits, is_published=True))
+                    files.append(StagedFile(item.table, path, item.row_count, self._shape_of_splits, is_published=True))
                 elif isinstance(item, ChangeBatch):
                     schema = schemas[item.table, item.schema_version]
                     if item.part == LOG_PART and self.style == "mirror":
@@ -145,11 +145,11 @@ class _Rows:
 
     def __init__(self, folder: str, schema: TableSchema, shape: Shape) -> None:
         self._unpacking = Unpacking(schema, shape)
-        self._file = StagedFile(schema.table, f"{folder}/{uuid.uuid4().hex}.parquet", shape)
+        self._path, self._row_count = f"{folder}/{uuid.uuid4().hex}.parquet", 0
         self._columns = schema_of(schema, shape)
         self._unfit: dict[str, str] = {}
         self._waiting: list[pa.RecordBatch] = []
-        self._writer: Any = pq.ParquetWriter(self._file.path, self._columns, use_dictionary=False)
+        self._writer: Any = pq.ParquetWriter(self._path, self._columns, use_dictionary=False)
 
     def write(self, changes: Iterable[ChangeBatch]) -> None:
         for rows in self._unpacking.unpacked(map(self._looked_at, changes)):
@@ -167,13 +167,14 @@ class _Rows:
         table = pa.Table.from_batches(self._waiting, self._columns)
         if table.num_rows:
             self._writer.write_table(table, row_group_size=table.num_rows)
+            self._row_count += table.num_rows
         self._waiting = []
 
     def close(self) -> StagedFile:
         self._flush()
         self._writer.close()
-        file = self._file
-        return StagedFile(file.table, file.path, file.shape, tuple(self._unfit.items()))
+        table, shape = self._unpacking.schema.table, self._unpacking.shape
+        return StagedFile(table, self._path, self._row_count, shape, tuple(self._unfit.items()))
 
 
 class _Changes:

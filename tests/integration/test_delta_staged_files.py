@@ -16,10 +16,12 @@ from tests.support.jobs import BY_SPARK, SPARK, running, source_of, write_job
 from tests.support.kills import armed
 from tests.support.servers import Database
 from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.sinks.delta.errors import TRY_AGAIN
 from tidemark.sinks.delta.locations import FolderLake
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.errors import SinkError
 
 pytestmark = pytest.mark.integration
 
@@ -33,12 +35,31 @@ def order(number: int) -> tuple[Any, ...]:
 
 def test_the_checkpoints_folder_may_have_any_name(delta_session: SparkSession, tmp_path: Path) -> None:
     """Spark takes some characters of a path for patterns."""
-    store = LocalStore(str(tmp_path / "a b[1]{x,y}%20*?ü"))
+    store = LocalStore(str(tmp_path / "a b[1]{x,y}%20#*?c:d ü"))
     sink = DeltaSink(FolderLake(f"{tmp_path}/lake"), "mirror", {}, store, lambda: delta_session)
     sink.prepare(JOB, [ORDERS])
     write_epochs(sink, JOB, published(store, snapshot_part(1, 1, ORDERS, [order(1)]), ORDERS), SCHEMAS)
     write_epochs(sink, JOB, log_part(2, (ORDERS, [(INSERT, order(2))])), SCHEMAS)
     assert sorted(row[0] for row in rows_of_delta(sink, ORDERS)) == [1, 2]
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_published_file_that_lost_its_rows_is_an_error(
+    delta_session: SparkSession, tmp_path: Path, left: int
+) -> None:
+    """Spark passes over an empty file. So it does over rows that are not there."""
+    store = LocalStore(str(tmp_path / "checkpoint"))
+    sink = DeltaSink(FolderLake(f"{tmp_path}/lake"), "mirror", {}, store, lambda: delta_session)
+    sink.prepare(JOB, [ORDERS])
+    items = published(store, snapshot_part(1, 1, ORDERS, [order(1), order(2)]), ORDERS)
+    shorter = published(store, snapshot_part(1, 2, ORDERS, [order(1)]), ORDERS)
+    files = [Path(store.root, part[0].name) for part in (items, shorter)]  # type: ignore[union-attr]
+    files[0].unlink()
+    files[0].write_bytes(files[1].read_bytes() if left else b"")
+    with pytest.raises(SinkError, match=r"e1-s1 (has 1 rows, but 2 were written|is damaged)") as caught:
+        write_epochs(sink, JOB, items, SCHEMAS)
+    assert caught.value.remedy == TRY_AGAIN
+    assert rows_of_delta(sink, ORDERS) == []
 
 
 def _job(folder: Path, database: Database, session: SparkSession) -> Path:
