@@ -186,6 +186,7 @@ class Planner:
         extent, known = self._access.log_extent(), state.known_log
         started_us = extent.server_started_us
         if known is not None and started_us not in (known.server_started_us, self._known_start_us):
+            extent.require(state.position)
             if isinstance(self._access, ProvesLog):
                 self._access.require_known_log(state.position, known)
             self._known_start_us = started_us
