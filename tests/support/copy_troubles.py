@@ -70,5 +70,6 @@ def get_over_copy(
     in_source(source, trouble.later)
     assert told_by(job, *settings) is None
     if trouble.compared:
+        target.close()  # a session has the settings that its database had when it began
         require_copies(source, target, trouble.compared, left=trouble.left)
     return texts
