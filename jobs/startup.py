@@ -94,10 +94,11 @@ class HeldJob:
         return JobIdentity(self.state.job_uuid, self.state.job_name, owner)
 
     def require_lease(self) -> None:
-        """Raises JobHeldError once the lease is lost, SourceUnavailableError if the source was out of reach for too long."""
+        """Raises JobHeldError once the lease is lost, SourceUnavailableError if the source was out of reach for too long,
+        SourceNotUsableError if it refuses the lease."""
         if not self.lease.held():
-            if self.lease.unavailable is not None:
-                raise self.lease.unavailable
+            if self.lease.cause is not None:
+                raise self.lease.cause
             raise JobHeldError(
                 f"The lease on job {self.state.job_name} was lost.",
                 "Check the connection to the source. Run the job again when no other driver runs it.",

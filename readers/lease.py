@@ -102,11 +102,11 @@ class Lease:
     """A lease, held from `take` to `close`. A background thread watches it.
 
     If the connection breaks, the lease is taken again on a new one. It is lost if another driver has it then, if it can't be
-    taken for REACQUIRE_SECONDS, if the thread ends for any other reason, or if it was not seen for PROOF_SECONDS. From then on
-    `held()` is False. `on_lost` is called once, in the background thread.
+    taken for REACQUIRE_SECONDS, if the source refuses it, if the thread ends for any other reason, or if it was not seen for
+    PROOF_SECONDS. From then on `held()` is False. `on_lost` is called once, in the background thread.
 
     While the server is out of reach nobody can take the lease: it counts as held as long as `reconnect` allows, and the sink's
-    fence keeps out a driver that errs. After that it is lost, and `unavailable` is the cause.
+    fence keeps out a driver that errs. After that it is lost, and `cause` says why, as it does if the source refuses the lease.
     """
 
     @classmethod
@@ -128,7 +128,7 @@ class Lease:
         self._on_lost = on_lost
         self._reconnect = reconnect
         self._connecting = threading.Event()
-        self.unavailable: SourceUnavailableError | None = None
+        self.cause: SourceUnavailableError | SourceNotUsableError | None = None
         self._closing = threading.Event()
         self._asked = threading.Event()
         """Wakes the watcher before its next question is due."""
@@ -236,7 +236,8 @@ class Lease:
             except (SourceUnavailableError, self._lock.error_class, OSError):
                 self._lock.drop()
                 self._closing.wait(PING_SECONDS)
-            except SourceNotUsableError:  # refused: waiting longer will not help
+            except SourceNotUsableError as error:  # waiting longer will not help
+                self.cause = error
                 return False
         return False
 
@@ -246,7 +247,7 @@ class Lease:
         try:
             self._lock.open(self._reconnect)
         except SourceUnavailableError as error:
-            self.unavailable = error
+            self.cause = error
             return False
         finally:
             self._proven_at = time.monotonic()  # nobody could have taken it

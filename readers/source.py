@@ -16,7 +16,7 @@ from tidemark.readers.log.gap_filter import FinishedSplits, Int64s
 from tidemark.readers.log.log_batch import LogBatch
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.statistics import TableStatistics
-from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import PageStatistics
@@ -32,8 +32,8 @@ from tidemark.state.upgrade_mark import Upgraded, UpgradeMark
 class Lease(Protocol):
     """The right to run a job. It is held inside the `with` block."""
 
-    unavailable: SourceUnavailableError | None
-    """Why the lease is lost, if the source was out of reach for too long."""
+    cause: SourceUnavailableError | SourceNotUsableError | None
+    """Why the lease is lost, if the source was out of reach for too long, or refused it."""
 
     def held(self) -> bool:
         """False once the lease is lost; it does not come back."""

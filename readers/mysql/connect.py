@@ -69,6 +69,8 @@ _TRANSIENT = frozenset(
 _GALERA_JOINS = 1047
 """Unknown command, with a text of its own: the node is not in step with its cluster yet."""
 _SECURE_TRANSPORT_REQUIRED = 3159
+_PASSWORD_EXPIRED = frozenset({1820, 1862})
+"""Said to a query, or at the login."""
 
 _SESSION = {
     "time_zone": "'+00:00'",
@@ -124,6 +126,8 @@ def connect(
         try:
             connection = _open(endpoint, tls, context, purpose, default, read_timeout_seconds)
             try:
+                if flavour_of(connection) == "mariadb":
+                    connection.query("DO 0")  # whose password has expired may log in there, and do nothing but SET
                 prepare_session(connection)
                 waits = None if check is None else check(connection)
             except BaseException:
@@ -331,6 +335,11 @@ def _refusal(endpoint: Endpoint, error: pymysql.MySQLError, *, encrypted: bool) 
                 remedy += " If the account or the server requires encryption, add source.tls."
         case ER.BAD_DB_ERROR | ER.DBACCESS_DENIED_ERROR:
             remedy = "Correct the database in source.url, or leave it out: tables are named in source.tables."
+        case code if code in _PASSWORD_EXPIRED:
+            remedy = (
+                "Give the account another password, and write it in source.url: ALTER USER <account> IDENTIFIED BY "
+                "'<password>'. Then run the job again: it continues."
+            )
         case code if code == _SECURE_TRANSPORT_REQUIRED and not encrypted:
             remedy = "The server accepts only encrypted connections: add source.tls."
         case _:

@@ -8,7 +8,16 @@ from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.lease import IDLE_SECONDS, Lock, connection_broke
-from tidemark.readers.mysql.connect import Connection, connect, flavour_of, version_of
+from tidemark.readers.mysql.connect import (
+    CORRECT_REFUSED,
+    Connection,
+    connect,
+    error_text,
+    flavour_of,
+    is_transient,
+    version_of,
+)
+from tidemark.state.errors import SourceNotUsableError
 
 READ_TIMEOUT_SECONDS = 10.0
 
@@ -42,8 +51,13 @@ class MySqlLock(Lock):
                 cursor.execute("SELECT GET_LOCK(%s, %s), CONNECTION_ID()", (self._name, wait_seconds))
                 row = cursor.fetchone()
         except (pymysql.MySQLError, OSError) as error:
+            broke = isinstance(error, OSError) or is_transient(error) or not self._connection.open
             self.drop()
-            raise connection_broke(self._endpoint.host) from error
+            if broke:
+                raise connection_broke(self._endpoint.host) from error
+            raise SourceNotUsableError(
+                f"The source refuses the job's lease: {error_text(error)}", CORRECT_REFUSED
+            ) from error
         return None if row is None or row[0] != 1 else int(row[1])
 
     def is_mine(self) -> bool:

@@ -24,7 +24,7 @@ from tidemark.readers import lease as leasing
 from tidemark.readers.lease import Lease, checkpoint_lock, lock_name
 from tidemark.readers.mysql import lease as mysql_lease
 from tidemark.readers.mysql.lease import MySqlLock
-from tidemark.state.errors import JobHeldError
+from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
 pytestmark = pytest.mark.integration
 
@@ -138,7 +138,22 @@ def test_a_source_that_stays_away_loses_the_lease(name: str) -> None:
         server.kill()
         assert lost.wait(DEADLINE_SECONDS)
         assert not lease.held()
-        assert lease.unavailable is not None
+        assert isinstance(lease.cause, SourceUnavailableError)
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_lease_whose_account_may_not_log_in_any_more_is_lost(
+    request: pytest.FixtureRequest, name: str, kind: str
+) -> None:
+    server: Server = request.getfixturevalue(f"{kind}_server")
+    lost = threading.Event()
+    with account(server) as user, Lease.acquire(MySqlLock(user, None, name), on_lost=lost.set) as lease:
+        with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"ALTER USER {user.user} PASSWORD EXPIRE")
+        kill(server, holder_of(server, name))
+        assert lost.wait(DEADLINE_SECONDS)
+        assert isinstance(lease.cause, SourceNotUsableError)
+        assert "ALTER USER <account> IDENTIFIED BY" in lease.cause.remedy
 
 
 def test_a_read_only_replica_gives_leases(find_server: FindServer, name: str) -> None:

@@ -25,7 +25,7 @@ from tidemark.readers import lease as leasing
 from tidemark.readers.lease import Lease, lock_name
 from tidemark.readers.postgres import lease as postgres_lease
 from tidemark.readers.postgres.lease import AdvisoryLock, lock_key
-from tidemark.state.errors import JobHeldError, SourceNotUsableError
+from tidemark.state.errors import JobHeldError, SourceNotUsableError, SourceUnavailableError
 
 pytestmark = pytest.mark.integration
 
@@ -126,7 +126,7 @@ def test_a_source_that_stays_away_loses_the_lease(name: str) -> None:
             server.kill()
             assert lost.wait(DEADLINE_SECONDS)
             assert not lease.held()
-            assert lease.unavailable is not None
+            assert isinstance(lease.cause, SourceUnavailableError)
 
 
 def test_leases_of_different_databases_are_different(postgres_database: Database, name: str) -> None:

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import pymysql
 import pytest
 
 from tests.support.cli import CommandLine
-from tests.support.epochs import run_epochs
+from tests.support.epochs import before_the_next_epoch, run_epochs
 from tests.support.mysql_accounts import account
+from tests.support.remedies import remedy_of
 from tests.support.remedy_ways import (
     Trouble,
     Way,
@@ -35,6 +37,7 @@ from tidemark.readers.mysql import connect
 from tidemark.readers.mysql.binlog import connection
 from tidemark.readers.mysql.snapshot import watermark, xa_commits
 from tidemark.readers.snapshot import split_reader
+from tidemark.state.errors import SourceNotUsableError
 
 pytestmark = pytest.mark.integration
 
@@ -455,6 +458,49 @@ def test_an_account_that_is_refused(
         source.execute(*[text.format(user=user.user) for text in done])
         for _ in range(2):
             assert told_by(job, f"source.url={url}") is None
+            require_copies(source, postgres_database)
+            source.execute("UPDATE orders SET note = 'z'")
+
+
+EXPIRED = (
+    "Give the account another password, and write it in source.url: (ALTER USER <account> IDENTIFIED BY '<password>'). "
+    "Then run the job again: it continues."
+)
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["before a run", "during a run"])
+@pytest.mark.parametrize("kind", ["mysql", "mariadb", "mariadb that lets nobody in"])
+def test_an_expired_password_is_replaced(
+    postgres_database: Database, request: pytest.FixtureRequest, tmp_path: Path, kind: str, runs: bool
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind.partition(' ')[0]}_database")
+    reads_log = "REPLICATION SLAVE, REPLICATION CLIENT" + (", SLAVE MONITOR" if source.kind == "mariadb" else "")
+    with contextlib.ExitStack() as stack:
+        if kind.endswith("nobody in"):
+            source.execute("SET GLOBAL disconnect_on_expired_password = ON")
+            stack.callback(source.execute, "SET GLOBAL disconnect_on_expired_password = OFF")
+        user = stack.enter_context(account(source.server, f"SELECT ON {source.name}.*", f"{reads_log} ON *.*"))
+        job = a_job(tmp_path, source, postgres_database)
+        old = f"source.url={user.url_with_password()}"
+        assert told_by(job, old) is None
+        source.execute("UPDATE orders SET note = 'b'")
+
+        def expire() -> None:
+            source.execute(f"ALTER USER {user.user} PASSWORD EXPIRE")
+            sessions = source.query("SELECT id FROM information_schema.processlist WHERE user = %s", (user.user,))
+            for (number,) in sessions:
+                with contextlib.suppress(pymysql.err.OperationalError):  # it has ended
+                    source.execute(f"KILL {number}")
+
+        with pytest.MonkeyPatch.context() as patch:
+            before_the_next_epoch(patch, expire) if runs else expire()
+            told = remedy_of(job, SourceNotUsableError, old)
+        found = re.fullmatch(EXPIRED.replace(".", r"\."), told)
+        assert found is not None, told
+        source.execute(found[1].replace("<account>", user.user).replace("<password>", "another"))
+        new = old.replace(user.password.get_secret_value(), "another")
+        for _ in range(2):
+            assert told_by(job, new) is None
             require_copies(source, postgres_database)
             source.execute("UPDATE orders SET note = 'z'")
 

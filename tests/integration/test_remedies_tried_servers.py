@@ -35,7 +35,7 @@ from tidemark.sinks.mirror import writer as mirror_writer
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.postgres import session as postgres_session
 from tidemark.sinks.sink import SinkBusyError
-from tidemark.state.errors import SourceNotUsableError, TidemarkError
+from tidemark.state.errors import SinkError, SourceNotUsableError, TidemarkError
 from tidemark.state.remedies import START_OVER
 
 pytestmark = pytest.mark.integration
@@ -247,6 +247,24 @@ def test_rights_that_an_account_of_the_target_lost_are_given_again(
             assert found is not None, advice
             target.execute(f"GRANT {', '.join(found.groups())} ON {target.name}.* TO {endpoint.user}")
         run_through(job)
+        require_equal(source, target)
+
+
+@pytest.mark.parametrize("target", ["mysql", "mariadb"], indirect=True)
+def test_an_expired_password_of_the_target_is_replaced(source: Database, target: Database, tmp_path: Path) -> None:
+    orders(source)
+    with account(target.server, f"ALL ON {target.name}.*") as user:
+        old = f"{user.url_with_password().rstrip('/')}/{target.name}"
+        job = job_of(tmp_path, source, target, target_url=old)
+        run_epochs(job)
+        source.execute("UPDATE orders SET note = 'z'")
+        target.execute(f"ALTER USER {user.user} PASSWORD EXPIRE")
+        found = re.search(
+            r"write it in sink\.url: (ALTER USER .*)\. Then run the job again", told := remedy_of(job, SinkError)
+        )
+        assert found is not None, told
+        target.execute(found[1].replace("<account>", user.user).replace("<password>", "another"))
+        run_through(job, f"sink.url={old.replace(user.password.get_secret_value(), 'another')}")
         require_equal(source, target)
 
 

@@ -87,6 +87,10 @@ _NO_RIGHT = (
     "database; for copies of PostgreSQL tables CREATE TEMPORARY TABLES too."
 )
 _TOO_WIDE = "Exclude columns (source.columns), or create the table yourself with types that hold the same values."
+_EXPIRED = (
+    "Give the account another password, and write it in sink.url: ALTER USER <account> IDENTIFIED BY '<password>'. Then run "
+    "the job again: it continues."
+)
 _FULL = "Give the target's server more space, then start the job again."
 
 _REMEDIES: dict[int, str] = {
@@ -113,6 +117,8 @@ _REMEDIES: dict[int, str] = {
     ER.DUPLICATED_VALUE_IN_TYPE: "Exclude that column (source.columns), or create the copy yourself with VARCHAR in its place.",
     ER.RECORD_FILE_FULL: _FULL,
     ER.DISK_FULL: _FULL,
+    1820: _EXPIRED,
+    1862: _EXPIRED,
     3159: "The server accepts only encrypted connections: add sink.tls.",
 }
 _TLS = (
