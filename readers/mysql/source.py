@@ -71,7 +71,7 @@ from tidemark.state.log_extent import BinlogExtent, LogFile
 from tidemark.state.log_range import LogRange
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import BinlogPosition, Position, binlog_position
-from tidemark.state.remedies import START_OVER_NOW
+from tidemark.state.remedies import START_OVER, START_OVER_NOW
 from tidemark.state.table import Column, TableId, TableSchema
 
 REPLICA_SECONDS = 60
@@ -278,6 +278,14 @@ class FoundMySql(FoundTables):
         """`tidemark.readers.source.FindsPlace`: by GTIDs."""
         position, positions = binlog_position(position), self._positions()
         wanted = positions.known_gtids(position)
+        if wanted is None and self._has_file_of(position):
+            raise LogPositionLostError(
+                "Its log has the file that the job has read. Probably it is the same server without the auto.cnf of its data "
+                "directory, or a copy of its files; which of them can't be seen without GTIDs.",
+                f"If it is the same server, give it its former server_uuid: stop it, write server-uuid={state.server_identity} "
+                "in the section [auto] of the file auto.cnf in its data directory, and start it. Then run the job again: "
+                f"nothing is lost. Otherwise connect to the server that the job has read, or {START_OVER}.",
+            )
         if wanted is not None and self.info.is_replica:
             _await_transactions(positions, wanted)
         place = positions.same_place(position, {schema.table: schema for schema in state.schemas})
@@ -297,6 +305,13 @@ class FoundMySql(FoundTables):
         self.same_place(state, since)
         schemas = {schema.table: schema for schema in state.schemas}
         return self._with_file_start(self._positions().same_place(binlog_position(position), schemas, lost=lost.gtids))
+
+    def _has_file_of(self, position: BinlogPosition) -> bool:
+        try:
+            BinlogExtent(_log_files(self.connection, self.info)).require(position)
+            return position.begun is not None and file_begun(self._log(), position.file) == position.begun
+        except LogPositionLostError:
+            return False
 
     def is_related(self, state: JobState, position: Position) -> bool:
         """`tidemark.readers.source.FindsPlace`."""

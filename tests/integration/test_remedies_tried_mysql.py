@@ -10,6 +10,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
+from devtools.servers import start_server
 from tests.support.cli import CommandLine
 from tests.support.epochs import before_the_next_epoch, run_epochs
 from tests.support.mysql_accounts import account
@@ -29,7 +30,7 @@ from tests.support.remedy_ways import (
     written,
 )
 from tests.support.rewriting import Rewrite, closing_at, doing_at, replacing, rewriting
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf import reconnect
 from tidemark.jobs import startup
 from tidemark.readers import session
@@ -562,6 +563,28 @@ def test_the_right_server_is_named(
         told = told_by(job, f"source.url={source.server.url.replace('mysql', 'mariadb')}")
         assert "Write mysql:// in source.url." in str(told)
     require_it_goes_on(job, source, postgres_database)
+
+
+def test_a_server_that_lost_its_uuid_gets_it_back(postgres_database: Database, tmp_path: Path) -> None:
+    with start_server("mysql", {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}) as server:
+        if server.data_folder is None:
+            pytest.skip("the server's files are not on this machine")
+        uuid_file = server.data_folder / "auto.cnf"
+        with fresh_database(server) as source:
+            job = a_job(tmp_path, source, postgres_database)
+            assert told_by(job) is None
+            source.execute("UPDATE orders SET note = 'b'")
+            server.stop()
+            uuid_file.unlink()
+            server.start()
+            told = told_by(job)
+            found = re.search(r"write (server-uuid=\S+) in the section (\[auto\]) of the file auto\.cnf", str(told))
+            assert found is not None, told
+            assert told_by(job) == told
+            server.stop()
+            uuid_file.write_text(f"{found[2]}\n{found[1]}\n")
+            server.start()
+            require_it_goes_on(job, source, postgres_database)
 
 
 READS_LOG = "REPLICATION SLAVE, REPLICATION CLIENT ON *.*"
