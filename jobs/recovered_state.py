@@ -19,7 +19,7 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, LogWork, PlanRecord, SnapshotWork
-from tidemark.state.position import Position
+from tidemark.state.position import Position, WalPosition
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.split import Split
 
@@ -139,6 +139,35 @@ def _reached(now: EnumeratorState) -> list[Position]:
     if now.last_high is not None and now.last_high.order > now.position.order:
         return [now.position, now.last_high]
     return [now.position]
+
+
+def source_reached(checkpoint: Checkpoint, state: JobState) -> Position:
+    """Returns how far the source's log was, at least, when the job has last looked at its tables. After it went on from another
+    position, the log may be another one: only what was seen since counts."""
+    restarts = max((count for count, joined in enumerate(state.joined, 1) if joined.restarts), default=0)
+    later = state.joined[max(restarts - 1, 0) :]
+    positions = [joined.start for joined in later] if restarts else [state.start, *(joined.start for joined in later)]
+    record = _newest_plan(checkpoint)
+    if record is not None and record.state.joined >= restarts:
+        positions.append(_end_when_planned(record))
+    return max(positions, key=lambda position: position.order)
+
+
+def _newest_plan(checkpoint: Checkpoint) -> PlanRecord | None:
+    """Returns the newest plan, while another process may run the job."""
+    while newest := max(checkpoint.plan_epochs(), default=0):
+        try:
+            return checkpoint.plan(newest)
+        except CheckpointError:
+            if max(checkpoint.plan_epochs(), default=0) == newest:
+                raise
+    return None
+
+
+def _end_when_planned(record: PlanRecord) -> Position:
+    """Returns where the source's log ended when an epoch was planned; where the job was if the plan does not tell."""
+    position, behind = record.state.position, record.plan.bytes_behind
+    return WalPosition(position.lsn + (behind or 0)) if isinstance(position, WalPosition) else position
 
 
 def offset_from(job: JobFile, state: JobState, start: Position) -> int | None:

@@ -8,6 +8,7 @@ from typing_extensions import assert_never
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.model import JobFile
 from tidemark.conf.source import Tls
+from tidemark.jobs.recovered_state import source_reached
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.schema_checks import CopiedColumns
 from tidemark.readers.signal_rows import SignalRow
@@ -15,6 +16,7 @@ from tidemark.readers.source import FoundSource, Lease
 from tidemark.readers.table_rows import TableRows
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.job_state import JobState
+from tidemark.state.position import Position
 from tidemark.state.table import TableId
 
 
@@ -49,9 +51,15 @@ def find_source(job: JobFile, state: JobState | None = None) -> AbstractContextM
                 lists=lists,
                 has_started=state is not None,
                 copied=copied,
+                reached=_reached(job, state),
             )
         case _:
             assert_never(kind)
+
+
+def _reached(job: JobFile, state: JobState | None) -> Position | None:
+    """As in `tidemark.readers.postgres.source.find_postgres`. None if the source can't go back."""
+    return source_reached(Checkpoint.at(job.checkpoint), state) if state is not None and job.source.standby else None
 
 
 def selected_tables(job: JobFile) -> list[TableId]:

@@ -36,6 +36,7 @@ from tidemark.readers.postgres.partitions.checks import look_again
 from tidemark.readers.postgres.pgoutput.reader import LogReader
 from tidemark.readers.postgres.pgoutput.reading import ReadOptions
 from tidemark.readers.postgres.pgoutput.text_values import constant_of
+from tidemark.readers.postgres.replay import await_replay
 from tidemark.readers.postgres.schema.catalog import (
     find_tables,
     read_candidates,
@@ -113,6 +114,8 @@ class PostgresServer:
     slot_source: SlotSource
     start: WalPosition
     memberships: tuple[Membership, ...]
+    reached: WalPosition
+    """How far the source's log surely was. A standby that was restarted is waited for."""
 
     def planner_access(self, state: JobState) -> "PostgresAccess":
         return PostgresAccess(self, state.schemas, [wal_position(joined.start).lsn for joined in state.joined])
@@ -158,16 +161,18 @@ class PostgresServer:
             self.slot_source.slot if source.standby else None,
         )
 
-    def connect(self) -> Connection:
-        """Raises LogPositionLostError if the server is not the one that the job's positions belong to."""
+    def connect(self, reached: WalPosition | None = None) -> Connection:
+        """Connects. After a restart a standby's catalog is an older one: it is waited for until its log ends where it surely
+        ended before (`reached`). Raises LogPositionLostError if the server is not the one of the job's positions."""
         source, identity = self.job.source, self.slot_source.identity
-        return connect(
-            source.url,
-            source.tls,
-            reconnect=self.job.reconnect,
-            primary=not source.standby,
-            check=lambda opened: require_identity(opened, identity),
-        )
+        needed = max(self.reached, reached or self.reached, key=lambda position: position.lsn)
+
+        def check(opened: Connection) -> None:
+            require_identity(opened, identity)
+            if source.standby:
+                await_replay(opened, needed)
+
+        return connect(source.url, source.tls, reconnect=self.job.reconnect, primary=not source.standby, check=check)
 
 
 class PostgresAccess:
@@ -179,7 +184,10 @@ class PostgresAccess:
         self._slot = server.slot_source.slot
         self._partitions_removed = server.job.source.partitions_removed
         self._join_lsns = list(join_lsns)
-        self._session = SqlSession(server.connect)
+        self._catalogs_at: WalPosition | None = None
+        """Where the log of a standby ended after its catalogs were looked at."""
+        self._is_standby = server.job.source.standby
+        self._session = SqlSession(lambda: server.connect(self._catalogs_at))
         self._pace = AdvancePace()
         self._extent: WalExtent | None = None
         self._reached: WalPosition | None = None
@@ -195,6 +203,7 @@ class PostgresAccess:
 
     def log_extent(self) -> WalExtent:
         self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
+        self._catalogs_at = self._extent.end
         return self._extent
 
     def require_known_log(self, position: Position, known: KnownLog) -> None:
@@ -214,6 +223,8 @@ class PostgresAccess:
             self._session.ask(end_limit_of_lock_waits)
             self._limits_waits = False
         seen = self._look(known)
+        if self._is_standby:
+            self._catalogs_at = self._session.ask(log_end)
         held_back = self._session.ask(lambda connection: held_back_by(connection, self._slot, self._decoded_again()))
         if held_back is None or held_back.holder == self._warned:
             return seen
@@ -347,6 +358,8 @@ class FoundPostgres(FoundTables):
     connection: Connection
     info: ServerInfo
     demands: Demands
+    reached: WalPosition | None = None
+    """As in `find_postgres`."""
     published: dict[TableId, str] = field(default_factory=dict)
     """How the tables were published before the start position was taken."""
 
@@ -579,7 +592,8 @@ class FoundPostgres(FoundTables):
 
     def server(self, state: JobState) -> PostgresServer:
         slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
-        return PostgresServer(self.job, slot_source, wal_position(state.start), state.memberships)
+        start = wal_position(state.start)
+        return PostgresServer(self.job, slot_source, start, state.memberships, self.reached or start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,15 +622,19 @@ def find_postgres(
     lists: bool = False,
     has_started: bool = False,
     copied: Mapping[TableId, CopiedColumns] | None = None,
+    reached: Position | None = None,
 ) -> Iterator[FoundPostgres]:
     """See `tidemark.jobs.sources.find_source`. `needs_key`, `appends_keyless`: as in `tidemark.sinks.sink.SinkNeeds`. `lists`:
     the sink takes arrays as lists. `has_started`: all tables that a wildcard matched may be gone. `copied`: as in
-    TableSettings."""
+    TableSettings. `reached`: how far the source's log was when the job has last looked at its tables. The job's standby, if it
+    was restarted, is waited for before its catalog is read."""
     source = job.source
     with closing(connect(source.url, source.tls)) as connection, sql_errors(connection):
         server = read_server(connection)
         demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         views: list[Finding] = []
+        if reached is not None and reads_standby(server, job) and slot_exists(connection, job.slot):
+            await_replay(connection, wal_position(reached))
         if server.in_recovery and not reads_standby(server, job):
             # What a standby lacks it may only not have yet: that is no table's trouble.
             result = Preflight({}, tuple(check_settings(connection, server, job.slot, standby=source.standby)))
@@ -635,6 +653,7 @@ def find_postgres(
             connection=connection,
             info=server,
             demands=demands,
+            reached=None if reached is None else wal_position(reached),
         )
 
 

@@ -367,7 +367,7 @@ class BytesLog:
         self.opened += 1
         return BytesStream(self.pieces(self.breaks.pop(0) if self.breaks else None))
 
-    def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+    def type_names(self, types: Collection[tuple[int, int]], stop: WalPosition) -> Mapping[tuple[int, int], str]:
         return {pair: TYPE_NAMES.get(pair, "???") for pair in types}
 
     def pieces(self, limit: int | None) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class Reading:
         self.state[w.RESUME_LSN], self.state[w.STOP_LSN] = start.lsn, stop.lsn
         self.state[w.DONE_LSN] = -1
         self._source, self._start, self._stop, self._options = source, start, stop, options
-        self._tables = KnownTables(wanted, source.type_names)
+        self._tables = KnownTables(wanted, partial(source.type_names, stop=stop))
         self._rows = empty_rows(
             self._tables.width, column_buffer_bytes=options.column_buffer_bytes, transactions=options.transactions
         )

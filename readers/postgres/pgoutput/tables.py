@@ -22,7 +22,7 @@ from tidemark.state.remedies import LEAVE_OUT, START_OVER
 from tidemark.state.table import TableId, TableSchema
 
 TypeNames = Callable[[Collection[tuple[int, int]]], Mapping[tuple[int, int], str]]
-"""See `LogSource.type_names`."""
+"""See `LogSource.type_names`, of one range of the log."""
 
 _FIRST_SIZE = 64
 

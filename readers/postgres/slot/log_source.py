@@ -38,6 +38,6 @@ class LogSource(Protocol):
         messages of pgoutput. Repeated calls give the same messages. Raises LogPositionLostError if the server no longer
         has `start`, or if it is another server."""
 
-    def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
+    def type_names(self, types: Collection[tuple[int, int]], stop: WalPosition) -> Mapping[tuple[int, int], str]:
         """Returns the server's text of types, given by oid and modifier: format_type() under search_path pg_catalog. The
-        answer may hold more types."""
+        answer may hold more types. The server's catalog has all that the log up to `stop` did."""

@@ -11,6 +11,7 @@ from tidemark.conf.reconnect import AT_START, Reconnect
 from tidemark.conf.source import Tls
 from tidemark.readers.postgres.connect import connect
 from tidemark.readers.postgres.pgoutput.stream import LogStream, meaning, peek_query
+from tidemark.readers.postgres.replay import await_replay
 from tidemark.readers.postgres.slot.slot import SlotSource, check_position, check_slot
 from tidemark.state.position import WalPosition
 
@@ -39,14 +40,16 @@ class ServerLog:
         # Checked again after reading: the server silently leaves out what is before the slot's position.
         return LogStream(connection, query, lambda: check_position(connection, self.slot_source.slot, start))
 
-    def type_names(self, types: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], str]:
-        """Returns the names of `types`, and of the types that all tables' columns have, so that one query is enough."""
+    def type_names(self, types: Collection[tuple[int, int]], stop: WalPosition) -> Mapping[tuple[int, int], str]:
+        """Returns the names of `types`, and of the types that all tables' columns have, so that one query is enough. A standby
+        that was restarted is waited for: it may lack types that the log has."""
         oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
         with (
             closing(connect(self.endpoint, self.tls, reconnect=self.reconnect, primary=not self.standby)) as connection,
             connection.cursor() as cursor,
         ):
             try:
+                await_replay(connection, stop)
                 cursor.execute(
                     "SELECT t.oid, t.modifier, pg_catalog.format_type(t.oid::oid, t.modifier) "
                     "FROM (SELECT * FROM unnest(%s::bigint[], %s::integer[]) UNION "
