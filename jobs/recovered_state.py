@@ -18,6 +18,7 @@ from tidemark.readers.snapshot.publish import is_published, read_report
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError
 from tidemark.state.job_state import JobState
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, LogWork, PlanRecord, SnapshotWork
 from tidemark.state.position import Position, WalPosition
 from tidemark.state.remedies import RESTORE_CHECKPOINT
@@ -126,6 +127,19 @@ def highs_so_far(checkpoint: Checkpoint, epoch: int) -> list[Position]:
     splits = [split for task in work.tasks for split in task] if isinstance(work, SnapshotWork) else []
     published = [split for split in splits if is_published(checkpoint.store, epoch, split)]
     return [read_report(checkpoint.store, epoch, split).high for split in published]
+
+
+def rolled_back_from(state: JobState, now: EnumeratorState) -> list[tuple[Position, KnownLog | None]]:
+    """Returns the positions up to which the copies have the log, if a person has rolled the job back, and it has not read the
+    log further again. With what the log before them is known by."""
+    found, here = list[tuple[Position, KnownLog | None]](), needed_log(now, state)[0]
+    for joined in state.joined:
+        is_read_again = joined.restarts and joined.reached is None and joined.rolled_back_from is None  # all tables
+        if joined.server_identity or is_read_again:
+            found = []
+        if joined.rolled_back_from is not None:
+            found.append((joined.rolled_back_from, joined.rolled_back_log))
+    return [(position, known) for position, known in found if position.order >= here.order]
 
 
 def needed_log(now: EnumeratorState, state: JobState) -> list[Position]:

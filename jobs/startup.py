@@ -11,7 +11,13 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.epoch.write_parts import Writing
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.monitoring.run_record import RunRecorder
-from tidemark.jobs.recovered_state import is_going_back, needed_log, recover_state, require_known_tables
+from tidemark.jobs.recovered_state import (
+    is_going_back,
+    needed_log,
+    recover_state,
+    require_known_tables,
+    rolled_back_from,
+)
 from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.late_report import removes_late_report
 from tidemark.jobs.recovery.lost_log import reads_all_again
@@ -56,7 +62,7 @@ from tidemark.jobs.tables.parking import (
 from tidemark.jobs.tables.schema_changes import as_schema_change, changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import projections_of, require_same_projections
-from tidemark.readers.source import FoundSource, Lease, SourceServer
+from tidemark.readers.source import FoundSource, Lease, ProvesLog, SourceServer
 from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
 from tidemark.sinks.sink import Adapts, DropsColumns, JobIdentity, ReplacesRanges, Sink, Written, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -501,7 +507,15 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     if not is_done:
         require_tables(job, found, state, events)
     # Without tables nothing is read either. If they come back, the log is asked for then.
-    found.require_same_log(state, [] if is_done or not state.schemas else needed_log(now, state))
+    if is_done or not state.schemas:
+        found.require_same_log(state, [])
+        return
+    copied = rolled_back_from(state, now)
+    found.require_same_log(state, [*needed_log(now, state), *(position for position, _ in copied)])
+    access = found.server(state).planner_access(state)
+    for position, known in copied:
+        if known is not None and isinstance(access, ProvesLog):
+            access.require_known_log(position, known)
 
 
 def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:

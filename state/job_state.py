@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from tidemark.state.key_repair import KeyRepair
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.log_range import PreparedXa
 from tidemark.state.partitions import Partitions
 from tidemark.state.position import Position
@@ -54,8 +55,9 @@ class Joined:
     the new one says of the tables that go on. `version_offset`: what is added to the positions of the log
     after `start` in `_commit_version`, None for the same as before: versions never become smaller. `reached`: what the target
     has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
-    are written once the log has been read up to there. `rolled_back_from`: the position up to which the copies had the log when
-    a person rolled the job back to `start`.
+    are written once the log has been read up to there. `rolled_back_from`: the position up to which the copies have the log if
+    a person rolled the job back: to `start`, or before another server answered, whose position it is. `rolled_back_log`: what
+    the log before it is known by.
     """
 
     start: Position
@@ -76,6 +78,7 @@ class Joined:
     rereads: tuple[KeyRepair, ...] = ()
     replaced: tuple[TableId, ...] = ()
     rolled_back_from: Position | None = None
+    rolled_back_log: KnownLog | None = None
 
     @property
     def emptied(self) -> tuple[TableId, ...]:

@@ -16,11 +16,12 @@ missing, else all tables are read again (docs/adr/0070).
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemark.conf.model import JobFile
+from tidemark.enumerator.enumerator import join
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state
+from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state, rolled_back_from
 from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
 from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
 from tidemark.jobs.sources import find_source
@@ -84,6 +85,7 @@ class _Place:
     memberships: tuple[Membership, ...] = ()
     goes_on: bool = False
     rereads: tuple[KeyRepair, ...] = ()
+    rolled_back_from: Position | None = None
 
 
 def _go_on_there(
@@ -98,6 +100,8 @@ def _go_on_there(
     # Before the state: the epoch may count as not read then.
     is_half_written = may_be_half_written(job, checkpoint, state)
     now = recover_state(checkpoint, job, state)
+    if state.restarts_after(now.joined):  # the planned epoch is passed over
+        now = join(replace(now, awaited=None), state.joined)
     what = f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
     other_system = found if isinstance(found, OutlivesUpgrade) and found.is_of_another_system(state) else None
     if other_system is not None:
@@ -142,6 +146,7 @@ def _go_on_there(
         server_identity=found.identity(),
         version_offset=None if place.goes_on else offset_from(job, state, place.start),
         rereads=place.rereads,
+        rolled_back_from=place.rolled_back_from,
     )
     checkpoint.create_joined(state, moved)
     failpoint("another_server.moved")
@@ -161,7 +166,7 @@ def _lost_rows(
     is_half_written: bool,
 ) -> LostRows | None:
     """Returns the rows that are to be read again if the server lacks transactions, None if all tables are."""
-    if _rolled_back_from(state, now):
+    if _copied(state, now):
         return None
     try:
         _require_whole(job, now, (), is_half_written=is_half_written)
@@ -200,8 +205,7 @@ def _in_same_log(
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
         leaving = leaving | unproven if restarts else set()
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
-    for position in _rolled_back_from(state, now):
-        _require_rolled_back(state, places, position)
+    copied = [_rolled_back_place(state, places, position) for position in _copied(state, now)]
     start = places.same_place(state, now.position)
     return _Place(
         start,
@@ -210,28 +214,23 @@ def _in_same_log(
         restarts,
         None if look is None else Partitions(look.ended_xid, ()),
         goes_on=isinstance(places, SharesLog) and start == now.position,  # else versions may become smaller
+        rolled_back_from=max(copied, key=lambda position: position.order, default=None),
     )
 
 
-def _rolled_back_from(state: JobState, now: EnumeratorState) -> list[Position]:
-    """The positions up to which the copies have the log, if a person has rolled the job back since it came to its server, and
-    it has not read the log up to there again."""
-    found = list[Position]()
-    for joined in state.joined:
-        if joined.server_identity:
-            found = []
-        if joined.rolled_back_from is not None:
-            found.append(joined.rolled_back_from)
-    return [position for position in found if position.order > now.position.order]
+def _copied(state: JobState, now: EnumeratorState) -> list[Position]:
+    """Returns the positions after the job's up to which the copies have the log, because a person has rolled the job back."""
+    return [position for position, _ in rolled_back_from(state, now) if position.order > now.position.order]
 
 
-def _require_rolled_back(state: JobState, places: FindsPlace, position: Position) -> None:
-    """Raises LogPositionLostError if the server lacks what the copies have."""
+def _rolled_back_place(state: JobState, places: FindsPlace, position: Position) -> Position:
+    """Returns the position at the server up to which the copies have the log. Raises LogPositionLostError if the server lacks
+    what they have."""
     what = f"The job was rolled back, and its copies have the log up to {position}."
     if isinstance(places, SharesLog) and position.order > (until := places.shared_until(state)).order:
         raise LogPositionLostError(f"{what} The two servers' logs begin to differ at {until}.", START_OVER_NOW)
     try:
-        places.same_place(state, position)
+        return places.same_place(state, position)
     except LogPositionLostError as lost:
         raise LogPositionLostError(f"{what} {lost.message}", lost.remedy) from lost
 

@@ -71,6 +71,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             restarts=True,
             version_offset=offset_from(job, state, position),
             rolled_back_from=now.position,
+            rolled_back_log=now.known_log,
         )
         checkpoint.create_joined(state, joined)
     return position

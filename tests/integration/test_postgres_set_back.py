@@ -13,6 +13,9 @@ from devtools.servers import start_server
 from tests.support.epochs import die_at, run_epochs
 from tests.support.remedy_ways import mirror_job, require_copies, told_by
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.load import load_job_file
+from tidemark.jobs.recovery.rollback import roll_back
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
 MESSAGE = "the server was restored from an older copy, and was written since"
@@ -111,6 +114,25 @@ def test_changes_at_places_that_the_job_has_passed(set_back: SetBack) -> None:
     set_back.write("other")
     while set_back.end() <= end:
         set_back.source.execute("CREATE TABLE unrelated AS SELECT generate_series(1, 20000)", "DROP TABLE unrelated")
+    error = told_by(set_back.job)
+    assert error is not None
+    assert MESSAGE in str(error)
+    assert told_by(set_back.job, "source.on_log_lost=resnapshot") is None
+    require_copies(set_back.source, set_back.target)
+
+
+@pytest.mark.every_server
+def test_the_job_was_rolled_back_before(set_back: SetBack) -> None:
+    """Its copies have what the server has lost."""
+    set_back.write("before")
+    run_epochs(set_back.job)
+    set_back.save()
+    set_back.write("lost")
+    run_epochs(set_back.job)
+    epoch = Checkpoint.at(str(set_back.job.parent / "checkpoint")).committed_epoch()
+    roll_back(load_job_file(set_back.job), epoch, standby=True)
+    set_back.put_back()
+    set_back.source.execute("INSERT INTO orders VALUES (700, 'other')")
     error = told_by(set_back.job)
     assert error is not None
     assert MESSAGE in str(error)
