@@ -38,7 +38,8 @@ DEFAULTS = {
 }
 """Settings of a session that we start. The job file's settings win."""
 _PACKAGES_REMEDY = (
-    "Give Spark those packages' jars by spark.jars, or a repository that it reaches by spark.jars.repositories."
+    "Give Spark those packages' jars by spark.jars in place of spark.jars.packages, or a repository that has them by "
+    "spark.jars.repositories."
 )
 
 

@@ -2,6 +2,7 @@
 checkpoint that is not shared found before anything is read."""
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,11 @@ def test_an_unshared_checkpoint_is_found_at_the_start(
         "owners",
         "sink",
     }  # nothing was planned
+    shared = tmp_path / "shared"
+    shutil.move(tmp_path / "driver" / "checkpoint", shared)
+    submitted = cluster.submit(_job(tmp_path, mysql_database, checkpoint=str(shared)), folder=tmp_path / "driver")
+    assert submitted.wait() == 0, submitted.error_text()
+    assert assert_copied(tmp_path / "out", mysql_database) == 30
 
 
 @pytest.mark.pitfall(74)

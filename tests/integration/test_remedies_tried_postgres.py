@@ -425,6 +425,8 @@ PARTS = (
     "CREATE TABLE rest PARTITION OF bad DEFAULT",
     "INSERT INTO bad VALUES (1), (200)",
 )
+ALTERED_TOO = ("ALTER TABLE bad DETACH PARTITION low", "ALTER TABLE bad DROP COLUMN v")
+WIDER_PARTS = (*PARTS, "ALTER TABLE bad ADD COLUMN v int")
 LATER = {
     "a column is renamed": Trouble(
         ("ALTER TABLE bad RENAME code TO other", "UPDATE bad SET other = 7"),
@@ -489,6 +491,16 @@ LATER = {
     ),
     "a partition with rows is removed": Trouble(
         ("ALTER TABLE bad DETACH PARTITION low",), "If the copy is to keep them", undone, before=PARTS
+    ),
+    "a partition is removed, and the table altered": Trouble(
+        ALTERED_TOO, "was detached or dropped, too", undone, before=WIDER_PARTS, compared="id"
+    ),
+    "a partition is removed, and the table altered, left out": Trouble(
+        ALTERED_TOO,
+        "To leave the copy as it is, name the table in source.exclude_tables.",
+        left_out,
+        before=WIDER_PARTS,
+        compared="count(*) > 0",
     ),
     "a partition with rows is attached": Trouble(
         (

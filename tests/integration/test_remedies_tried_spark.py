@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.delta import jars_of
+from tests.support.history import read_history
 from tests.support.jobs import SPARK, Process, source_of, start_process, start_tidemark, write_job
 from tests.support.servers import Database
 
@@ -48,6 +49,55 @@ def refused(process: Process) -> str:
     """Returns the last line of a run that the sink has ended."""
     assert process.wait() == 5, process.error_text()
     return process.error_text().splitlines()[-1]
+
+
+EMPTY_IVY = """
+<ivysettings>
+  <settings defaultResolver="none"/>
+  <resolvers>
+    <filesystem name="none"><artifact pattern="{folder}/[artifact]-[revision].[ext]"/></filesystem>
+  </resolvers>
+</ivysettings>
+"""
+
+
+@pytest.mark.parametrize("by", ["jars", "repositories"])
+def test_packages_come_from_elsewhere(source: Database, tmp_path: Path, by: str) -> None:
+    """Those that the job file names and no repository has. A fetch of unknown packages from the net is not waited for."""
+    (settings := tmp_path / "ivy.xml").write_text(EMPTY_IVY.format(folder=tmp_path / "nowhere"))
+    package = {"spark.jars.packages": "org.example:more:1.0"}
+    conf = {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "ivy")}
+    files = {"type": "files", "path": str(tmp_path / "out"), "format": "parquet"}
+
+    def run(more: dict[str, str]) -> Process:
+        job = write_job(
+            tmp_path,
+            source=source_of(source),
+            sink=files,
+            spark={**SPARK, "conf": {**SPARK["conf"], **conf, **more}},
+            snapshot={"driver_rows": 0},
+        )
+        return start_tidemark(job)
+
+    told = refused(run(package))
+    assert "Spark did not start; perhaps org.example:more:1.0 can't be downloaded." in told
+    place, says = {
+        "jars": ("spark.jars", "jars by spark.jars in place of spark.jars.packages"),
+        "repositories": ("spark.jars.repositories", "a repository that has them by spark.jars.repositories."),
+    }[by]
+    assert says in told
+    folder = tmp_path / "repository" / "org" / "example" / "more" / "1.0"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "more-1.0.jar", "w"):
+        pass
+    (folder / "more-1.0.pom").write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>more</artifactId>"
+        "<version>1.0</version></project>"
+    )
+    jar = {place: str(folder / "more-1.0.jar")}
+    process = run(jar if by == "jars" else {**package, place: (tmp_path / "repository").as_uri()})
+    assert process.wait() == 0, process.error_text()
+    assert read_history(tmp_path / "out", source.name, "orders").num_rows == 2
 
 
 def require_copy(session: SparkSession, source: Database, process: Process, place: Path) -> None:
