@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import CommandLine
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.mysql_accounts import account
+from tests.support.remedies import advice_of, run_command, run_through
 from tests.support.servers import Database
 from tests.support.workload import connect_for_transactions
 from tidemark.conf.load import load_job_file
@@ -18,7 +20,7 @@ from tidemark.jobs.sinks import make_sink
 from tidemark.jobs.tables.parking import require_none_parked
 from tidemark.sinks.mirror.mysql import session as mysql_session
 from tidemark.sinks.mirror.postgres import session as postgres_session
-from tidemark.sinks.mirror.target import Session
+from tidemark.sinks.mirror.target import Session, TargetName
 from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = [
@@ -438,3 +440,29 @@ def test_a_copy_whose_name_has_a_percent_sign(
     quote = '"' if target.kind == "postgres" else "`"
     rows = target.query(f"SELECT id, code FROM {quote}50%st{quote} ORDER BY id, code")
     assert rows == source.query("SELECT id, code FROM t ORDER BY id, code")
+
+
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
+def test_rows_that_somebody_writes_while_the_copy_gets_a_key(
+    kind: str, request: pytest.FixtureRequest, tidemark: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may do that, and the next run goes on once nobody does."""
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    create(source)
+    job = job_of(source, source, tmp_path)
+    run_epochs(job)
+    source.execute(new_key(source, "code"), "INSERT INTO t VALUES (4, 'd', 1, 10)")
+    is_empty = mysql_session.MySqlSession.is_empty
+
+    def writing(session: mysql_session.MySqlSession, target: TargetName) -> bool:
+        source.execute("INSERT INTO copy_t VALUES (9, 'z', 1, 10)")
+        return is_empty(session, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mysql_session.MySqlSession, "is_empty", writing)
+        told = advice_of(job)
+    assert "copy_t could not be removed. Let nobody else write to it." in told.replace("Remedy: ", "")
+    run_command(told, job, tidemark)
+    run_through(job)
+    assert_equal(source, source)
+    assert key_of(source) == ["code"]

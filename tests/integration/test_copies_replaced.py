@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from devtools.server import Server
-from tests.support.epochs import die_at, run_epochs
+from tests.support.cli import CommandLine
+from tests.support.epochs import before_the_next_epoch, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.remedies import advice_of, run_command, run_through
 from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
@@ -37,6 +39,8 @@ Keys = dict[str, set[tuple[Any, ...]]]
 
 COLLATIONS = {"mysql": "utf8mb4_0900_ai_ci", "mariadb": "utf8mb4_unicode_ci", "postgres": '"C"'}
 """MariaDB's ignores trailing spaces."""
+BINARY = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_bin"}
+"""Those that pad texts as these do."""
 STARTS = ("", "a", "A", "ä", "a\u0308", "Z", "ß", "ss", " ", "'\\", "日", "\uffee", "😀", "\t")
 TEXTS = [f"{start}{n:02}{' ' * (n % 3)}" for n, start in enumerate(STARTS * 2)]
 """In which collations differ: case, accents, combining characters, spaces, and what UTF-16 orders differently from UTF-8."""
@@ -387,4 +391,30 @@ def test_a_row_that_moves_between_ranges_takes_no_value_of_an_old_row(
     run_epochs(job)
     assert moved
     rows = "SELECT id, v, body FROM %slong ORDER BY id"
+    assert target.query(rows % "copy_") == source.query(rows % "")
+
+
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
+def test_a_key_that_is_ordered_otherwise_meanwhile_gets_its_collation_back(
+    kind: str, request: pytest.FixtureRequest, tidemark: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Database = request.getfixturevalue(f"{kind}_database")
+    target: Database = source
+    source.execute(f"CREATE TABLE t (id VARCHAR(9) COLLATE {COLLATIONS[kind]} PRIMARY KEY, v INT)")
+    source.execute(*(f"INSERT INTO t VALUES ('{'aB'[n % 2]}{n}', 1)" for n in range(30)))
+    job = job_of(source_of(source, tables=[f"{source.name}.t"]), tmp_path, target)
+    run_epochs(job)
+    key = "ALTER TABLE copy_t MODIFY id VARCHAR(9) COLLATE {} NOT NULL"
+    source.execute("UPDATE t SET v = 2")
+    read_again(job, source, "t")
+    with monkeypatch.context() as patch:
+        before_the_next_epoch(patch, lambda: target.execute(key.format(BINARY[kind])))
+        told = advice_of(job)
+    assert "it is no longer certain that the key's columns (id) are ordered as in the source." in told
+    assert "Give them their types and collations again. To read the table again: tidemark signal" in told
+    target.execute(key.format(COLLATIONS[kind]))
+    run_command(told, job, tidemark)
+    run_through(job)
+    assert replaced(tmp_path) == {"t"}
+    rows = "SELECT id, v FROM %st ORDER BY BINARY id"
     assert target.query(rows % "copy_") == source.query(rows % "")

@@ -430,6 +430,19 @@ FROM_MARIADB_TO_MYSQL = {
         done=(f"CREATE TABLE copy_orders (id int PRIMARY KEY, {', '.join(f'{name} longtext' for name in WIDE)})",),
         later=("INSERT INTO orders (id, c1) VALUES (1, 'a')",),
     ),
+    "a column that takes no zero date": CopyTrouble(
+        "Let that column of the target be NULL.",
+        source=(
+            "CREATE TABLE orders (id int PRIMARY KEY, note varchar(90), day date NOT NULL)",
+            "INSERT INTO orders VALUES (1, 'a', '2024-01-01')",
+        ),
+        sink={"on_bad_value": "null"},
+        made=("ALTER TABLE copy_orders MODIFY day date NOT NULL",),
+        written=("SET sql_mode = ''", "INSERT INTO orders VALUES (2, 'b', 0)"),
+        done=("ALTER TABLE copy_orders MODIFY day date NULL",),
+        later=("INSERT INTO orders VALUES (3, 'c', '2024-01-01')",),
+        compared="id, note",
+    ),
     "labels that are one, left out": CopyTrouble(
         "Exclude that column (source.columns)",
         source=(
