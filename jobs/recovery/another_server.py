@@ -23,9 +23,9 @@ from tidemark.enumerator.enumerator import join
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state, rolled_back_from
 from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
+from tidemark.jobs.recovery.readable_tables import find_readable
 from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
-from tidemark.jobs.sources import find_source
-from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written, to_be_found
+from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written
 from tidemark.jobs.tables.partition_watch import Look, look_before
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.source import FindsPlace, FoundSource, OutlivesUpgrade, SharesLog
@@ -58,7 +58,7 @@ def follows_another_server(error: TidemarkError, job: JobFile, state: JobState, 
     if that is the same server as before. Raises the error with its reason if the job can't go on there."""
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode == "full":
         return False
-    with find_source(to_be_found(job, state), state) as found:
+    with find_readable(job, state) as found:
         raise_passing(found.findings)  # a failover is under way
         if found.identity() == state.server_identity or not isinstance(found, FindsPlace) or _changes_often(state):
             return False

@@ -7,8 +7,8 @@ what a job without tables would read until they come back: `Joined.restarts`.
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.sources import find_source
-from tidemark.jobs.tables.parking import take_out_all, to_be_found, was_complete
+from tidemark.jobs.recovery.readable_tables import find_readable
+from tidemark.jobs.tables.parking import take_out_all, was_complete
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
@@ -24,7 +24,7 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
     checkpoint = Checkpoint.at(job.checkpoint)
     if not state.schemas or not checkpoint.plan_epochs() or _is_being_read_again(checkpoint, job, state):
         return False
-    with find_source(to_be_found(job, state), state) as found:
+    with find_readable(job, state) as found:
         raise_passing(found.findings)  # a standby has no slot
         found.require_same_log(state, [])  # reading again does not help if this is another server
     if not job.source.reads_again_after_lost_log:

@@ -11,9 +11,9 @@ import time
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
+from tidemark.jobs.recovery.readable_tables import find_readable
 from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut
-from tidemark.jobs.sources import find_source
-from tidemark.jobs.tables.parking import leave_to_come_back, to_be_found
+from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
 from tidemark.sinks.sink import JobIdentity, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -51,7 +51,7 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
             remedy = f"{error.remedy} Or set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
             raise TargetSetBackError(error.message, remedy) from error
     if position is None:
-        with find_source(to_be_found(job, state), state) as found:
+        with find_readable(job, state) as found:
             raise_passing(found.findings)
             start = found.joining_start(())
         what = "So the rows of all tables are read again (source.on_log_lost)."
