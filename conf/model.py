@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from tidemark.conf.checkpoints import Checkpoints
 from tidemark.conf.contradictions import contradictions
 from tidemark.conf.notify import Notify
 from tidemark.conf.problems import dotted
@@ -162,6 +163,7 @@ class JobFile(Section):
         "must start over.",
         examples=["./checkpoints/shop-mirror"],
     )
+    checkpoints: Checkpoints = Field(Checkpoints(), description="How far back the job can go.")
     source: Source = Field(description="The database that is copied.")
     snapshot: Snapshot = Field(Snapshot(), description="How the existing rows are read.")
     log: Log = Field(Log(), description="How the log is read.")
@@ -200,7 +202,7 @@ class JobFile(Section):
 
     _places: Mapping[Path, str] = PrivateAttr(default_factory=dict)
 
-    @field_validator("snapshot", "log", "reconnect", "spark", mode="before")
+    @field_validator("checkpoints", "snapshot", "log", "reconnect", "spark", mode="before")
     @classmethod
     def _empty_section_means_defaults(cls, value: Any) -> Any:
         return {} if value is None else value

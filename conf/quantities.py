@@ -1,4 +1,4 @@
-"""Reads sizes (`64MiB`) and intervals (`30s`) of the job file."""
+"""Reads sizes (`64MiB`), intervals (`30s`) and durations (`10m`) of the job file."""
 
 import re
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ SECONDS_PER_UNIT = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60)
 
 SIZE_FORM = "a size like 64MiB or 1.5GB, or a number of bytes"
 TRIGGER_FORM = "once, or an interval like 1s, 30s, 5m, 1h"
+DURATION_FORM = "a duration like 90s, 10m, 1h, or 0"
 
 _QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 
@@ -39,15 +40,20 @@ class Every:
     interval_seconds: float
 
     def __str__(self) -> str:
-        milliseconds = round(self.interval_seconds * 1000)
-        for unit in ("h", "m", "s"):
-            in_unit, rest = divmod(milliseconds, int(SECONDS_PER_UNIT[unit] * 1000))
-            if in_unit and not rest:
-                return f"{in_unit}{unit}"
-        return f"{milliseconds}ms"
+        return _duration(self.interval_seconds)
 
 
 Trigger = Once | Every
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return _duration(self.seconds) if self.seconds else "0"
 
 
 def parse_size_bytes(written: str | int) -> int:
@@ -85,6 +91,31 @@ def parse_trigger(written: str) -> Trigger:
     if milliseconds.denominator != 1 or milliseconds < 1:
         raise ValueError("must be a whole number of milliseconds, at least 1")
     return Every(interval_seconds=int(milliseconds) / 1000)
+
+
+def parse_duration(written: str | int) -> Duration:
+    """Reads ``90s``, ``10m``, or 0. Raises ValueError with what is allowed."""
+    if written in (0, "0") and not isinstance(written, bool):
+        return Duration(0.0)
+    if not isinstance(written, str):
+        hint = f". Write the unit: {written}s" if type(written) in (int, float) else ""
+        raise ValueError(f"must be {DURATION_FORM}{hint}")  # noqa: TRY004 - pydantic collects ValueErrors
+    number, unit = _split(written, DURATION_FORM)
+    if unit not in SECONDS_PER_UNIT:
+        raise ValueError(f"must be {DURATION_FORM}. {_unit_hint(unit, list(SECONDS_PER_UNIT))}")
+    milliseconds = number * SECONDS_PER_UNIT[unit] * 1000
+    if milliseconds.denominator != 1:
+        raise ValueError("must be a whole number of milliseconds")
+    return Duration(int(milliseconds) / 1000)
+
+
+def _duration(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    for unit in ("h", "m", "s"):
+        in_unit, rest = divmod(milliseconds, int(SECONDS_PER_UNIT[unit] * 1000))
+        if in_unit and not rest:
+            return f"{in_unit}{unit}"
+    return f"{milliseconds}ms"
 
 
 def _split(written: str, form: str) -> tuple[Fraction, str]:

@@ -22,6 +22,7 @@ from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.late_report import removes_late_report
 from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.lost_rows import require_published
+from tidemark.jobs.recovery.regained_log import regains_log
 from tidemark.jobs.recovery.server_upgrade import tidy_marks
 from tidemark.jobs.recovery.set_back import goes_back
 from tidemark.jobs.signals.repairs import read_again
@@ -243,6 +244,7 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
     if error.table is None:
         if not (
             follows_another_server(error, job, state, events)
+            or regains_log(error, job, state, events)
             or reads_all_again(error, job, state, events)
             or goes_back(error, job, state, sink, events)
         ):
@@ -282,6 +284,7 @@ def require_another_startup(error: TidemarkError, job: JobFile, opened: OpenedJo
         or changes_columns(error, job, state, opened.writing.sink, events)
         or _leave(error, job, state, events, opened.began_us)
         or follows_another_server(error, job, state, events)
+        or regains_log(error, job, state, events)
         or reads_all_again(error, job, state, events)
         or goes_back(error, job, state, opened.writing.sink, events)
     ):

@@ -246,6 +246,15 @@ class RetainsLog(Protocol):
 
 
 @runtime_checkable
+class RegainsLog(Protocol):
+    """A FoundSource whose server may have the log that the job needs, although it does not have it ready."""
+
+    def regain_log(self, state: JobState, position: Position) -> bool:
+        """Makes the log readable from `position` on, durably. Returns False if it is, or if the server no longer has it. Only
+        the lease's holder may."""
+
+
+@runtime_checkable
 class RoutesByTransaction(Protocol):
     """A KeyRouting of a source whose high watermarks are sets of transactions."""
 

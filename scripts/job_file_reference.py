@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import PlainSerializer
 from pydantic.fields import FieldInfo
 
+from tidemark.conf.checkpoints import Checkpoints
 from tidemark.conf.explain import keys_in_order
 from tidemark.conf.json_schema import json_schema
 from tidemark.conf.model import JobFile, Metrics, Spark
@@ -36,6 +37,7 @@ _NEEDS_QUOTES = re.compile(r"^[\[*&`\"'@%!|>#]|(?<!\$)\{|, |: | #")
 
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("Top level", JobFile),
+    ("checkpoints", Checkpoints),
     ("tables.TABLE", TableOptions),
     ("source", Source),
     ("source.columns.TABLE", TableColumns),

@@ -10,6 +10,7 @@ from tidemark.conf.redaction import redact
 from tidemark.jobs.sources import acquire_lease
 from tidemark.readers.postgres.connect import Connection, connect, sql_errors
 from tidemark.readers.postgres.replay import is_in_recovery
+from tidemark.readers.postgres.slot.kept_log import kept_slots
 from tidemark.readers.postgres.slot.publication import drop_publication, drop_statement, publication_owner
 from tidemark.readers.postgres.slot.slot import drop_slot, slot_exists
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -35,7 +36,8 @@ def drop(job: JobFile, *, yes: bool) -> None:
 def _drop(job: JobFile, connection: Connection, *, yes: bool) -> None:
     owner = publication_owner(connection, job.publication)
     marks = Checkpoint.at(job.checkpoint).upgrade_marks()
-    slots = [job.slot, *(mark.slot for mark in marks.values())]
+    kept = [kept.name for kept in kept_slots(connection, job.slot)]
+    slots = [job.slot, *kept, *(mark.slot for mark in marks.values())]
     found = [f"replication slot {slot}" for slot in slots if slot_exists(connection, slot)]
     if owner is not None and owner[1] and not is_in_recovery(connection):
         found.append(f"publication {job.publication}")

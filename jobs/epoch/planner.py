@@ -26,6 +26,7 @@ from tidemark.enumerator.enumerator import (
     plan_epoch,
 )
 from tidemark.enumerator.pages import attempts
+from tidemark.jobs.epoch.kept_cuts import KeptCuts
 from tidemark.jobs.monitoring.history import EpochRecorder
 from tidemark.jobs.recovered_state import read_outcome, settings_of, splits_of_job
 from tidemark.jobs.tables.partition_watch import PartitionWatch
@@ -59,6 +60,7 @@ class Planner:
         self._job_state = job_state
         self._mode = job.mode
         self._settings = settings_of(job)
+        self._cuts = KeptCuts(checkpoint, job.checkpoints.keep.seconds)
         self._max_lag_seconds = job.snapshot.max_replica_lag_seconds
         self._goal: Position | None = None
         self._newest: PlanRecord | None = None
@@ -170,6 +172,7 @@ class Planner:
         self._checkpoint.create_plan(record)
         failpoint("planner.after_plan")
         self._partitions.planned(plan.epoch)
+        self._cuts.planned(plan.epoch, record.planned_at_us)
         self._newest, self._absorbed = record, None
         self._planned_at = (plan.epoch, time.monotonic())
         self._forget_published(committed, before)
@@ -177,7 +180,7 @@ class Planner:
         self._forget_withheld(plan, state, committed)
         if plan.phase is Phase.STREAM:
             self._checkpoint.forget_finished_splits(committed)
-        self._checkpoint.forget_before(committed)
+        self._cuts.forget_before(committed, record.planned_at_us)
         self._recorder.save(at_once=False)
         return plan.epoch
 

@@ -15,7 +15,7 @@ from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.log.split_key_moves import key_update_inserts
-from tidemark.readers.source import FoundSource, ProvesLog, SourceServer
+from tidemark.readers.source import FoundSource, ProvesLog, RegainsLog, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState, Joined
@@ -59,7 +59,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         with find_source(to_be_found(job, state), state) as found:
             raise_passing(found.findings)
             _require_log(found, state, now, position)
-            _require_no_moves(found.server(state), state, LogRange(position, now.position))
+            require_no_moves(found.server(state), state, LogRange(position, now.position))
         forget_unwritten(checkpoint)
         joined = Joined(
             position,
@@ -79,6 +79,8 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
 
 def _require_log(found: FoundSource, state: JobState, now: EnumeratorState, position: Position) -> None:
     """Raises LogPositionLostError. If the source lacks what the job has read last, an older epoch is no way out."""
+    if isinstance(found, RegainsLog):
+        found.regain_log(state, position)
     found.require_same_log(state, [now.position])
     access = found.server(state).planner_access(state)
     if now.known_log is not None and isinstance(access, ProvesLog):
@@ -92,7 +94,7 @@ def _require_log(found: FoundSource, state: JobState, now: EnumeratorState, posi
         raise LogPositionLostError(error.message, remedy) from error
 
 
-def _require_no_moves(server: SourceServer, state: JobState, log_range: LogRange) -> None:
+def require_no_moves(server: SourceServer, state: JobState, log_range: LogRange) -> None:
     """Raises CheckpointError if the range, which the copies have already, gives a row another key and leaves values out. The
     copy must have these under the old key, which may be another row's by now."""
     schemas = {schema.table: schema for schema in state.schemas}

@@ -1,25 +1,31 @@
 """Writes what a target lacks that was set back: restored from a backup, or failed over to a standby that lagged behind.
 
 The target's own record tells the last epoch of the log that it has. If only the log was followed since, the job goes on from
-the position that it had then: what the target lacks is read again from the source's log, with the same versions. Otherwise, or
+the position that it had then: what the target lacks is read again from the source's log, with the same versions. If the
+checkpoint no longer has that epoch, a mirror gets the log from an older cut on. Otherwise, or
 if the source no longer has that log, all tables are read again (`source.on_log_lost`). So are tables of which signals had some
 rows read again since: what these mended may be in no log.
 """
 
+import contextlib
 import time
+from dataclasses import dataclass
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
 from tidemark.jobs.recovery.readable_tables import find_readable
-from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut
+from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut, require_no_moves
+from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
+from tidemark.readers.source import RegainsLog
 from tidemark.sinks.sink import JobIdentity, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, TargetSetBackError, TidemarkError
+from tidemark.state.errors import CheckpointError, LogPositionLostError, TargetSetBackError, TidemarkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
+from tidemark.state.log_range import LogRange
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
 from tidemark.state.position import Position
 from tidemark.state.reached import Reached
@@ -40,10 +46,11 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if known is None or written.before(committed + 1) == known:
         return False
     now = recover_state(checkpoint, job, state, committed=committed)
-    position = _position_then(checkpoint, job, state, now, written)
+    cut = _cut_of(checkpoint, job, state, now, written)
+    position = None if cut is None else cut.position
     again = {schema.table for schema in state.schemas}
-    if position is not None:
-        again = _read_again_since(checkpoint, state, written.log_epoch)  # such rows may be in no log
+    if cut is not None:
+        again = _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
     if position is None or again:
         if job.mode != "full+incremental":
             return False
@@ -73,7 +80,7 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
         restarts=True,
-        version_offset=None if position is not None else offset_from(job, state, start),
+        version_offset=None if cut is not None and cut.epoch == written.log_epoch else offset_from(job, state, start),
         reached=_reached(now, written.before(committed + 1)),
     )
     checkpoint.create_joined(state, joined)
@@ -81,16 +88,44 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     return True
 
 
-def _position_then(
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    epoch: int
+    position: Position
+
+
+def _cut_of(
     checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, written: Written
-) -> Position | None:
-    """Returns the position up to which the target has the log, None if more than the log must be read again."""
+) -> _Cut | None:
+    """Returns the newest cut with no more of the log than the target has, None if more than the log must be read again. Only
+    mirrors get changes again that they have: in files these would be there twice."""
     if written.last_epoch != written.log_epoch:
         return None
-    try:
-        return position_of_cut(checkpoint, job, state, now, written.log_epoch)
-    except CheckpointError:
+    with contextlib.suppress(CheckpointError):
+        return _Cut(written.log_epoch, position_of_cut(checkpoint, job, state, now, written.log_epoch))
+    keyless = any(not schema.key for schema in state.schemas)
+    if job.sink.type != "mirror" or (keyless and sink_needs(job.sink).appends_keyless):
         return None
+    older = [epoch for epoch in checkpoint.plan_epochs() if epoch < written.log_epoch]
+    for epoch in reversed(older):
+        if not checkpoint.has_log_report(epoch):
+            continue
+        try:
+            position = position_of_cut(checkpoint, job, state, now, epoch)
+            _require_no_moves_since(job, state, position, now.position)
+        except (CheckpointError, LogPositionLostError):
+            return None
+        return _Cut(epoch, position)
+    return None
+
+
+def _require_no_moves_since(job: JobFile, state: JobState, start: Position, stop: Position) -> None:
+    """Raises CheckpointError, LogPositionLostError."""
+    with find_readable(job, state) as found:
+        raise_passing(found.findings)
+        if isinstance(found, RegainsLog):
+            found.regain_log(state, start)
+        require_no_moves(found.server(state), state, LogRange(start, stop))
 
 
 def _read_again_since(checkpoint: Checkpoint, state: JobState, epoch: int) -> set[TableId]:

@@ -55,6 +55,7 @@ from tidemark.readers.postgres.schema.widening import widens
 from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
+from tidemark.readers.postgres.slot.kept_log import forget_kept_log, keep_log, regain_log
 from tidemark.readers.postgres.slot.known_log import require_known_log
 from tidemark.readers.postgres.slot.open_transactions import (
     OpenTransaction,
@@ -77,6 +78,7 @@ from tidemark.readers.postgres.slot.slot import (
     advance_slot,
     create_slot,
     drop_slot,
+    let_survive_failover,
     log_end,
     require_slot,
     slot_exists,
@@ -188,6 +190,8 @@ class PostgresAccess:
         """Where the log of a standby ended after its catalogs were looked at."""
         self._is_standby = server.job.source.standby
         self._session = SqlSession(lambda: server.connect(self._catalogs_at))
+        self._keep_seconds = 0.0 if server.job.mode == "full" else server.job.checkpoints.keep.seconds
+        self._keep_at = 0.0
         self._pace = AdvancePace()
         self._extent: WalExtent | None = None
         self._reached: WalPosition | None = None
@@ -273,11 +277,14 @@ class PostgresAccess:
         )
 
     def committed(self, position: Position) -> None:
-        """Advances the slot where that is due. After a table joined, the slot is advanced before more is read: servers
-        released before 2025 lose a table's changes if they first decode a transaction that was open while the table was
-        published."""
+        """Keeps the log for longer (`checkpoints.keep`) and advances the slot, where that is due. After a table joined, the
+        slot is advanced before more is read: servers released before 2025 lose a table's changes if they first decode a
+        transaction that was open while the table was published."""
         reached = self._reached = wal_position(position)
         began = time.monotonic()
+        if began >= self._keep_at:
+            wait = self._session.ask(lambda connection: keep_log(connection, self._slot_source, self._keep_seconds))
+            self._keep_at = time.monotonic() + wait
         if self._join_lsns and reached.lsn >= min(self._join_lsns):
             self._session.ask(lambda connection: self._advance_past(connection, reached))
             self._join_lsns = [lsn for lsn in self._join_lsns if lsn > reached.lsn]
@@ -353,7 +360,7 @@ class PostgresRouting:
 @dataclass(frozen=True, slots=True)
 class FoundPostgres(FoundTables):
     """Implements `tidemark.readers.source.FoundSource`, `ReadsPages`, `PublishesTables`, `FindsPartitions`, `OrdersTexts`,
-    `SharesLog` and `OutlivesUpgrade`."""
+    `SharesLog`, `OutlivesUpgrade` and `RegainsLog`."""
 
     connection: Connection
     info: ServerInfo
@@ -407,6 +414,7 @@ class FoundPostgres(FoundTables):
         self._note_memberships()
         wait_for_open_transactions(self.connection)  # the log may lack what they wrote
         unidentified = self._wait_for_unidentified(tables)
+        forget_kept_log(self.connection, job.slot)
         end, is_new = log_end(self.connection), not slot_exists(self.connection, job.slot)
         kept_from = create_slot(self.connection, job.slot)
         now = WalPosition(max(end.lsn, kept_from.lsn))
@@ -573,7 +581,26 @@ class FoundPostgres(FoundTables):
     def log_end(self) -> WalPosition:
         return log_end(self.connection)
 
+    def regain_log(self, state: JobState, position: Position) -> bool:
+        """`tidemark.readers.source.RegainsLog`: what `checkpoints.keep` has kept. Not if the tables are published otherwise
+        than before: then they are read again."""
+        identity = ServerIdentity.parse(state.server_identity)
+        slot_source = SlotSource(identity, self.job.slot, self.job.publication)
+        known = {membership.table: membership.text for membership in state.memberships}
+        try:
+            require_identity(self.connection, identity)
+            require_memberships(self.connection, self.job.publication, known, oids_of(state.schemas))
+        except LogPositionLostError:
+            return False
+        if not regain_log(self.connection, slot_source, wal_position(position)):
+            return False
+        if self.info.version[0] >= FAILOVER_MAJOR and not self.info.in_recovery:
+            let_survive_failover(self.job.source.url, self.job.source.tls, self.job.slot)
+        return True
+
     def set_mark(self, mark: UpgradeMark) -> None:
+        """pg_upgrade refuses a server with slots that have not consumed the log."""
+        forget_kept_log(self.connection, self.job.slot)
         position = wal_position(mark.position)
         slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
         while not advance_slot(self.connection, self.job.slot, position):

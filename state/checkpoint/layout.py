@@ -41,7 +41,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     cuts/0000000007         how many files `joined`, `left` and `altered` had when this driver took the job over (Cut).
                             Written by the driver after its number, before it reads any of them. Removed by the next driver.
     plans/e0000000042       an epoch's plan and the enumerator's state after it (PlanRecord).
-                            Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit.
+                            Written by the planner, before the epoch runs. Removed KEPT_PLANS epochs after its commit or later.
     partitions/9f2c…        PostgreSQL: tables, their storage files and their partitions; named by its content.
                             Written by the planner before the plan that names it. Removed when a newer one is in a plan.
     published/e42-s7        the rows of a split of epoch 42, with their report.
@@ -132,7 +132,7 @@ from tidemark.state.upgrade_mark import UpgradeMark
 MERGED_JOINED = 64
 """Files of `joined` that are merged into one. Reading a large part of a table again makes many."""
 KEPT_PLANS = 100
-"""Plans of committed epochs that are kept, for `tidemark checkpoints JOB.yaml list`."""
+"""The newest plans of committed epochs that are kept, for `tidemark checkpoints JOB.yaml list`."""
 
 JOB_FILE = "job"
 SINK_FILE = "sink"
@@ -796,12 +796,11 @@ class Checkpoint:
         if not self.store.create(name, KEY_REREADS.encode(rereads)) and self._key_rereads(name) != rereads:
             raise _two_reads_differ(epoch)
 
-    def forget_before(self, epoch: int) -> None:
-        """Removes plans and log reports that no restart can need, once all epochs before `epoch` are committed."""
-        for known in self.plan_epochs():
-            if known < epoch - KEPT_PLANS:
-                self.store.delete(plan_file(known))
-                self.store.delete(log_report_file(known))
+    def forget_plans(self, epochs: Iterable[int]) -> None:
+        """Removes the plans and log reports of the epochs. A plan without its report is no cut that a job goes back to."""
+        for epoch in epochs:
+            self.store.delete(log_report_file(epoch))
+            self.store.delete(plan_file(epoch))
 
     def forget_published(self, epoch: int) -> None:
         """Removes what the epoch's tasks published, once it is committed and its reports are kept elsewhere."""

@@ -17,10 +17,9 @@ from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
-from tidemark.jobs.epoch import read_parts
+from tidemark.jobs.epoch import kept_cuts, read_parts
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
-from tidemark.state.checkpoint import layout
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
 
@@ -239,7 +238,7 @@ def test_all_tables_are_read_again_if_nothing_is_known(
     if is_kept:
         monkeypatch.setattr(read_parts, "is_known_elsewhere", lambda _: False)
     else:
-        monkeypatch.setattr(layout, "KEPT_PLANS", 1)
+        monkeypatch.setattr(kept_cuts, "KEPT_PLANS", 1)
     there = files.lose(source, *LOST, one_by_one=True)
     there.execute(*AFTERWARDS)
     assert "snapshot" in files.run(there)

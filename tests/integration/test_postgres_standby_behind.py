@@ -72,7 +72,7 @@ def job_of(pair: Pair, folder: Path, **source: Any) -> Path:
 
 
 def told(notes: Notes) -> list[str]:
-    """What the job says of tables."""
+    """How the job lists its tables."""
     return [f"{event} {facts.get('text')}" for event, facts in notes.found if facts.get("table")]
 
 

@@ -119,8 +119,10 @@ def test_versions_in_files_ascend(source: Database, tmp_path: Path) -> None:
 
 
 def test_a_slot_keeps_nothing(postgres_source_database: Database, postgres_database: Database, tmp_path: Path) -> None:
+    """Without `checkpoints.keep`."""
     create_tables(postgres_source_database, rows=20, uids=Uids())
-    job = mirror_of(postgres_source_database, postgres_database, tmp_path)
+    sink = {"type": "mirror", "url": postgres_database.url, "table": "copy_{table}"}
+    job = write_job(tmp_path, source=source_of(postgres_source_database), sink=sink, checkpoints={"keep": 0})
     run_epochs(job)
     postgres_source_database.execute(*UPDATE_ALL)
     run_epochs(job)

@@ -99,10 +99,15 @@ def before_the_next_epoch(patch: pytest.MonkeyPatch, act: Callable[[], object]) 
 
 def die_at(path: Path, point: str, *overrides: str, notes: Notes | None = None) -> None:
     """Runs the job until it reaches a failpoint, which ends it as a kill does. Fails if the run never reaches it."""
-    armed = path.parent / "armed"
+    die_in(path.parent, point, lambda: run_epochs(path, *overrides, notes=notes))
+
+
+def die_in(folder: Path, point: str, act: Callable[[], object]) -> None:
+    """The same with what `act` does. The failpoint is armed in `folder`."""
+    armed = folder / "armed"
     armed.mkdir(exist_ok=True)
     (armed / point).write_text("raise")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failpoints, "_FOLDER", str(armed))
         with pytest.raises(FailpointError):
-            run_epochs(path, *overrides, notes=notes)
+            act()

@@ -17,12 +17,26 @@ def purge_log(database: Database) -> None:
 
 
 def lose_log(database: Database) -> None:
-    """The log up to now is gone. PostgreSQL: with the slot of `source_of`."""
+    """The log up to now is gone. PostgreSQL: with the slot of `source_of`, and those that keep older log."""
     if database.kind == "postgres":
+        drop_kept_slots(database)
         database.query("SELECT pg_drop_replication_slot(%s)", (database.name,))
         return
     database.execute("FLUSH BINARY LOGS")
     purge_log(database)
+
+
+def drop_kept_slots(database: Database, slot: str | None = None) -> None:
+    """PostgreSQL: drops the slots of `checkpoints.keep`."""
+    for name in kept_slots(database, slot):
+        database.query("SELECT pg_drop_replication_slot(%s)", (name,))
+
+
+def kept_slots(database: Database, slot: str | None = None) -> list[str]:
+    """PostgreSQL: the names of the slots that keep older log than the job's, by default that of `source_of`, the oldest
+    first."""
+    found = database.query("SELECT slot_name FROM pg_replication_slots ORDER BY confirmed_flush_lsn, slot_name")
+    return [name for (name,) in found if name.startswith(f"{(slot or database.name)[:31]}_")]
 
 
 def end_of_log(database: Database) -> tuple[str, int]:

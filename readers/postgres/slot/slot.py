@@ -4,6 +4,7 @@ It is a logical slot of pgoutput. The server silently leaves out what is before 
 compared with the job's before anything is read.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,21 @@ from typing import Any
 
 import psycopg2
 import psycopg2.errors
+import psycopg2.extras
 
+from tidemark.conf.endpoint import Endpoint
+from tidemark.conf.libpq import connection_settings
+from tidemark.conf.source import Tls
 from tidemark.readers.long_waits import LongWait
-from tidemark.readers.postgres.connect import APPLICATION_NAME, CORRECT, Connection, error_code, error_text, version_of
+from tidemark.readers.postgres.connect import (
+    APPLICATION_NAME,
+    CORRECT,
+    Connection,
+    error_code,
+    error_text,
+    quote_identifier,
+    version_of,
+)
 from tidemark.readers.postgres.replay import await_replay, is_in_recovery, stopped_replay
 from tidemark.readers.postgres.server import ServerIdentity, require_same
 from tidemark.readers.postgres.session import will_pass
@@ -123,7 +136,7 @@ def require_slot(
         except ConnectionLostError as exc:
             waited_seconds = time.monotonic() - began
             if waited_seconds > PATIENCE_SECONDS:
-                _end_own_reader(connection, slot_source.slot)
+                end_own_reader(connection, slot_source.slot)
             if waited_seconds > seconds:
                 raise SourceNotUsableError(f"The source's log can't be read: {exc}.", _ONE_JOB) from exc
             time.sleep(_POLL_SECONDS)
@@ -131,13 +144,13 @@ def require_slot(
             return
 
 
-def _end_own_reader(connection: Connection, slot: str) -> None:
-    """Ends the session that reads from the slot if it is one of Tidemark's with the same role."""
+def end_own_reader(connection: Connection, slot: str) -> None:
+    """Ends the session that reads from the slot if it is one of Tidemark's with the same role, and waits for its end."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots AS s JOIN pg_stat_activity AS a "
+            "SELECT pg_terminate_backend(a.pid, %s) FROM pg_replication_slots AS s JOIN pg_stat_activity AS a "
             "ON a.pid = s.active_pid WHERE s.slot_name = %s AND a.application_name = %s AND a.usename = current_user",
-            (slot, APPLICATION_NAME),
+            (round(PATIENCE_SECONDS * 1000), slot, APPLICATION_NAME),
         )
 
 
@@ -162,6 +175,26 @@ def check_position(connection: Connection, slot: str, position: WalPosition) -> 
     _check_position(found, slot, position)
     _check_end(connection, found, position)
     return found
+
+
+def can_be_read(connection: Connection, slot: str, position: WalPosition) -> bool:
+    """Returns whether the slot has the log from `position` on. Raises SourceNotUsableError for a slot of another kind."""
+    found = _find(connection, slot)
+    if found is None:
+        return False
+    _check_kind(found, slot)
+    return not _is_lost(found) and int(found["confirmed"]) <= position.lsn
+
+
+def copy_slot(connection: Connection, slot: str, name: str) -> None:
+    """Creates a slot at the same position as `slot`, which others may read from meanwhile. Standbys of the server keep no copy
+    of the new one. Raises SourceNotUsableError."""
+    try:
+        _one(connection, "SELECT pg_copy_logical_replication_slot(%s, %s)", slot, name)
+    except psycopg2.Error as exc:
+        if will_pass(exc, connection):
+            raise
+        raise _refused(connection, exc) from exc
 
 
 def slot_extent(connection: Connection, slot: str) -> WalExtent:
@@ -266,6 +299,19 @@ def survives_failover(connection: Connection, slot: str) -> bool | None:
     """Returns whether standbys may keep a copy of the slot; None if there is no slot."""
     found = _find(connection, slot)
     return None if found is None else bool(found.get("failover"))
+
+
+def let_survive_failover(endpoint: Endpoint, tls: Tls | None, slot: str) -> None:
+    """Lets standbys keep copies of the slot, which only a replication connection can. Where none is allowed, the checks of the
+    next start say so. Raises nothing."""
+    quoted = quote_identifier(slot)
+    with contextlib.suppress(psycopg2.Error):
+        connection = psycopg2.connect(
+            **connection_settings(endpoint, tls, APPLICATION_NAME),
+            connection_factory=psycopg2.extras.LogicalReplicationConnection,
+        )
+        with contextlib.closing(connection), connection.cursor() as cursor:
+            cursor.execute(f"ALTER_REPLICATION_SLOT {quoted} (FAILOVER true)")
 
 
 def slot_exists(connection: Connection, slot: str) -> bool:
