@@ -181,7 +181,7 @@ def test_what_may_be_missing_is_read_again(tidemark: CommandLine, tmp_path: Path
         old.execute(*UPDATE_ALL)
         for name in names:
             if name == "unmarked":
-                run_epochs(jobs[name])
+                run_epochs(jobs[name], "checkpoints.keep=0")
                 old.query("SELECT pg_replication_slot_advance('unmarked', pg_current_wal_lsn())")
             else:
                 before_upgrade(jobs[name])

@@ -8,6 +8,7 @@ from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
 from tests.support.remedies import run_command
 from tests.support.remedy_ways import mirror_job, require_copies, told_by
+from tests.support.lost_logs import drop_kept_slots
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -60,6 +61,7 @@ def test_epochs_that_a_job_can_not_go_back_to(
     newest = committed(job)
     work = Checkpoint.at(load_job_file(job).checkpoint).plan(newest).plan.work
     assert isinstance(work, LogWork)
+    drop_kept_slots(source)
     source.query("SELECT pg_replication_slot_advance(%s, %s)", (source.name, str(work.range.stop)))
     assert f"Nothing was changed. C{NEWER}" in back(newest - 1)
     assert tidemark("checkpoints", job, "rollback", committed(job)).code == 0
