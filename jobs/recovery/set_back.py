@@ -72,6 +72,7 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if position is None or again:
         leave_to_come_back(checkpoint, state, again)
         failpoint("set_back.left")
+    has_more = cut is not None and cut.epoch != written.log_epoch
     joined = Joined(
         start,
         (),
@@ -80,7 +81,9 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         after_epoch=max(checkpoint.plan_epochs(), default=0),
         at_us=time.time_ns() // 1000,
         restarts=True,
-        version_offset=None if cut is not None and cut.epoch == written.log_epoch else offset_from(job, state, start),
+        version_offset=None if cut is not None and not has_more else offset_from(job, state, start),
+        rolled_back_from=now.position if has_more else None,
+        rolled_back_log=now.known_log if has_more else None,
         reached=_reached(now, written.before(committed + 1)),
     )
     checkpoint.create_joined(state, joined)

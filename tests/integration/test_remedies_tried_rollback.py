@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
+from tests.support.lost_logs import drop_kept_slots
 from tests.support.remedies import run_command
 from tests.support.remedy_ways import mirror_job, require_copies, told_by
-from tests.support.lost_logs import drop_kept_slots
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.state.checkpoint.layout import Checkpoint
