@@ -20,8 +20,14 @@ KeyValues = tuple[object, ...]
 
 
 def key_values(rows: pa.RecordBatch | pa.Table, key: Iterable[str]) -> list[KeyValues]:
-    """Returns each row's key."""
-    return list(zip(*(rows.column(name).to_pylist() for name in key), strict=True))
+    """Returns each row's key. Dates and times are numbers in it: Python has no infinite ones, and none before the year 1."""
+    return list(zip(*(_numbers(rows.column(name)).to_pylist() for name in key), strict=True))
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if not pa.types.is_temporal(column.type):
+        return column
+    return column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
 
 
 def write_repair(

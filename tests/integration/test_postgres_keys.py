@@ -3,8 +3,10 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,6 +17,7 @@ from tests.support.postgres_keys import KeyedTable, keyed_table
 from tests.support.servers import Database, FindServer, fresh_database
 from tidemark.readers.postgres.keys.key_columns import TableKey
 from tidemark.readers.postgres.keys.split_keys import next_bound_query
+from tidemark.state import marks
 from tidemark.state.errors import SchemaChangedError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.split import Bound, KeyRange
@@ -81,7 +84,11 @@ KEYS: dict[str, tuple[str, str, list[str]]] = {
     "time": ("time", "string", ["'00:00'", "'00:00:00.000001'", "'24:00'"]),
     "timetz": ("timetz", "string", ["'00:00+02'", "'00:00-02'", "'01:00+00'"]),
     "interval": ("interval", "string", ["'1 mon'", "'31 days'", "'-1 year 3 days 04:05:06.789'", "'0'"]),
-    "bytea": ("bytea", "binary", ["''", "'\\x00'", "'\\x0000'", "'\\x5c5c27'", "'\\xff'", "'\\x61'"]),
+    "bytea": (
+        "bytea",
+        "binary",
+        ["''", "'\\x00'", "'\\x0000'", "'\\x5c5c27'", "'\\xff'", "'\\x61'", "'\\x5c783632'", "'\\x62'"],
+    ),
     "inet": ("inet", "string", ["'10.0.0.1'", "'9.0.0.0/8'", "'::1'", "'10.0.0.1/8'"]),
     "enum": ('public."Mood"', "string", ["'sad'", "'ok'", "'a, \"b\"'", "'{}'", "'happy'"]),
     "domain": ("public.email", "string", ["''", "'b'", "'a'", "'B'"]),
@@ -120,6 +127,54 @@ def test_bounds_of_every_type_tile_the_table_and_owners_agree(database: Database
         assert table.check(table.bounds(1)) == [1] * len(values)
         counts = table.check(table.bounds(2))
         assert counts[:-1] == [2] * (len(counts) - 1)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_bounds_are_found_for_keys_of_every_type(database: Database, key: str) -> None:
+    sql_type, arrow_type, values = KEYS[key]
+    with keyed_table(database, [(sql_type, arrow_type)]) as table:
+        database.execute(*(f"INSERT INTO public.t SELECT ({value})::{sql_type}" for value in values))
+        rows, keys = table.all_rows()
+        bounds = table.keys.bounds_of(table.schema.table, table.schema.key, keys)
+        assert bounds is not None
+        assert [table.first_after(bound) for bound in bounds] == rows
+
+
+MARKED = [
+    ("date", "date32", pa.array([marks.MINUS_INFINITE_DATE, 0, marks.INFINITE_DATE], pa.int32()).cast(pa.date32())),
+    (
+        "timestamp",
+        "timestamp",
+        pa.array([marks.MINUS_INFINITE_TIME, 0, marks.INFINITE_TIME], pa.int64()).cast(pa.timestamp("us")),
+    ),
+    (
+        "numeric(9,1)",
+        "decimal(9,1)",
+        marks.with_nan_marks(
+            pa.array([Decimal(-3), Decimal(0), None], pa.decimal128(9, 1)), np.array([False, False, True])
+        ),
+    ),
+]
+"""The array's values are in the order of the server."""
+
+
+@pytest.mark.parametrize(("sql_type", "arrow_type", "values"), MARKED, ids=[sql_type for sql_type, *_ in MARKED])
+def test_bounds_are_found_for_values_that_arrow_has_no_place_for(
+    database: Database, sql_type: str, arrow_type: str, values: pa.Array
+) -> None:
+    texts = ["-3", "0", "NaN"] if sql_type.startswith("numeric") else ["-infinity", "1970-01-01", "infinity"]
+    with keyed_table(database, [(sql_type, arrow_type)]) as table:
+        database.execute(*(f"INSERT INTO public.t VALUES ('{text}')" for text in texts))
+        bounds = table.keys.bounds_of(table.schema.table, table.schema.key, pa.record_batch({"c0": values}))
+        assert bounds is not None
+        rows = [row for (row,) in database.query("SELECT t::text FROM public.t ORDER BY c0")]
+        assert [table.first_after(bound) for bound in bounds] == rows
+
+
+def test_a_time_that_is_too_late_for_64_bits_has_no_bound(database: Database) -> None:
+    with keyed_table(database, [("timestamp", "timestamp")]) as table:
+        keys = pa.record_batch({"c0": pa.array([marks.TOO_LATE], pa.int64()).cast(pa.timestamp("us"))})
+        assert table.keys.bounds_of(table.schema.table, table.schema.key, keys) is None
 
 
 @pytest.mark.pitfall(14)

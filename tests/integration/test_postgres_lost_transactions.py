@@ -150,3 +150,27 @@ def test_all_tables_are_read_again_if_the_catalog_has_changed_meanwhile(pair: Pa
     assert "snapshot" in copy.run("sink.on_schema_change=evolve")
     assert "So the rows of all tables are read again" in copy.moved
     copy.check()
+
+
+@pytest.mark.every_server
+def test_keys_that_only_the_server_can_write(pair: Pair, postgres_database: Database, tmp_path: Path) -> None:
+    """Their texts in Arrow are no values of the server, or are others: those of bytes are written as escapes."""
+    tables = {
+        "days": ("date", "-infinity", "0044-03-15 BC", "20000-01-01", "infinity"),
+        "times": ("timestamptz", "-infinity", "0044-03-15 12:00+00 BC", "20000-01-01 00:00+00", "infinity"),
+        "hashes": ("bytea", "\\x00", "\\x41", "\\x5c783431", "\\xff"),
+        "prices": ("numeric(9,2)", "1", "2", "3", "NaN"),
+    }
+    for table, (sql_type, *keys) in tables.items():
+        rows = ", ".join(f"('{key}', 1)" for key in keys)
+        pair.database.execute(f"CREATE TABLE {table} (key {sql_type} PRIMARY KEY, version int)")
+        pair.database.execute(f"INSERT INTO {table} VALUES {rows}", f"ALTER PUBLICATION shop ADD TABLE {table}")
+    copy = Copy(pair, tmp_path / "mirror", postgres_database)
+    lose(pair, [copy], *(f"UPDATE {table} SET version = 2" for table in tables))
+    assert copy.run() == ["stream"]
+    assert (
+        "4 keys of public.days, 4 keys of public.hashes, 4 keys of public.prices, 4 keys of public.times." in copy.moved
+    )
+    for table in tables:
+        query = f"SELECT key::text, version FROM %s{table} ORDER BY key"
+        assert postgres_database.query(query % "copy_") == pair.promoted.query(query % ""), table

@@ -114,6 +114,21 @@ def test_keys_are_mended_and_other_rows_stay(
     assert_equal(job, row_counts(source))
 
 
+@pytest.mark.parametrize(("source", "target"), [PAIRS[3]], indirect=True)
+def test_a_key_is_mended_beside_dates_that_python_has_not(source: Database, target: Database, tmp_path: Path) -> None:
+    source.execute(
+        "CREATE TABLE days (day date PRIMARY KEY, version int)",
+        "INSERT INTO days SELECT day::date, 1 FROM unnest('{-infinity,0044-03-15 BC,2024-01-01,infinity}'::text[]) AS day",
+    )
+    job = job_of(source, target, tmp_path)
+    run_epochs(job)
+    target.execute("INSERT INTO copy_days VALUES ('2024-01-02', 1)")
+    repair(job)
+    assert kinds_of_signals(job) == ["repair"]
+    run_epochs(job)
+    assert_equal(job, {"days": 4})
+
+
 @pytest.mark.parametrize(("source", "target"), [PAIRS[0]], indirect=True)
 def test_a_repair_is_not_done_if_its_rows_park_the_table(
     source: Database, target: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from tests.support.servers import Database
 from tidemark.conf.endpoint import parse_endpoint
 from tidemark.readers.log.gap_filter import FinishedSplits
 from tidemark.readers.postgres.connect import connect
-from tidemark.readers.postgres.keys.key_columns import range_condition
+from tidemark.readers.postgres.keys.key_columns import column_list, range_condition
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.state.split import Bound, KeyRange
@@ -44,6 +44,14 @@ class KeyedTable:
         edges = pairwise([None, *bounds, None])
         conditions = [range_condition(key.columns, KeyRange(a, b)) for a, b in edges]
         return [[row for (row,) in self.session.query(f"SELECT t::text FROM public.t WHERE {c}")] for c in conditions]
+
+    def first_after(self, bound: Bound) -> str:
+        """The first row (as text) at or after a boundary."""
+        key = self.keys.key(self.schema.table, self.schema.key)
+        condition = range_condition(key.columns, KeyRange(bound, None))
+        order = column_list(key.columns)
+        [(row,)] = self.session.query(f"SELECT t::text FROM {key.relation} WHERE {condition} ORDER BY {order} LIMIT 1")
+        return str(row)
 
     def all_rows(self) -> tuple[list[str], pa.RecordBatch]:
         """Each row as text, and the keys as the readers deliver them."""

@@ -28,6 +28,7 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.session import SqlSession
 from tidemark.readers.postgres.slot.open_transactions import still_unseen
 from tidemark.readers.postgres.snapshot.pages import SharedSnapshots, page_statistics
+from tidemark.state import marks
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
@@ -90,13 +91,19 @@ class PostgresKeys:
         return bounds
 
     def bounds_of(self, table: TableId, columns: tuple[str, ...], rows: pa.RecordBatch) -> Sequence[Bound] | None:
-        """`tidemark.readers.source.BoundsKeys`."""
-        key = self.key(table, columns)
-        texts = [rows.column(name).cast(pa.string()).to_pylist() for name in columns]
-        try:
-            return [_bound(key, found, 0) for found in zip(*texts, strict=True)]
-        except ValueError:
+        """`tidemark.readers.source.BoundsKeys`. The server writes the literals: it knows its types."""
+        key, values = self.key(table, columns), [rows.column(name) for name in columns]
+        if any(pa.types.is_timestamp(array.type) and marks.too_late(array) is not None for array in values):
             return None
+        try:
+            texts = self._session.query(_texts_query(key.columns, values))
+        except ValueError:  # a text with a NUL, which no text of PostgreSQL has
+            return None
+        except SourceNotUsableError as error:
+            if isinstance(error.__cause__, psycopg2.DataError):  # such as a label of an enum that is gone
+                return None
+            raise
+        return [_bound(key, found, 0) for found in texts]
 
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         """See state/key_source.py."""
@@ -186,6 +193,17 @@ def next_bound_query(key: TableKey, key_range: KeyRange, rows: int) -> str:
 def _texts(columns: Sequence[KeyColumn]) -> str:
     """Selects the values as text by the types' output functions. For some types a cast to text is another function."""
     return ", ".join(f"concat({column.sql})" for column in columns)
+
+
+def _texts_query(keys: Sequence[KeyColumn], values: Sequence[pa.Array]) -> str:
+    """Selects keys as `_texts` does, in their order."""
+    arrays = ", ".join(array_literal(key_text(array)) for array in values)
+    names = ", ".join(f"t{i}" for i in range(len(keys)))
+    texts = ", ".join(
+        f"concat({key_expression(array.type, f't{i}', key.type)})"
+        for i, (key, array) in enumerate(zip(keys, values, strict=True))
+    )
+    return f"SELECT {texts} FROM unnest({arrays}) WITH ORDINALITY AS given({names}, n) ORDER BY n"
 
 
 def _bound(key: TableKey, texts: Sequence[str], ordinal: int) -> Bound:
