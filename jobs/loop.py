@@ -82,6 +82,7 @@ class EpochLoop:
         self.must_open_again = False
         """The next batch of a part of a table is to be read. The running epoch was the last one."""
         self.committed = self._marked = context.checkpoint.committed_epoch()
+        self._last_mark: int | None = None
         self.running: PlanRecord | None = None
         self.progress: JobProgress | None = None
 
@@ -232,8 +233,8 @@ class EpochLoop:
     def _mark(self) -> None:
         """Marks the newest epoch that this run has written as committed."""
         if self.committed != self._marked:
-            self._context.checkpoint.mark_committed(self.committed)
-            self._marked = self.committed
+            self._context.checkpoint.mark_committed(self.committed, self._last_mark)
+            self._marked = self._last_mark = self.committed
             failpoint("driver.epoch_committed")
 
     def _count(self, written: list[Written]) -> None:

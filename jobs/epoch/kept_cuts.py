@@ -1,7 +1,7 @@
 """Removes the plans and reports of old epochs. Each is a consistent cut to which the job can go back: the newest KEPT_PLANS
 stay, and some of those of the time `checkpoints.keep`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tidemark.state.checkpoint.layout import KEPT_PLANS, Checkpoint
@@ -21,9 +21,9 @@ class KeptCuts:
         """Tells when the newest epoch was planned, by the driver's clock."""
         self._planned_us[epoch] = at_us
 
-    def forget_before(self, committed: int, now_us: int) -> None:
-        """Removes what no restart can need, once all epochs up to `committed` are committed."""
-        older = [epoch for epoch in self.checkpoint.plan_epochs() if epoch < committed - KEPT_PLANS]
+    def forget_before(self, committed: int, planned: Iterable[int], now_us: int) -> None:
+        """Removes what no restart can need of the epochs `planned`, once all up to `committed` are committed."""
+        older = [epoch for epoch in planned if epoch < committed - KEPT_PLANS]
         surplus = self._surplus(older, now_us)
         self.checkpoint.forget_plans(surplus)
         for epoch in surplus:

@@ -70,6 +70,9 @@ class Planner:
         self._partitions = PartitionWatch(access, checkpoint, job_state)
         self._recorder = EpochRecorder(checkpoint, len(job_state.schemas))
         self._has_withheld = True
+        self._has_streamed = False
+        """Whether this run has planned the epoch before in phase stream, where no task publishes anything: then nothing is left
+        to be removed, and a bucket's owner pays for each listing."""
         self._known_start_us: int | None = None
         self.lag_seconds: float | None = None
         """How far the source, a replica, is behind, if splits wait for that (`snapshot.max_replica_lag_seconds`)."""
@@ -138,7 +141,8 @@ class Planner:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
         `splits_wait`: no splits are planned now. `stopped`: none of these tables.
         Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
-        latest = max(self._checkpoint.plan_epochs(), default=0)
+        planned = self._checkpoint.plan_epochs()
+        latest = max(planned, default=0)
         if latest == committed + 1:
             self._require_known_range(self.record(latest))
             self._planned_at = None  # planned by an earlier run, which may not have removed the published files
@@ -176,11 +180,14 @@ class Planner:
         self._newest, self._absorbed = record, None
         self._planned_at = (plan.epoch, time.monotonic())
         self._forget_published(committed, before)
-        self._checkpoint.forget_staged(attempts(plan, state), before=state.next_split_id)
+        streams = plan.phase is Phase.STREAM
+        if not (streams and self._has_streamed):
+            self._checkpoint.forget_staged(attempts(plan, state), before=state.next_split_id)
         self._forget_withheld(plan, state, committed)
-        if plan.phase is Phase.STREAM:
+        if streams and not self._has_streamed:
             self._checkpoint.forget_finished_splits(committed)
-        self._cuts.forget_before(committed, record.planned_at_us)
+        self._has_streamed = streams
+        self._cuts.forget_before(committed, planned, record.planned_at_us)
         self._recorder.save(at_once=False)
         return plan.epoch
 
@@ -206,7 +213,8 @@ class Planner:
             self._known_extent(record.state)
 
     def _forget_published(self, committed: int, record: PlanRecord | None) -> None:
-        self._checkpoint.forget_published(committed)
+        if not self._has_streamed:
+            self._checkpoint.forget_published(committed)
         work = None if record is None else record.plan.work
         if isinstance(work, LogWork):
             self._checkpoint.forget_repairs([reread.file for reread in work.rereads])

@@ -750,11 +750,11 @@ class Checkpoint:
             return newest
         return newest - 1
 
-    def mark_committed(self, epoch: int) -> None:
-        """Marks an epoch of which the sink has everything."""
+    def mark_committed(self, epoch: int, former: int | None = None) -> None:
+        """Marks an epoch of which the sink has everything. `former`: the one that the same run has marked before."""
         name = committed_file(epoch)
         self.store.create(name, b"committed\n")
-        for known in self.store.list(COMMITTED_FOLDER):
+        for known in self.store.list(COMMITTED_FOLDER) if former is None else [committed_file(former)]:
             if known < name:
                 self.store.delete(known)
 

@@ -68,6 +68,37 @@ def test_a_list_holds_what_is_directly_inside(store: CheckpointStore) -> None:
     assert store.list("plans") == ["plans/deeper", "plans/e1", "plans/e2"]
 
 
+@pytest.mark.pitfall(128)
+def test_each_question_of_a_bucket_is_one_request() -> None:
+    """Its owner pays for each, and a job asks for days. A list has a thousand names at most."""
+    asked = []
+
+    def counts(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+            asked.append(environ["REQUEST_METHOD"])
+            yield from server(environ, start_response)
+
+        return answer
+
+    with s3_server(counts) as bucket:
+        store = open_store(f"{bucket}/jobs/shop")
+        store.create("plans/e1", b"x")
+        for question, expected in (
+            (lambda: store.list("plans"), ["plans/e1"]),
+            (lambda: store.list("signals"), []),
+            (lambda: store.read("plans/e1"), b"x"),
+            (lambda: store.read("plans/e2"), None),
+            (lambda: store.exists("plans/e1"), True),
+            (lambda: store.exists("plans/e2"), False),
+        ):
+            asked.clear()
+            assert question() == expected
+            assert len(asked) == 1
+        for number in range(1100):
+            store.create(f"many/{number:04}", b"")
+        assert store.list("many") == [f"many/{number:04}" for number in range(1100)]
+
+
 def test_content_is_copied_to_a_new_file(store: CheckpointStore, tmp_path: Path) -> None:
     store.create("published/a", b"rows")
     assert store.copy_to("published/a", tmp_path / "a")

@@ -27,7 +27,7 @@ def run(checkpoint: Checkpoint, epochs: range, every_us: int, *, keep_seconds: f
             cuts.planned(epoch, at_us)
         else:
             cuts = KeptCuts(checkpoint, keep_seconds)
-        cuts.forget_before(epoch - 1, at_us)
+        cuts.forget_before(epoch - 1, checkpoint.plan_epochs(), at_us)
 
 
 def test_older_ones_are_kept_at_intervals(tmp_path: Path) -> None:
