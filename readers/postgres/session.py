@@ -27,9 +27,15 @@ def will_pass(error: psycopg2.Error, connection: Connection) -> bool:
 
 _OF_TABLE = frozenset({"42501", "58P01"})
 """A privilege; a file that is missing."""
-_OF_ROWS = ("21", "22", "54", "XX001", "XX002")
+_OF_STORAGE = ("XX001", "XX002")
+_OF_ROWS = ("21", "22", "54", *_OF_STORAGE)
 """Codes and classes of errors of rows: a condition can't be computed, a character has no place in UTF-8, a row is too long to
 be sent, its storage is damaged. See also `is_too_large`."""
+
+
+def is_of_storage(error: psycopg2.Error) -> bool:
+    """True if the server finds a file of the table or of an index damaged."""
+    return error_code(error) in _OF_STORAGE
 
 
 class SqlSession(AskingSession[Connection]):

@@ -120,16 +120,20 @@ class RetryingSplitReader(ABC, Generic[Connection]):
             what = "the columns that the job knows, or that snapshot.where names"
             return columns_are_gone(table, f"{table} no longer has {what}: {text}.")
         if self._session.is_of_rows(error):
-            return UnreadableRowsError(
-                f"The source can't read rows of {table}: {text}.",
-                "Correct these rows, or the condition (snapshot.where).",
-                table,
-            )
+            return self._of_rows(table, error, f"The source can't read rows of {table}: {text}.")
         message = f"The source refuses to read {table}: {text}."
         remedy = f"Let the account SELECT from the whole table. Or correct snapshot.where, and {START_OVER}."
         if self._session.is_of_table(error):
             return UnreadableTableError(message, remedy, table)
         return SourceNotUsableError(message, remedy)
+
+    def _of_rows(self, table: TableId, error: Any, message: str) -> UnreadableRowsError:
+        return UnreadableRowsError(
+            message,
+            "Correct these rows, or the condition if there is one (snapshot.where), or leave the table out: "
+            "source.exclude_tables.",
+            table,
+        )
 
 
 def columns_are_gone(table: TableId, message: str, remedy: str = START_OVER_NOW) -> SchemaChangedError:

@@ -582,3 +582,40 @@ def test_messages_of_the_log_that_are_damaged_on_their_way(
         patch.setattr(reading, "read_relation", lambda message: read_relation(message[:-1]))
         assert "Run the job again. If it stops at the same position, check the source's disk" in (told_by(job) or "")
     require_it_goes_on(job, source, mysql_database)
+
+
+@pytest.mark.parametrize("is_restored", [True, pytest.param(False, marks=pytest.mark.every_server)])
+def test_a_table_whose_file_is_damaged_is_restored(mysql_database: Database, tmp_path: Path, is_restored: bool) -> None:
+    """Or left out."""
+    with start_server("postgres", version="18") as server, fresh_database(server) as source:
+        if server.data_folder is None:
+            pytest.skip("the server's files are not on this machine")
+        job = a_job(tmp_path, source, mysql_database)
+        source.execute(
+            "CREATE TABLE bad (id int PRIMARY KEY, long text STORAGE EXTERNAL)",
+            "INSERT INTO bad VALUES (1, repeat('x', 9000))",
+            "CHECKPOINT",
+        )
+        path = "SELECT pg_relation_filepath(reltoastrelid) FROM pg_class WHERE relname = 'bad'"
+        file = server.data_folder / str(source.query(path)[0][0])
+        server.stop()
+        saved = file.read_bytes()
+        file.write_bytes(b"\xff" * len(saved))
+        server.start()
+        told = told_by(job)
+        assert told is not None
+        assert "The source can't read rows of public.bad: (XX001)" in told
+        assert (
+            "or restore it from a backup, and run the job again. Or leave the table out: source.exclude_tables." in told
+        )
+        settings = () if is_restored else left_out(told, source)
+        if is_restored:
+            server.stop()
+            file.write_bytes(saved)
+            server.start()
+        for note in ("y", "z"):
+            source.execute(f"UPDATE orders SET note = '{note}'")
+            assert told_by(job, *settings) is None
+            assert mysql_database.query("SELECT * FROM copy_orders") == [(1, note)]
+        if is_restored:
+            require_copies(source, mysql_database)

@@ -12,6 +12,7 @@ from tests.support.remedy_ways import (
     Trouble,
     by_hand,
     get_over,
+    left_out,
     mirror_job,
     require_copies,
     told_by,
@@ -76,15 +77,22 @@ OF_SETTINGS = {
     ),
     "a condition that rows do not allow": Trouble(
         (),
-        "Correct these rows, or the condition (snapshot.where).",
+        "Correct these rows, or the condition if there is one (snapshot.where), or leave the table out",
         undone,
         wrong=(JSON,),
     ),
     "rows that a condition does not allow": Trouble(
         (),
-        "Correct these rows, or the condition (snapshot.where).",
+        "Correct these rows, or the condition if there is one (snapshot.where), or leave the table out",
         by_hand("""UPDATE orders SET note = '{"a": 1}'"""),
         kept=(JSON,),
+    ),
+    "rows that a condition does not allow, left out": Trouble(
+        ("CREATE TABLE bad (id int PRIMARY KEY, note text)", "INSERT INTO bad VALUES (1, 'x')"),
+        "or leave the table out: source.exclude_tables.",
+        left_out,
+        kept=(JSON.replace("orders", "bad"),),
+        later=("DELETE FROM bad",),
     ),
     "a TRUNCATE that stops the job": Trouble(
         ("TRUNCATE TABLE orders", "INSERT INTO orders VALUES (3, 'c')"),

@@ -12,7 +12,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import psycopg2
 
 from tidemark.conf.endpoint import Endpoint
 from tidemark.conf.reconnect import AT_START, Reconnect
@@ -22,6 +24,7 @@ from tidemark.readers.postgres.connect import Connection, connect, error_code, l
 from tidemark.readers.postgres.keys.key_columns import (
     KeyColumn,
     TableKey,
+    literals,
     range_condition,
     read_key,
     under_own_name,
@@ -31,7 +34,7 @@ from tidemark.readers.postgres.schema.table_facts import labels_of
 from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
-from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.session import SqlSession, is_of_storage
 from tidemark.readers.postgres.slot.slot import require_own_standby
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
@@ -41,10 +44,11 @@ from tidemark.readers.postgres.snapshot.standby import StandbySnapshots
 from tidemark.readers.session import AskingSession
 from tidemark.readers.snapshot.split_read import SplitRead
 from tidemark.readers.snapshot.split_reader import Hook, RetryingSplitReader, columns_are_gone, no_hook
-from tidemark.state.errors import TableLockedError
+from tidemark.state.errors import CheckpointError, TableLockedError, UnreadableRowsError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.position import Position, WalPosition, wal_position
-from tidemark.state.split import Report, SharedSnapshot, Split, StageChunk
+from tidemark.state.remedies import RESTORE_CHECKPOINT
+from tidemark.state.split import KeyRange, Report, SharedSnapshot, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
 _CTID = KeyColumn("ctid", "tid", "pg_catalog", None)
@@ -136,6 +140,16 @@ class SplitReader(RetryingSplitReader[Connection]):
             raise columns_are_gone(table, f"{table}, or a column of its key, has another name now, or was dropped.")
         return certain(found)
 
+    def _of_rows(self, table: TableId, error: Any, message: str) -> UnreadableRowsError:
+        if not is_of_storage(error):
+            return super()._of_rows(table, error, message)
+        return UnreadableRowsError(
+            message,
+            "The table's files are damaged: look at the server's log and disk. REINDEX the table, or restore it from a backup, "
+            "and run the job again. Or leave the table out: source.exclude_tables.",
+            table,
+        )
+
     def _locked(self, table: TableId, text: str) -> TableLockedError:
         return locked_error(self._session, [table], text)
 
@@ -160,13 +174,17 @@ class SplitReader(RetryingSplitReader[Connection]):
         if schema.key:
             require_key(connection, schema)
         source = self._source
-        rows = copy_rows(
-            connection,
-            self._query(split, schema, key),
-            schema,
-            in_memory=schema.table in source.masked,
-            bad_values=source.bad_values,
-        )
+        try:
+            rows = copy_rows(
+                connection,
+                self._query(split, schema, key),
+                schema,
+                in_memory=schema.table in source.masked,
+                bad_values=source.bad_values,
+            )
+        except psycopg2.DataError:
+            _require_bounds(connection, key, split.range)
+            raise
         with connection.cursor() as cursor:
             cursor.execute("COMMIT")
         failpoint("snapshot.after_select")
@@ -200,6 +218,21 @@ class SplitReader(RetryingSplitReader[Connection]):
             return select_where(schema, key, range_condition(key.columns, split.range))
         key = under_own_name(key, schema.table)
         return select_where(schema, key, f"({range_condition(key.columns, split.range)}) AND (\n{where}\n)")
+
+
+def _require_bounds(connection: Connection, key: TableKey, split_range: KeyRange) -> None:
+    """Raises CheckpointError if a bound of the split is no value of the key: plans are files."""
+    for bound in filter(None, (split_range.start, split_range.end)):
+        for column, value in zip(key.columns, literals(key.columns, bound.literals), strict=True):
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute("ROLLBACK")
+                    cursor.execute(f"SELECT {value}")
+            except psycopg2.DataError as error:
+                raise CheckpointError(
+                    f"The checkpoint has a split boundary that is not a value of {column.name}.",
+                    f"Find out who changed the checkpoint's files. {RESTORE_CHECKPOINT}",
+                ) from error
 
 
 def select_where(schema: TableSchema, key: TableKey, condition: str) -> str:
