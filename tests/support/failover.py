@@ -52,6 +52,19 @@ def stop_receiving(replica: Server) -> None:
     _execute(replica, "STOP REPLICA" if replica.kind == "mysql" else "STOP SLAVE")
 
 
+def start_receiving(replica: Server) -> None:
+    _execute(replica, "START REPLICA" if replica.kind == "mysql" else "START SLAVE")
+
+
+def lose_end_of_log(primary: Server, replica: Server, *undo: str) -> None:
+    """Makes a primary look as if a crash had lost all transactions that the replica lacks. `undo` takes their changes back."""
+    if primary.kind == "mysql":
+        clear = ["RESET BINARY LOGS AND GTIDS", f"SET GLOBAL gtid_purged='{_ask(replica, 'gtid_executed')}'"]
+    else:
+        clear = ["RESET MASTER", f"SET GLOBAL gtid_binlog_state='{_ask(replica, 'gtid_binlog_state')}'"]
+    _execute(primary, "SET sql_log_bin=0", *undo, "SET sql_log_bin=1", *clear)
+
+
 def follow(replica: Server, primary: Server) -> None:
     """Lets `replica` replicate from `primary`, read-only."""
     if replica.kind == "mysql":

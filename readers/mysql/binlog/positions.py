@@ -101,7 +101,7 @@ class LogPositions:
         server must have all of them, and before the position no others that changed the tables. Raises LogPositionLostError,
         with the reason.
 
-        With `lost`, the last transaction may be another one than the other server's, whose time is known. The caller has found
+        With `lost`, the last transaction is an earlier one than the other server's, whose time is known. The caller has found
         a place without."""
         wanted = self.known_gtids(position)
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
@@ -133,7 +133,7 @@ class LogPositions:
                 self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
         start = self._start_of(files[last])
         place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
-        if self.has_state and lost is None and (position.last_at is None or place.last_at != position.last_at):
+        if self.has_state and not _are_of_one_log(position.last_at, place.last_at, is_same=lost is None):
             raise LogPositionLostError(
                 "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
                 START_OVER_NOW,
@@ -338,6 +338,15 @@ class LogPositions:
     def _begun_us(self, file: str) -> int:
         """The creation time of a file, in microseconds since 1970."""
         return file_begun(self.source, file) * 1_000_000
+
+
+def _are_of_one_log(read_at: int | None, at: int | None, *, is_same: bool) -> bool:
+    """`read_at`: the time of the last transaction that the job has read. `at`: of the last one before the place. It is the same
+    transaction if `is_same`. Else it was committed before, unless the server that lost the others has given their numbers
+    again."""
+    if read_at is None or at is None:
+        return False
+    return at == read_at if is_same else at <= read_at
 
 
 def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
