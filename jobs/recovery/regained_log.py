@@ -21,7 +21,9 @@ def regains_log(error: TidemarkError, job: JobFile, state: JobState, events: Eve
     not have it."""
     if not isinstance(error, LogPositionLostError) or error.table is not None or not state.schemas:
         return False
-    now = recover_state(Checkpoint.at(job.checkpoint), job, state)
+    checkpoint = Checkpoint.at(job.checkpoint)
+    # An epoch that was read, but is not committed, may be read once more.
+    now = recover_state(checkpoint, job, state, committed=checkpoint.committed_epoch())
     if now.phase is Phase.DONE:
         return False
     position = min(needed_log(now, state), key=lambda needed: needed.order)
