@@ -128,7 +128,8 @@ def position_of_cut(
     report = checkpoint.log_report(epoch)
     then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
     if _may_be_passed_over(state, epoch, report):
-        then = replace(then, position=planned.position, prepared=planned.prepared)
+        position = min([planned.position, *_starts_instead_of(state, epoch)], key=lambda start: start.order)
+        then = replace(then, position=position, prepared=planned.prepared)
     if then.phase is not Phase.STREAM or then.prepared:
         raise CheckpointError(
             f"After epoch {epoch} the first load was not complete, or XA transactions were prepared.", _LIST
@@ -149,3 +150,13 @@ def _may_be_passed_over(state: JobState, epoch: int, report: LogReport) -> bool:
     was passed over, or there was nothing to write."""
     was_newest = any(joined.restarts and joined.after_epoch == epoch for joined in state.joined)
     return was_newest and not (report.emitted_changes or report.filtered_changes or report.transactions)
+
+
+def _starts_instead_of(state: JobState, epoch: int) -> list[Position]:
+    """Returns from where the job went on when it passed over this epoch because the target was set back: the target had no
+    more of the log when it got the epoch."""
+    return [
+        joined.start
+        for joined in state.joined
+        if joined.after_epoch == epoch and joined.reached is not None and joined.reached.log_epoch == epoch
+    ]

@@ -115,11 +115,20 @@ def _cut_of(
             continue
         try:
             position = position_of_cut(checkpoint, job, state, now, epoch)
+            if _went_back(state, position, epoch, written.log_epoch):
+                continue
             _require_no_moves_since(job, state, position, now.position)
         except (CheckpointError, LogPositionLostError):
             return None
         return _Cut(epoch, position)
     return None
+
+
+def _went_back(state: JobState, position: Position, epoch: int, until: int) -> bool:
+    """True if the job went on from before the position after `epoch`, and not later than after `until`: the target may lack
+    the log up to the position."""
+    restarts = [joined for joined in state.joined if joined.restarts and epoch <= joined.after_epoch <= until]
+    return any(joined.start.order < position.order for joined in restarts)
 
 
 def _require_no_moves_since(job: JobFile, state: JobState, start: Position, stop: Position) -> None:

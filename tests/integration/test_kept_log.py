@@ -110,6 +110,24 @@ def test_what_happens_to_the_slot_costs_no_rows(
     assert_mirrored(source, postgres_database)
 
 
+@pytest.mark.parametrize("point", ["sink.before_commit", "sink.after_commit"])
+def test_the_slot_is_dropped_after_an_epoch_was_read_that_is_not_committed(
+    source: Database, postgres_database: Database, tmp_path: Path, point: str
+) -> None:
+    """The epoch is read once more, so the slot must not be moved to its end."""
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    follow(job, source)
+    source.execute("DELETE FROM orders WHERE id = 7", *UPDATE_ALL)
+    die_at(job, point)
+    DRIFTS["dropped"](source)
+    source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+    notes = Notes()
+    assert set(run_epochs(job, notes=notes)) == {"stream"}
+    assert any("reads no rows again" in text for text in warned(notes))
+    assert_mirrored(source, postgres_database)
+
+
 def test_a_target_that_was_set_back_gets_what_it_lacks_from_the_log(
     source: Database, postgres_database: Database, tmp_path: Path
 ) -> None:
@@ -144,6 +162,33 @@ def test_a_target_that_lags_far_behind_gets_the_log_from_an_older_cut_on(
     assert [text for text in warned(notes) if "the log is read again from" in text]
     assert_mirrored(mysql_database, postgres_database)
     follow(job, mysql_database)
+    assert_mirrored(mysql_database, postgres_database)
+
+
+def test_an_older_cut_is_none_after_which_the_job_went_back(
+    mysql_database: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    """The target was set back twice. The second time it has an epoch that was written while the job went back the first time,
+    and that is gone. The epochs before it had more of the log."""
+    create_tables(mysql_database, rows=20, uids=Uids())
+    job = mirror_of(mysql_database, postgres_database, tmp_path)
+    target = SinkCase("postgres", None, postgres_database)  # type: ignore[arg-type]
+    run_epochs(job)
+    follow(job, mysql_database)
+    put_back = target.back_up()
+    for number in range(2, 10):
+        grow = [f"UPDATE customers SET note = repeat('{number}', 4000)"] * 3
+        mysql_database.execute(f"DELETE FROM orders WHERE id = {number}", *grow)
+        run_epochs(job)
+    put_back()
+    run_epochs(job, "log.max_batch_bytes=64KiB", at_most=1)
+    assert (9,) in postgres_database.query("SELECT id FROM copy_orders")
+    put_back, has = target.back_up(), committed(job)
+    run_epochs(job)
+    assert_mirrored(mysql_database, postgres_database)
+    Checkpoint.at(str(tmp_path / "checkpoint")).forget_plans([has])
+    put_back()
+    assert set(run_epochs(job)) == {"stream"}
     assert_mirrored(mysql_database, postgres_database)
 
 

@@ -149,6 +149,30 @@ def test_an_epoch_that_was_passed_over_is_not_taken_for_one_that_was_written(
 
 
 @pytest.mark.servers_in_turn("target")
+@pytest.mark.parametrize("point", ["planner.after_plan", "sink.before_commit"])
+def test_an_epoch_is_passed_over_because_the_target_was_set_back(
+    job: Path, source: Database, target: SinkCase, point: str
+) -> None:
+    """The second backup is of the moment after that epoch: it has no more of the log than the first one."""
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second' WHERE id % 7 = 1")
+    run_epochs(job)
+    put_back = target.back_up()
+    source.execute("DELETE FROM orders WHERE id = 3")
+    run_epochs(job)
+    source.execute("DELETE FROM orders WHERE id = 4")
+    die_at(job, point)
+    put_back()
+    assert run_epochs(job, at_most=1) == ["stream"]
+    put_back = target.back_up()
+    run_epochs(job)
+    assert_complete(target, source, job)
+    put_back()
+    assert set(run_epochs(job)) == {"stream"}
+    assert_complete(target, source, job)
+
+
+@pytest.mark.servers_in_turn("target")
 @pytest.mark.parametrize("target", ["mysql", "postgres"], indirect=True)
 @pytest.mark.parametrize("point", ["", "set_back.left", "tables.after_joined"])
 def test_a_table_whose_rows_were_read_again_since_is_read_again(
