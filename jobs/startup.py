@@ -515,9 +515,11 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
         return
     copied = rolled_back_from(state, now)
     found.require_same_log(state, [*needed_log(now, state), *(position for position, _ in copied)])
-    access = found.server(state).planner_access(state)
     for position, known in copied:
-        if known is not None and isinstance(access, ProvesLog):
+        if known is None:
+            continue
+        access = found.server(state).planner_access(state)
+        if isinstance(access, ProvesLog):
             access.require_known_log(position, known)
 
 

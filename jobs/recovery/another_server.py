@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import join
 from tidemark.jobs.monitoring.events import Events
-from tidemark.jobs.recovered_state import highs_so_far, offset_from, recover_state, rolled_back_from
+from tidemark.jobs.recovered_state import highs_so_far, offset_from, read_at_us, recover_state, rolled_back_from
 from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
 from tidemark.jobs.recovery.readable_tables import find_readable
 from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
@@ -206,7 +206,7 @@ def _in_same_log(
         leaving = leaving | unproven if restarts else set()
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
     copied = [_rolled_back_place(state, places, position) for position in _copied(state, now)]
-    start = places.same_place(state, now.position)
+    start = places.same_place(state, now.position, read_at_us(checkpoint, now))
     return _Place(
         start,
         f"Its log has all that the job has read, and the job continues from {start}.",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key
+from tidemark.jobs.recovered_state import read_at_us
 from tidemark.jobs.signals.repairs import RowsReading, await_visible, same_columns
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.log.touched_keys import keys_of_note
@@ -88,7 +89,7 @@ def find_lost_rows(
     if since is None:
         return None
     try:
-        place = places.place_without(state, since, now.position, lost)
+        place = places.place_without(state, since, now.position, lost, read_at_us(search.checkpoint, now))
     except LogPositionLostError:
         return None
     wanted = {table: keys for table, keys in search.keys.items() if table not in search.whole}

@@ -525,7 +525,7 @@ class FoundPostgres(FoundTables):
         """`tidemark.readers.source.SharesLog`: by the server's timeline history."""
         return shared_until(self.job.source.url, self.job.source.tls, ServerIdentity.parse(state.server_identity))
 
-    def same_place(self, state: JobState, position: Position) -> WalPosition:
+    def same_place(self, state: JobState, position: Position, read_us: int | None = None) -> WalPosition:
         """`tidemark.readers.source.FindsPlace`: positions are the same. The slot must be there."""
         place = wal_position(position)
         until = self.shared_until(state)
@@ -548,7 +548,7 @@ class FoundPostgres(FoundTables):
         return LostLog(until) if wal_position(position).lsn > until.lsn else None
 
     def place_without(
-        self, state: JobState, since: Position, position: Position, lost: LostTransactions
+        self, state: JobState, since: Position, position: Position, lost: LostTransactions, read_us: int | None = None
     ) -> WalPosition:
         """`tidemark.readers.source.FindsLost`: the end of the log that both servers have."""
         assert isinstance(lost, LostLog)

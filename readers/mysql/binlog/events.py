@@ -258,6 +258,23 @@ def tagged_gtid(body: bytes) -> TaggedGtid:
 _LAST_GTID_FIELD = 11
 
 
+def first_commit_us(event: bytes) -> int | None:
+    """The time at which the transaction of MySQL's event GTID was committed on the server where it began, microseconds since
+    1970. `event`: with header. None for other events."""
+    body = event[HEADER_BYTES:]
+    if header(event)[1] != EventType.GTID or len(body) < _GTID_TIME + 7:
+        return None
+    time = int.from_bytes(body[_GTID_TIME : _GTID_TIME + 7], "little")
+    if time & _HAS_FIRST_TIME:
+        return int.from_bytes(body[_GTID_TIME + 7 : _GTID_TIME + 14], "little")
+    return time
+
+
+_GTID_TIME = 42
+_HAS_FIRST_TIME = 1 << 55
+"""The time is that of a replica, and the first server's follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class MariaDbGtid:
     domain: int

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 from tidemark.conf.reading import LogStart, StartAfterGtids, StartAtEnd, StartAtFile, StartAtLsn, StartAtTime
 from tidemark.readers.mysql.binlog import arrays as w
-from tidemark.readers.mysql.binlog.connection import LogSource, file_begun
+from tidemark.readers.mysql.binlog.connection import LogSource, file_begun, first_commit_at
 from tidemark.readers.mysql.binlog.events import FILE_START
 from tidemark.readers.mysql.binlog.reader import LogReader
 from tidemark.readers.mysql.binlog.reading_state import Flush, ReadOptions
@@ -23,6 +23,9 @@ from tidemark.state.table import TableId, TableSchema
 
 _CLOCK_MARGIN_SECONDS = 60
 """A transaction's time may be a little earlier than its file's creation."""
+
+_SKEW_US = 1_000_000
+"""By so much a transaction may be later than the last one that was read after it."""
 
 _VERSION_BITS = 40
 
@@ -95,14 +98,19 @@ class LogPositions:
     # Another server
 
     def same_place(
-        self, position: BinlogPosition, schemas: Mapping[TableId, TableSchema], *, lost: GtidSet | None = None
+        self,
+        position: BinlogPosition,
+        schemas: Mapping[TableId, TableSchema],
+        *,
+        lost: GtidSet | None = None,
+        read_us: int | None = None,
     ) -> BinlogPosition:
         """The position after the last transaction that another server's log has up to `position`, but those of `lost`. This
         server must have all of them, and before the position no others that changed the tables. Raises LogPositionLostError,
         with the reason.
 
         With `lost`, the last transaction is an earlier one than the other server's, whose time is known. The caller has found
-        a place without."""
+        a place without. `read_us`: as in FindsPlace."""
         wanted = self.known_gtids(position)
         wanted = wanted if wanted is None or lost is None else wanted.minus(lost)
         if wanted is None:
@@ -132,12 +140,13 @@ class LogPositions:
             if before[i + 1].minus(before[i]).minus(wanted).intervals:
                 self._require_none_of(self._start_of(files[i]), self._start_of(files[i + 1]), wanted, schemas)
         start = self._start_of(files[last])
-        place = self._scan(start, log_end(self.connection, self.server)).after(wanted)
+        place, before_last = self._scan(start, log_end(self.connection, self.server)).after(wanted)
+        if self.has_gtids and before_last is not None and read_us is not None:
+            committed_us = first_commit_at(self.source, before_last.file, before_last.pos)
+            if committed_us is not None and committed_us > read_us + _SKEW_US:
+                raise _numbers_given_again()
         if self.has_state and not _are_of_one_log(position.last_at, place.last_at, is_same=lost is None):
-            raise LogPositionLostError(
-                "Its log has transactions with the same GTIDs, but they were not committed at the same time.",
-                START_OVER_NOW,
-            )
+            raise _numbers_given_again()
         self._require_none_of(start, place, wanted, schemas)
         return place
 
@@ -349,6 +358,12 @@ def _are_of_one_log(read_at: int | None, at: int | None, *, is_same: bool) -> bo
     return at == read_at if is_same else at <= read_at
 
 
+def _numbers_given_again() -> LogPositionLostError:
+    return LogPositionLostError(
+        "Its log has transactions with the same GTIDs, but they were not committed at the same time.", START_OVER_NOW
+    )
+
+
 def _foreign_transaction(what: str, start: BinlogPosition) -> LogPositionLostError:
     return LogPositionLostError(
         f"After {start} its log has transactions between those that the job has read, and the job has not read them. They "
@@ -391,11 +406,12 @@ class _Scan:
             before = self._with(before, flush, len(flush.transactions))
         return self.reader.end
 
-    def after(self, wanted: GtidSet) -> BinlogPosition:
-        """The boundary after the last transaction of `wanted`."""
+    def after(self, wanted: GtidSet) -> tuple[BinlogPosition, BinlogPosition | None]:
+        """The boundary after the last transaction of `wanted`, and the one before this transaction; None if it is before the
+        range."""
         before = self._before()
         if not wanted.minus(before).intervals:
-            return self.start
+            return self.start, None
         for flush in self._flushes():
             lines, known = flush.transactions, before
             before = self._with(known, flush, len(lines))
@@ -407,7 +423,8 @@ class _Scan:
 
             count = bisect_left(range(len(lines)), 1, key=has_all)
             version, at_us = int(lines[count - 1, w.TX_VERSION]), int(lines[count - 1, w.TX_TIMESTAMP])
-            return self._position(flush, version, self._with(known, flush, count), at_us // 1_000_000)
+            place = self._position(flush, version, self._with(known, flush, count), at_us // 1_000_000)
+            return place, self._position(flush, int(lines[count - 1, w.TX_BEGIN]), known, None)
         raise LogPositionLostError("Its log lacks transactions that it has executed.", START_OVER_NOW)
 
     def _before(self) -> GtidSet:
