@@ -284,6 +284,11 @@ class JobFile(Section):
                     f"source.columns: {', '.join(hashed)} has plain SHA-256 masks, which can be undone by trying likely "
                     "values; source.mask_key prevents this"
                 )
+        return found + self.clear_text_warnings()
+
+    def clear_text_warnings(self) -> list[str]:
+        """Returns a warning for each connection in which others in the network can read or change what is sent."""
+        found = []
         if self.notify is not None and self.notify.is_clear_text:
             found.append("notify.webhook: without https, others in the network can read what is sent, and the URL")
         for name, endpoint, tls in (

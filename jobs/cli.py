@@ -219,7 +219,7 @@ def validate_command(
 )
 def plan_command(job_path: JobPath, overrides: Overrides = None, substitute: Substitute = False) -> None:
     """Dry run: shows tables, keys, watermark method, estimated splits, and what a run would create. Changes nothing."""
-    plan(_load(job_path, overrides, substitute=substitute))
+    plan(_load_to_connect(job_path, overrides, substitute=substitute))
 
 
 @app.command("status", epilog="Examples: tidemark status shop.yaml · tidemark status shop.yaml --json")
@@ -364,7 +364,7 @@ def reconcile_command(
 
     Changes neither side and takes no locks. Run it while the job runs: a row that differs is read again until the job has
     passed the row's last change. Exit code 8 if rows differ, or if some could not be judged."""
-    job = _load(job_path, overrides, substitute=substitute)
+    job = _load_to_connect(job_path, overrides, substitute=substitute)
     names = [_table_name(text) for text in table or ()]
     from tidemark.jobs.commands.reconcile import reconcile
 
@@ -427,7 +427,7 @@ def checkpoints_command(
     if action == "list" and epoch is None:
         checkpoints(_load(job_path, overrides, substitute=substitute, connects=False))
     elif action == "rollback" and epoch is not None:
-        position = roll_back(_load(job_path, overrides, substitute=substitute), epoch)
+        position = roll_back(_load_to_connect(job_path, overrides, substitute=substitute), epoch)
         typer.echo(f"The next run reads the log again from {position} on, where epoch {epoch} ended.")
     else:
         raise JobFileError(
@@ -447,7 +447,7 @@ def drop_command(
 
     The job loses its position in the log. If it runs again, it creates a new slot and reads all rows again, or stops with exit
     code 4 (source.on_log_lost)."""
-    drop(_load(job_path, overrides, substitute=substitute), yes=yes)
+    drop(_load_to_connect(job_path, overrides, substitute=substitute), yes=yes)
 
 
 def _table_name(text: str) -> TableName:
@@ -460,6 +460,14 @@ def _table_name(text: str) -> TableName:
 def _load(path: Path, overrides: list[str] | None, *, substitute: bool, connects: bool = True) -> JobFile:
     """`connects` False: for commands that read the checkpoint alone, which need no passwords."""
     return load_job_file(path, overrides or (), substitute_overrides=substitute, connects=connects)
+
+
+def _load_to_connect(path: Path, overrides: list[str] | None, *, substitute: bool) -> JobFile:
+    """The same for a command that connects, and is not to be silent about connections that are not encrypted."""
+    job = _load(path, overrides, substitute=substitute)
+    for warning in job.clear_text_warnings():
+        typer.echo(f"warning: {redact(warning)}", err=True)
+    return job
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

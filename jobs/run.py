@@ -89,6 +89,8 @@ def _run_job(
         if needs_spark and not standby:
             sessions.start_early()
         with open_job(job, events, standby=standby, recorder=recorder) as opened, events.failures():
+            for text in job.clear_text_warnings():
+                events.note("warning", text=text)
             if needs_spark or (sink_needs(job.sink).spark is not None and has_session()):
                 sessions.open(opened.held.state.job_uuid)
             discovery = Discovery(job)

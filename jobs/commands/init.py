@@ -16,6 +16,7 @@ from tidemark.conf.load import load_job_options
 from tidemark.conf.model import JobFile
 from tidemark.conf.redaction import redact
 from tidemark.conf.tables import TableName, parse_table_name
+from tidemark.conf.tls import warning_of_clear_text
 from tidemark.jobs.sources import find_source, selected_tables
 from tidemark.readers.findings import Finding
 from tidemark.readers.source import FoundSource
@@ -56,7 +57,8 @@ def init(url: str, output: Path | None) -> None:
         raise JobFileError(f"{output} exists already.", "Name another file: init overwrites none.")
     login = _login(url, os.environ)
     text, warnings = _written(login)
-    for warning in warnings:
+    clear = warning_of_clear_text("source", login.endpoint, None)
+    for warning in [*warnings, *([] if clear is None else [clear])]:
         print(f"warning: {redact(warning)}", file=sys.stderr)
     if output is None:
         print(text, end="")

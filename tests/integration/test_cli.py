@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
-from tests.support.jobs import write_job
+from tests.support.jobs import BY_DRIVER, start_tidemark, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.monitoring.progress import RunSums, read_progress
@@ -25,6 +25,26 @@ def test_validate_reads_the_file_alone(tidemark: CommandLine, tmp_path: Path) ->
         "source.tls: without it, connections to nowhere.invalid are not encrypted: others in the network can read rows"
     )
     assert (ended.code, ended.out, ended.err) == (0, f"warning: {warning}\njob.yaml: valid\n", "")
+
+
+def test_each_command_that_connects_tells_that_nothing_is_encrypted(
+    tidemark: CommandLine, shop: Database, postgres_database: Database, tmp_path: Path
+) -> None:
+    """127.1 is this machine, but no name that says so."""
+    url = shop.server.url.replace("127.0.0.1", "127.1")
+    sink = {"type": "mirror", "url": postgres_database.url.replace("127.0.0.1", "127.1")}
+    job = write_job(tmp_path, source={"url": url, "tables": [f"{shop.name}.orders"]}, sink=sink)
+    texts = [f"{name}.tls: without it, connections to 127.1 are not encrypted" for name in ("source", "sink")]
+    run = start_tidemark(job, *BY_DRIVER)
+    assert run.wait() == 0
+    warned = [event["text"] for event in run.events() if event["event"] == "warning"]
+    assert [text.partition(":")[0] for text in warned] == ["source.tls", "sink.tls"]
+    for command in (["plan", job], ["reconcile", job], ["drop", job, "--yes"]):
+        ended = tidemark(*command)
+        assert ended.code == 0, ended.err
+        assert all(f"warning: {text}" in ended.err for text in texts), command
+    assert f"warning: {texts[0]}" in tidemark("init", f"{url}{shop.name}").err
+    assert "not encrypted" not in tidemark("status", job).err  # it does not connect
 
 
 def test_version_names_tidemark_python_and_pyspark(tidemark: CommandLine) -> None:
