@@ -1,7 +1,8 @@
-"""After a rollback the source lacks what the copies have: it was restored from an older copy, or failed over twice."""
+"""A rollback, or a target that was set back, and then another server, or one that was restored from an older copy."""
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from tests.support.failover import await_replica, follow, on, promote, replicate
 from tests.support.history import assert_mirrored
 from tests.support.jobs import source_of, write_workload_job
 from tests.support.servers import Database, fresh_database
+from tests.support.sink_state import SinkCase
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
+from tidemark.state.failpoints import FailpointError
 
 pytestmark = pytest.mark.integration
 
@@ -127,3 +130,40 @@ def test_a_failover_before_a_job_that_was_rolled_back_runs(postgres_database: Da
         assert set(run_epochs(job, notes=notes)) == {"stream"}
         assert [event for event, _ in notes.found].count("moved") == 1
         assert_mirrored(on(replica, source), postgres_database)
+
+
+@pytest.mark.every_server
+def test_a_failover_before_a_target_that_was_set_back_got_what_it_lacks(
+    postgres_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has noted from where the log is to be read again, and an epoch was planned at the first server."""
+    target = SinkCase("postgres", None, postgres_database)  # type: ignore[arg-type]
+    with replicated("mysql") as (primary, replica), fresh_database(primary) as source:
+        create_tables(source, rows=60, uids=Uids())
+        job = job_of(tmp_path, source, postgres_database)
+        run_epochs(job)
+        source.execute(*UPDATE_ALL)
+        run_epochs(job)
+        put_back = target.back_up()
+        source.execute(*LAST)
+        run_epochs(job)
+        source.execute("UPDATE customers SET version = version + 1")
+        die_at(job, "planner.after_plan")
+        put_back()
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "create_joined", ended_after(Checkpoint.create_joined))
+            with pytest.raises(FailpointError):
+                run_epochs(job)
+        await_replica(primary, replica)
+        promote(replica)
+        there = on(replica, source)
+        run_epochs(job_of(tmp_path, there, postgres_database))
+        assert_mirrored(there, postgres_database)
+
+
+def ended_after(act: Callable[..., object]) -> Callable[..., object]:
+    def acting(*arguments: object) -> object:
+        act(*arguments)
+        raise FailpointError("create_joined")
+
+    return acting
