@@ -470,7 +470,9 @@ EXPIRED = (
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["before a run", "during a run"])
-@pytest.mark.parametrize("kind", ["mysql", "mariadb", "mariadb that lets nobody in"])
+@pytest.mark.parametrize(
+    "kind", ["mysql", "mariadb", pytest.param("mariadb that lets nobody in", marks=pytest.mark.every_server)]
+)
 def test_an_expired_password_is_replaced(
     postgres_database: Database, request: pytest.FixtureRequest, tmp_path: Path, kind: str, runs: bool
 ) -> None:
