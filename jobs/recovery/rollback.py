@@ -9,7 +9,14 @@ from dataclasses import replace
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
 from tidemark.enumerator.enumerator import absorb, in_mode, of_job
-from tidemark.jobs.recovered_state import offset_from, read_outcome, recover_state, required_state, settings_of
+from tidemark.jobs.recovered_state import (
+    needed_log,
+    offset_from,
+    read_outcome,
+    recover_state,
+    required_state,
+    settings_of,
+)
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
@@ -51,7 +58,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             )
         now = recover_state(checkpoint, job, state)
         position = position_of_cut(checkpoint, job, state, now, epoch)
-        if position.order > now.position.order:
+        if position.order > needed_log(now, state)[0].order:
             raise CheckpointError(
                 f"After epoch {epoch} the job was rolled back further, and the log up to there was not read again yet.",
                 "Choose an older epoch, or let the job run until it has read the log to its end.",

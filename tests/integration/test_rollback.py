@@ -69,6 +69,30 @@ def test_rows_that_were_damaged_since_are_right_again(
     assert_mirrored(source, postgres_database)
 
 
+@pytest.mark.servers_in_turn("source")
+@pytest.mark.parametrize("point", ["", "planner.after_plan"])
+def test_a_second_rollback_before_a_run_goes_further_back_only(
+    source: Database, postgres_database: Database, tmp_path: Path, point: str
+) -> None:
+    """Else what the first one wants to be read would be left out. Also if an epoch is planned."""
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job)
+    for _ in range(3):
+        source.execute(*UPDATE_ALL)
+        run_epochs(job)
+    epoch = committed(tmp_path)
+    source.execute(*UPDATE_ALL)
+    if point:
+        die_at(job, point)
+    go_back(job, epoch - 1)
+    with pytest.raises(CheckpointError, match="rolled back further"):
+        go_back(job, epoch)
+    go_back(job, epoch - 2)
+    postgres_database.execute("UPDATE copy_orders SET version = 77")
+    assert set(run_epochs(job)) == {"stream"}
+    assert_mirrored(source, postgres_database)
+
+
 def test_the_command(source: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path) -> None:
     job = mirror_of(source, postgres_database, tmp_path)
     run_epochs(job)
