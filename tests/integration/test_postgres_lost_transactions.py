@@ -8,11 +8,15 @@ import pytest
 
 from devtools.server import Server
 from tests.support.epochs import Notes, die_at, run_epochs
-from tests.support.history import assert_mirrored, assert_newest_rows
+from tests.support.history import assert_mirrored, assert_newest_rows, read_history
 from tests.support.jobs import source_of, write_workload_job
+from tests.support.keyless import assert_keyless_copied
 from tests.support.postgres_standby import Pair, primary_and_standby
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.readers.log import touched_keys
 
 pytestmark = pytest.mark.integration
@@ -174,3 +178,81 @@ def test_keys_that_only_the_server_can_write(pair: Pair, postgres_database: Data
     for table in tables:
         query = f"SELECT key::text, version FROM %s{table} ORDER BY key"
         assert postgres_database.query(query % "copy_") == pair.promoted.query(query % ""), table
+
+
+WITHOUT_KEY = (
+    "CREATE TABLE t (uid bigint, version int, note text)",
+    "ALTER TABLE t REPLICA IDENTITY FULL",
+    "INSERT INTO t SELECT i % 150, 1, repeat('x', i % 90) FROM generate_series(1, 400) AS i",
+    "CREATE TABLE p (uid bigint PRIMARY KEY, version int, note text) PARTITION BY RANGE (uid)",
+    "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+    "INSERT INTO p SELECT i, 1, 'x' FROM generate_series(1, 150) AS i",
+    "ALTER PUBLICATION shop ADD TABLE t, p",
+)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize(
+    ("lost", "is_parked"),
+    [
+        pytest.param(("INSERT INTO t VALUES (7, 1, 'lost')", "DELETE FROM t WHERE uid = 3", *LOST), False, id="rows"),
+        pytest.param(("TRUNCATE t", "INSERT INTO t VALUES (7, 1, 'lost')", "TRUNCATE p"), False, id="truncate"),
+        pytest.param(("UPDATE p SET uid = uid + 110 WHERE uid = 50", "DELETE FROM p WHERE uid = 3"), False, id="moved"),
+        pytest.param(
+            ("CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300)", "INSERT INTO p VALUES (201, 1, 'lost')"),
+            False,
+            id="partition",
+        ),
+        pytest.param(("ALTER TABLE p DETACH PARTITION p2",), True, id="detached"),
+        pytest.param(("TRUNCATE p2", "INSERT INTO p VALUES (120, 9, 'lost')"), True, id="emptied"),
+    ],
+)
+def test_tables_without_a_key_and_partitions(
+    pair: Pair, tmp_path: Path, lost: tuple[str, ...], *, is_parked: bool
+) -> None:
+    """If lost transactions changed them, their rows are read again. They come once."""
+    pair.database.execute(*WITHOUT_KEY)
+    copy = Copy(pair, tmp_path / "files", None)
+    changes = ("sink.on_schema_change=evolve", "source.on_table_error=park")
+    for _ in range(2):
+        copy.run(*changes)
+        pair.database.execute(*UPDATE_ALL)
+    copy.run(*changes)
+    pair.await_standby()
+    pair.fall_behind()
+    pair.database.execute(*lost)
+    copy.run(*changes)
+    pair.fail_over()
+    pair.promoted.execute(
+        *AFTERWARDS,
+        "INSERT INTO t VALUES (9, 1, 'after'), (130, 2, 'after')",
+        "DELETE FROM t WHERE uid = 4",
+        "INSERT INTO p VALUES (190, 1, 'after')",
+        "DELETE FROM p WHERE uid IN (4, 98, 149)",
+    )
+    copy.run(*changes)
+    if is_parked:
+        resnapshot(load_job_file(copy.job), [TableName("public", "p")])
+        copy.run(*changes)
+    check_all(copy)
+    pair.promoted.execute(
+        "UPDATE t SET version = 7 WHERE uid = 9", "UPDATE p SET uid = 98 WHERE uid = 190", *UPDATE_ALL
+    )
+    copy.run(*changes)
+    check_all(copy)
+
+
+def check_all(copy: Copy) -> None:
+    copy.check()
+    assert_keyless_copied(copy.folder, copy.pair.promoted)
+    rows = {}
+    for change in read_history(copy.folder / "out", "public", "p").to_pylist():
+        if change["_change_type"] == "truncate":
+            rows.clear()
+        elif change["_change_type"] == "delete":
+            rows.pop(change["uid"], None)
+        else:
+            rows[change["uid"]] = (change["version"], change["note"])
+    found = copy.pair.promoted.query("SELECT uid, version, note FROM p")
+    assert rows == {uid: (version, note) for uid, version, note in found}
