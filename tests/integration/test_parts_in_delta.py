@@ -115,3 +115,54 @@ def test_parts_of_a_copy_are_read_again_and_repaired(
     source.execute("UPDATE t SET n = n + 1", "INSERT INTO t VALUES (77, 7, 'seven')")
     run_epochs(job)
     assert found_keys(compared(job)["t"]) == {}
+
+
+@pytest.mark.every_server
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("style", "source_database"), [("changelog", "mysql_database"), ("mirror", "postgres18_database")]
+)
+def test_a_repair_goes_on_after_a_death_at_each_step(
+    style: str,
+    source_database: str,
+    delta_session: SparkSession,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One after the other, while the source moves on."""
+    source: Database = request.getfixturevalue(source_database)
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
+    source.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, n INT, note TEXT)",
+        *(f"INSERT INTO t VALUES ({n}, 0, repeat('x', {n * 100}))" for n in range(40)),
+    )
+    job = write_job(
+        tmp_path,
+        source=source_of(source),
+        snapshot={"split_rows": 15, "parallelism": 1},
+        sink={"type": "delta", "path": "./lake", "style": style},
+    )
+    run_epochs(job)
+    changed, twice = CHANGED_AND_TWICE[style]
+    copy = f"delta.`{tmp_path / 'lake' / f'{source.schema}.t'}`"
+    delta_session.sql(DAMAGE.format(copy=copy, changed=changed, twice=twice))
+    with pytest.raises(DifferencesError, match="read again"):
+        reconcile(load_job_file(job), [], as_json=False, repair=True, patience_seconds=0.0)
+    steps = (
+        "repairs.read",
+        "repairs.joined",
+        "planner.after_plan",
+        "repairs.emitted",
+        "log.before_report",
+        "sink.before_commit",
+        "sink.after_commit",
+        "driver.epoch_written",
+    )
+    for step in steps:
+        die_at(job, step)
+        source.execute("UPDATE t SET n = n + 1 WHERE id IN (5, 6, 7)")
+    run_epochs(job)
+    outcomes = Checkpoint.at(load_job_file(job).checkpoint).outcomes()
+    assert [outcome.accepted for outcome in outcomes.values()] == [True]
+    assert found_keys(compared(job)["t"]) == {}
