@@ -119,6 +119,7 @@ def tidy_marks(job: JobFile, found: FoundSource, state: JobState) -> None:
 def _remove_marks(checkpoint: Checkpoint, source: OutlivesUpgrade) -> None:
     for number, mark in checkpoint.upgrade_marks().items():
         source.remove_mark(mark)
+        failpoint("upgrade.slot_removed")
         checkpoint.forget_upgrade_mark(number)
 
 

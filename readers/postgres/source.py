@@ -96,6 +96,7 @@ from tidemark.readers.source import LostTransactions
 from tidemark.readers.statistics import TableStatistics
 from tidemark.readers.table_settings import split_conditions, with_condition
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TableLockedError
+from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Membership
 from tidemark.state.key_source import SharesSnapshots
 from tidemark.state.key_statistics import PageStatistics
@@ -605,6 +606,7 @@ class FoundPostgres(FoundTables):
         slot_source = SlotSource(self.info.identity, self.job.slot, self.job.publication)
         while not advance_slot(self.connection, self.job.slot, position):
             require_slot(self.connection, slot_source, position)
+        failpoint("upgrade.advanced")
         create_slot(self.connection, mark.slot)
 
     def remove_mark(self, mark: UpgradeMark) -> None:

@@ -105,7 +105,8 @@ def reads_all_again(job: Path, source: Database, tidemark: CommandLine, because:
 
 def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: Server, tmp_path: Path) -> None:
     """Jobs into files and a mirror, one that follows the log only, and some that die on the way."""
-    points = ("upgrade.marked", "upgrade.slot", "signals.answered", "another_server.moved", "signals.joined")
+    before = ("upgrade.marked", "upgrade.slot", "upgrade.advanced", "upgrade.slot_removed")
+    after = ("signals.answered", "another_server.moved", "signals.joined")
     with server_with("shop") as old, fresh_database(postgres_server) as target:
         create_tables(old, rows=60, uids=Uids())
         old.execute("ALTER TABLE orders ADD dropped int", "ALTER TABLE orders DROP dropped", "VACUUM FULL customers")
@@ -115,7 +116,7 @@ def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: 
         files, mirror = job_of(old, tmp_path / "files"), job_of(old, tmp_path / "mirror", target)
         log_only = job_of(old, tmp_path / "log_only", mode="incremental")
         run_epochs(log_only)
-        dying = {point: job_of(old, tmp_path / point.replace(".", "_")) for point in points}
+        dying = {point: job_of(old, tmp_path / point.replace(".", "_")) for point in before + after}
         jobs = [files, mirror, log_only, *dying.values()]
         old.execute(*UPDATE_ALL)
         for job in jobs:
@@ -123,7 +124,7 @@ def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: 
         old.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 11 = 0")
         for job in jobs:
             before_upgrade(job)
-        for point in points[:2]:
+        for point in before:
             with armed(dying[point].parent, [point]) as environment:
                 told_before_upgrade(dying[point], -signal.SIGKILL, environment)
             before_upgrade(dying[point])
@@ -134,14 +135,14 @@ def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: 
             new.execute("UPDATE moods SET mood = 'b'", "INSERT INTO days VALUES (1)")
             for point, job in dying.items():
                 accept(job, new, tidemark)
-                if point in points[2:]:
+                if point in after:
                     die_at(job, point, *at(new))
             for job in (files, mirror, log_only):
                 accept(job, new, tidemark)
             for job in jobs:
                 notes = Notes()
                 assert set(run_epochs(job, *at(new), notes=notes)) == {"stream"}
-                assert ("pg_upgrade made it" in texts(notes)) == (job not in [dying[p] for p in points[3:]])
+                assert ("pg_upgrade made it" in texts(notes)) == (job not in [dying[p] for p in after[1:]])
             new.execute(*UPDATE_ALL)
             for job in jobs:
                 assert run_epochs(job, *at(new)) == ["stream"]
@@ -155,6 +156,49 @@ def test_a_job_goes_on_after_pg_upgrade(tidemark: CommandLine, postgres_server: 
                 == max(new.query("SELECT version FROM customers"))[0]
             )
             assert [name for (name,) in new.query(SLOTS)] == sorted(job.parent.name for job in jobs)
+
+
+@pytest.mark.every_server
+def test_a_job_goes_on_after_one_pg_upgrade_after_the_other(tidemark: CommandLine, tmp_path: Path) -> None:
+    """Also if a driver died before the first one, and nobody has run the job again: what the mark lacks is noticed."""
+    points = ("upgrade.marked", "upgrade.advanced", "upgrade.slot", "upgrade.slot_removed")
+    with server_with("shop") as old:
+        create_tables(old, rows=60, uids=Uids())
+        plain, dying = job_of(old, tmp_path / "plain"), {p: job_of(old, tmp_path / p.replace(".", "_")) for p in points}
+        jobs = [plain, *dying.values()]
+        old.execute(*UPDATE_ALL)
+        for job in jobs:
+            run_epochs(job)
+        old.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 11 = 0")
+        before_upgrade(dying["upgrade.slot_removed"])
+        for point, job in dying.items():
+            with armed(job.parent, [point]) as environment:
+                told_before_upgrade(job, -signal.SIGKILL, environment)
+        before_upgrade(plain)
+        old.query(ADVANCE_ALL)  # else pg_upgrade refuses the slots of jobs that died
+        with upgraded(old) as new:
+            new.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 7 = 0")
+            for point, job in {"": plain, **dying}.items():
+                accept(job, new, tidemark)
+                run_epochs(job, *at(new, AGAIN))
+                is_proven = point in {"", "upgrade.slot"}
+                assert read_again(job.parent) == ([] if is_proven else list(KEYS)), point
+                assert_copied(job.parent / "out", new)
+            new.execute(*UPDATE_ALL)
+            for job in jobs:
+                moved = write_workload_job(
+                    job.parent, source_of(new, slot=job.parent.name, publication=job.parent.name), None, job="a-job"
+                )
+                run_epochs(moved)
+                before_upgrade(moved)
+            with upgraded(new) as newest:
+                newest.execute(*UPDATE_ALL, "DELETE FROM orders WHERE id % 5 = 0")
+                for job in jobs:
+                    again = read_again(job.parent)
+                    accept(job, newest, tidemark)
+                    assert set(run_epochs(job, *at(newest))) == {"stream"}
+                    assert_copied(job.parent / "out", newest)
+                    assert read_again(job.parent) == again
 
 
 @pytest.mark.every_server
