@@ -17,9 +17,11 @@ from tidemark.readers.findings import raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.sinks.sink import JobIdentity, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import JobFileError
+from tidemark.state.errors import JobFileError, LogPositionLostError
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId, TableSchema
+
+RUN_FIRST = "Run the job (tidemark run JOB.yaml): it goes on, or says why it can't. Then compare again."
 
 
 def reconcile_tables(
@@ -34,7 +36,24 @@ def reconcile_tables(
 ) -> Iterator[TableResult]:
     """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
     to be read again. `tasks`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
-    CheckpointError for a job that was never started, and what reading and comparing raise."""
+    CheckpointError for a job that was never started, and what reading and comparing raise. If another server answers, such as
+    after a failover, raises LogPositionLostError: only the job can go on there."""
+    try:
+        yield from _results(job, tables, watch, examples, patience_seconds, tasks, repair=repair)
+    except LogPositionLostError as error:
+        raise LogPositionLostError(error.message, RUN_FIRST) from error
+
+
+def _results(
+    job: JobFile,
+    tables: Sequence[TableName],
+    watch: Callable[[TableId], Watcher],
+    examples: int,
+    patience_seconds: float | None,
+    tasks: LooksInTasks | None,
+    *,
+    repair: bool,
+) -> Iterator[TableResult]:
     sink = comparable_sink(job)
     _require_existing_rows(job)
     checkpoint = Checkpoint.at(job.checkpoint)
