@@ -22,7 +22,13 @@ from tidemark.readers.findings import raise_passing
 from tidemark.readers.source import RegainsLog
 from tidemark.sinks.sink import JobIdentity, Sink, Written
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import CheckpointError, LogPositionLostError, TargetSetBackError, TidemarkError
+from tidemark.state.errors import (
+    CheckpointError,
+    LogPositionLostError,
+    SourceNotUsableError,
+    TargetSetBackError,
+    TidemarkError,
+)
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined
 from tidemark.state.log_range import LogRange
@@ -120,6 +126,10 @@ def _cut_of(
             _require_no_moves_since(job, state, position, now.position)
         except (CheckpointError, LogPositionLostError):
             return None
+        except SourceNotUsableError as error:
+            if error.table is None:
+                raise
+            return None  # such as a table that was dropped: the next start says what is wrong with it
         return _Cut(epoch, position)
     return None
 

@@ -584,13 +584,14 @@ class FoundPostgres(FoundTables):
 
     def regain_log(self, state: JobState, position: Position) -> bool:
         """`tidemark.readers.source.RegainsLog`: what `checkpoints.keep` has kept. Not if the tables are published otherwise
-        than before: then they are read again."""
+        than before: then they are read again. Those that were dropped are told of later."""
         identity = ServerIdentity.parse(state.server_identity)
         slot_source = SlotSource(identity, self.job.slot, self.job.publication)
         known = {membership.table: membership.text for membership in state.memberships}
+        oids = oids_of(schema for schema in state.schemas if not self.was_dropped(schema))
         try:
             require_identity(self.connection, identity)
-            require_memberships(self.connection, self.job.publication, known, oids_of(state.schemas))
+            require_memberships(self.connection, self.job.publication, known, oids)
         except LogPositionLostError:
             return False
         if not regain_log(self.connection, slot_source, wal_position(position)):

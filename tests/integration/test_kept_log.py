@@ -128,6 +128,40 @@ def test_the_slot_is_dropped_after_an_epoch_was_read_that_is_not_committed(
     assert_mirrored(source, postgres_database)
 
 
+@pytest.mark.parametrize("is_set_back", [False, True])
+@pytest.mark.parametrize(
+    "point", [pytest.param("planner.after_plan", marks=pytest.mark.every_server), "sink.before_commit"]
+)
+def test_a_table_is_dropped_as_well(
+    postgres18_database: Database, postgres_database: Database, tmp_path: Path, point: str, *, is_set_back: bool
+) -> None:
+    """The table may leave only once the epoch is committed, for which the log must be there again. Or the target was set back
+    to an epoch that is gone, and an older cut is looked for."""
+    source, parks = postgres18_database, ("source.on_table_error=park", "source.on_log_lost=resnapshot")
+    create_tables(source, rows=20, uids=Uids())
+    source.execute("CREATE TABLE gone (id INT PRIMARY KEY)")
+    job = mirror_of(source, postgres_database, tmp_path)
+    run_epochs(job, *parks)
+    follow(job, source, 2)
+    put_back, has = SinkCase("postgres", None, postgres_database).back_up(), committed(job)  # type: ignore[arg-type]
+    follow(job, source, 2)
+    source.execute(*UPDATE_ALL)
+    die_at(job, point, *parks)
+    source.execute("DROP TABLE gone")
+    if is_set_back:
+        Checkpoint.at(str(tmp_path / "checkpoint")).forget_plans([has])
+        put_back()
+    else:
+        DRIFTS["dropped"](source)
+    source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+    notes = Notes()
+    phases = run_epochs(job, *parks, notes=notes)
+    assert is_set_back or set(phases) == {"stream"}
+    told = {facts["table"] for event, facts in notes.found if event == "parked"}
+    assert told == {"public.gone"} or "snapshot" in phases  # then it has left with all tables, and waits
+    assert_mirrored(source, postgres_database)
+
+
 def test_a_target_that_was_set_back_gets_what_it_lacks_from_the_log(
     source: Database, postgres_database: Database, tmp_path: Path
 ) -> None:
