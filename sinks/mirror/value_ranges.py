@@ -107,6 +107,15 @@ class EnumOfPostgres:
     can_grow: bool = False
 
 
+def longest_label(labels: tuple[str, ...]) -> int:
+    """Returns how many characters a label of an enum of PostgreSQL has at most, also one that it gets later."""
+    return max(_MAX_LABEL, *map(len, labels))
+
+
+_MAX_LABEL = 63
+"""NAMEDATALEN - 1 bytes: https://www.postgresql.org/docs/current/datatype-enum.html. A server may be built with more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Citext:
     """Text of any length whose comparisons ignore case, or arrays of it."""
@@ -265,6 +274,8 @@ def _text_holds(target: Text, source: ValueRange) -> bool:
             characters, byte_count = _MAX_FORMATTED_LENGTH[form], None
         case Duration():
             characters, byte_count = _MAX_DURATION, None
+        case EnumOfPostgres(labels, in_array=False):
+            characters, byte_count = longest_label(labels), None
         case PostgresType() | EnumOfPostgres() | Citext():
             characters, byte_count = None, MAX_POSTGRES_VALUE
         case _:

@@ -12,6 +12,9 @@ from tests.support.epochs import die_at, run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.reconciling import assert_equal, compared, found_keys
 from tests.support.servers import Database, fresh_database
+from tidemark.conf.load import load_job_file
+from tidemark.conf.tables import TableName
+from tidemark.jobs.commands.signal import resnapshot
 from tidemark.readers.postgres.snapshot import split_reader
 from tidemark.readers.postgres.snapshot.split_reader import ReadHooks
 from tidemark.sinks.mirror.sink import MirrorSink
@@ -544,3 +547,42 @@ def test_values_that_the_log_leaves_out_and_rows_that_stay_marked(
     )
     assert target.query("SELECT m::text, id FROM t WHERE gone ORDER BY id") == [("sad", 2), ("sad", 3)]
     assert labels_of(target, "mood") == ["sad", "new", "ok", "happy"]
+
+
+@pytest.mark.parametrize("kind", ["mysql_database", "mariadb_database"])
+def test_an_enum_in_the_key_of_a_copy_elsewhere(
+    source: Database, request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """It is a text there, long enough for each label, also for later ones. Its order is another one."""
+    target = request.getfixturevalue(kind)
+    labels = [*ODD_LABELS, "Z", "z", "a", "A", "a ", "b", "ß", "ss"]
+    listed = ", ".join(map(literal, labels))
+    source.execute(
+        f"CREATE TYPE word AS ENUM ({listed})",
+        "CREATE TABLE t (w word, id int, note text, PRIMARY KEY (w, id))",
+        "INSERT INTO t SELECT w, id, 'first' FROM unnest(enum_range(NULL::word)) AS w, generate_series(1, 3) AS id",
+    )
+    path = job_of(source, target, tmp_path, snapshot={"split_rows": 5, "parallelism": 2})
+    run_epochs(path)
+    assert_equal_texts(source, target)
+    source.execute(
+        f"ALTER TYPE word ADD VALUE {literal('y' * 63)} BEFORE 'Z'",
+        f"INSERT INTO t VALUES ({literal('y' * 63)}, 1, 'new'), ('z', 4, 'new')",
+        "UPDATE t SET note = 'second' WHERE id = 2 AND w::text ~ '^[aZ]'",
+        "UPDATE t SET w = 'A', id = 9 WHERE w = 'a ' AND id = 1",
+        "DELETE FROM t WHERE w = 'ss'",
+    )
+    run_epochs(path)
+    assert_equal_texts(source, target)
+    target.execute("DELETE FROM t WHERE w = 'Z' AND id = 1", "UPDATE t SET note = 'bad' WHERE id = 3 AND w = 'b'")
+    (result,) = compared(path).values()
+    assert (result.rows, result.differences) == (62, 2)
+    resnapshot(load_job_file(path), [TableName(source.schema, "t")])
+    run_epochs(path)
+    assert_equal_texts(source, target)
+    (result,) = compared(path).values()
+    assert (result.rows, result.differences) == (62, 0)
+
+
+def assert_equal_texts(source: Database, target: Database) -> None:
+    assert sorted(target.query("SELECT w, id, note FROM t")) == sorted(source.query("SELECT w::text, id, note FROM t"))

@@ -23,6 +23,7 @@ from tidemark.sinks.mirror.value_ranges import (
     ValueRange,
     canonical_value_range,
     has_mysql_type,
+    longest_label,
     mysql_value_range,
     parse_mysql_type,
 )
@@ -99,6 +100,8 @@ class MySqlDialect:
         match canonical_value_range(column):
             case Timestamps(digits):
                 return Timestamps(digits, zoned=False)
+            case EnumOfPostgres(labels, in_array=False):
+                return Text(longest_label(labels))
             case PostgresType() | EnumOfPostgres() | Citext():
                 return Text(None, MAX_POSTGRES_VALUE)
             case value_range:
