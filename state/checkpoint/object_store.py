@@ -127,6 +127,7 @@ class S3Store:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
+            from aiohttp import ClientError  # such as of an answer that was cut
             from botocore.exceptions import BotoCoreError
 
             yield
@@ -135,7 +136,7 @@ class S3Store:
                 f"checkpoint: {self.url} needs packages that are not installed ({exc}).",
                 "pip install 'tidemark-cdc[s3]', where the driver runs and in the executors' Python.",
             ) from exc
-        except (OSError, BotoCoreError) as exc:
+        except (OSError, BotoCoreError, ClientError) as exc:
             raise CheckpointError(
                 f"The checkpoint {self.url} can't be reached or used: {exc}.",
                 "Check the bucket, and the account, region and endpoint in the environment of driver and executors.",

@@ -99,6 +99,31 @@ def test_each_question_of_a_bucket_is_one_request() -> None:
         assert store.list("many") == [f"many/{number:04}" for number in range(1100)]
 
 
+def test_an_answer_that_was_cut_is_asked_for_again() -> None:
+    """If each is cut, the error is about the checkpoint."""
+    left = 0
+
+    def cuts(server: Application) -> Application:
+        def answer(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+            nonlocal left
+            body = b"".join(server(environ, start_response))
+            is_cut = left > 0 and environ["REQUEST_METHOD"] == "GET"
+            left -= is_cut
+            yield body[: len(body) // 2] if is_cut else body
+
+        return answer
+
+    with s3_server(cuts) as bucket:
+        store = open_store(f"{bucket}/jobs/shop")
+        content = b"rows" * (1 << 18)
+        store.create("published/e1-s1", content)
+        left = 1
+        assert store.read("published/e1-s1") == content
+        left = 100
+        with pytest.raises(CheckpointError, match="can't be reached or used"):
+            store.read("published/e1-s1")
+
+
 def test_content_is_copied_to_a_new_file(store: CheckpointStore, tmp_path: Path) -> None:
     store.create("published/a", b"rows")
     assert store.copy_to("published/a", tmp_path / "a")
