@@ -22,6 +22,7 @@ from tidemark.jobs.recovery.another_server import follows_another_server
 from tidemark.jobs.recovery.late_report import removes_late_report
 from tidemark.jobs.recovery.lost_log import reads_all_again
 from tidemark.jobs.recovery.lost_rows import require_published
+from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.recovery.regained_log import regains_log
 from tidemark.jobs.recovery.server_upgrade import tidy_marks
 from tidemark.jobs.recovery.set_back import goes_back
@@ -63,7 +64,7 @@ from tidemark.jobs.tables.parking import (
 from tidemark.jobs.tables.schema_changes import as_schema_change, changes_columns
 from tidemark.readers.findings import Finding, raise_passing, raise_refusals
 from tidemark.readers.projection.settings import projections_of, require_same_projections
-from tidemark.readers.source import FoundSource, Lease, ProvesLog, SourceServer
+from tidemark.readers.source import FoundSource, Lease, SourceServer
 from tidemark.sinks.fencing import require_planned, require_same_time, taken_over
 from tidemark.sinks.sink import Adapts, DropsColumns, JobIdentity, ReplacesRanges, Sink, Written, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -516,11 +517,7 @@ def _check_same_job(job: JobFile, found: FoundSource, state: JobState, events: E
     copied = rolled_back_from(state, now)
     found.require_same_log(state, [*needed_log(now, state), *(position for position, _ in copied)])
     for position, known in copied:
-        if known is None:
-            continue
-        access = found.server(state).planner_access(state)
-        if isinstance(access, ProvesLog):
-            access.require_known_log(position, known)
+        require_known_log(found, state, position, known)
 
 
 def _check_mode(job: JobFile, now: EnumeratorState, events: Events) -> None:

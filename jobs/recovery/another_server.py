@@ -23,6 +23,7 @@ from tidemark.enumerator.enumerator import join
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import highs_so_far, offset_from, read_at_us, recover_state, rolled_back_from
 from tidemark.jobs.recovery.lost_transactions import LostRows, find_lost_rows, read_lost_rows, unwritten
+from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.recovery.readable_tables import find_readable
 from tidemark.jobs.recovery.server_upgrade import accept_command, after_upgrade, was_accepted
 from tidemark.jobs.tables.parking import leave_to_come_back, may_be_half_written
@@ -34,6 +35,7 @@ from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.failpoints import failpoint
 from tidemark.state.job_state import JobState, Joined, Membership
 from tidemark.state.key_repair import KeyRepair
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.partitions import Partitions
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
@@ -86,6 +88,7 @@ class _Place:
     goes_on: bool = False
     rereads: tuple[KeyRepair, ...] = ()
     rolled_back_from: Position | None = None
+    rolled_back_log: KnownLog | None = None
 
 
 def _go_on_there(
@@ -112,7 +115,7 @@ def _go_on_there(
             place = _at_upgraded(upgraded, _incomplete(now, state) | unwritten(checkpoint, state, now))
             _require_whole(job, now, place.leaving, is_half_written=is_half_written)
         else:
-            place = _in_same_log(job, state, now, places, is_half_written=is_half_written)
+            place = _in_same_log(job, state, now, found, places, is_half_written=is_half_written)
     except LogPositionLostError as lost:
         is_copy = job.mode == "full+incremental" and (
             other_system is not None or places.is_related(state, now.position)
@@ -147,6 +150,7 @@ def _go_on_there(
         version_offset=None if place.goes_on else offset_from(job, state, place.start),
         rereads=place.rereads,
         rolled_back_from=place.rolled_back_from,
+        rolled_back_log=place.rolled_back_log,
     )
     checkpoint.create_joined(state, moved)
     failpoint("another_server.moved")
@@ -193,7 +197,13 @@ def _without_lost(job: JobFile, state: JobState, now: EnumeratorState, found: Fo
 
 
 def _in_same_log(
-    job: JobFile, state: JobState, now: EnumeratorState, places: FindsPlace, *, is_half_written: bool
+    job: JobFile,
+    state: JobState,
+    now: EnumeratorState,
+    found: FoundSource,
+    places: FindsPlace,
+    *,
+    is_half_written: bool,
 ) -> _Place:
     """Raises LogPositionLostError, with the reason, if the server's log is not known to have all that the job has read."""
     checkpoint = Checkpoint.at(job.checkpoint)
@@ -205,8 +215,11 @@ def _in_same_log(
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
         leaving = leaving | unproven if restarts else set()
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
-    copied = [_rolled_back_place(state, places, position) for position in _copied(state, now)]
+    copied = [_rolled_back_place(state, found, places, position, known) for position, known in _copied(state, now)]
     start = places.same_place(state, now.position, read_at_us(checkpoint, now))
+    if start == now.position:  # of the same log
+        require_known_log(found, state, start, now.known_log)
+    rolled_back_from, rolled_back_log = max(copied, key=lambda place: place[0].order, default=(None, None))
     return _Place(
         start,
         f"Its log has all that the job has read, and the job continues from {start}.",
@@ -214,25 +227,33 @@ def _in_same_log(
         restarts,
         None if look is None else Partitions(look.ended_xid, ()),
         goes_on=isinstance(places, SharesLog) and start == now.position,  # else versions may become smaller
-        rolled_back_from=max(copied, key=lambda position: position.order, default=None),
+        rolled_back_from=rolled_back_from,
+        rolled_back_log=rolled_back_log,
     )
 
 
-def _copied(state: JobState, now: EnumeratorState) -> list[Position]:
-    """Returns the positions after the job's up to which the copies have the log, because a person has rolled the job back."""
-    return [position for position, _ in rolled_back_from(state, now) if position.order > now.position.order]
+def _copied(state: JobState, now: EnumeratorState) -> list[tuple[Position, KnownLog | None]]:
+    """Returns the positions after the job's up to which the copies have the log, because a person has rolled the job back. With
+    what the log before them is known by."""
+    return [
+        (position, known) for position, known in rolled_back_from(state, now) if position.order > now.position.order
+    ]
 
 
-def _rolled_back_place(state: JobState, places: FindsPlace, position: Position) -> Position:
-    """Returns the position at the server up to which the copies have the log. Raises LogPositionLostError if the server lacks
-    what they have."""
+def _rolled_back_place(
+    state: JobState, found: FoundSource, places: FindsPlace, position: Position, known: KnownLog | None
+) -> tuple[Position, KnownLog | None]:
+    """Returns the position at the server up to which the copies have the log, and what the log before it is known by. Raises
+    LogPositionLostError if the server lacks what they have."""
     what = f"The job was rolled back, and its copies have the log up to {position}."
     if isinstance(places, SharesLog) and position.order > (until := places.shared_until(state)).order:
         raise LogPositionLostError(f"{what} The two servers' logs begin to differ at {until}.", START_OVER_NOW)
     try:
-        return places.same_place(state, position)
+        place = places.same_place(state, position)
+        require_known_log(found, state, place, known)
     except LogPositionLostError as lost:
         raise LogPositionLostError(f"{what} {lost.message}", lost.remedy) from lost
+    return place, known
 
 
 def _require_accepted(checkpoint: Checkpoint, state: JobState, system: str, what: str) -> None:

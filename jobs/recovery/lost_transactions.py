@@ -15,6 +15,7 @@ import pyarrow as pa
 from tidemark.conf.model import JobFile
 from tidemark.jobs.reconcile.repair import MAX_RANGES, has_own_key
 from tidemark.jobs.recovered_state import read_at_us
+from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.signals.repairs import RowsReading, await_visible, same_columns
 from tidemark.jobs.sinks import sink_needs
 from tidemark.readers.log.touched_keys import keys_of_note
@@ -89,7 +90,8 @@ def find_lost_rows(
     if since is None:
         return None
     try:
-        place = places.place_without(state, since, now.position, lost, read_at_us(search.checkpoint, now))
+        place = places.place_without(state, since.position, now.position, lost, read_at_us(search.checkpoint, now))
+        require_known_log(found, state, since.position, since.known_log)
     except LogPositionLostError:
         return None
     wanted = {table: keys for table, keys in search.keys.items() if table not in search.whole}
@@ -120,8 +122,8 @@ class _Search:
     keys: dict[TableId, list[pa.Table]] = field(default_factory=dict)
     whole: dict[TableId, str] = field(default_factory=dict)
 
-    def since(self, lost: LostTransactions, newest: int) -> Position | None:
-        """Goes back to the epoch that had the first of them. Returns the position before it, None if one of the epochs is not
+    def since(self, lost: LostTransactions, newest: int) -> EnumeratorState | None:
+        """Goes back to the epoch that had the first of them. Returns the state before it, None if one of the epochs is not
         known any more, or noted nothing."""
         kept = set(self.checkpoint.plan_epochs())
         for epoch in range(newest, 0, -1):
@@ -133,7 +135,7 @@ class _Search:
                 return None
             if not lost.any_before(record.state.position):
                 self._take_joined(record)
-                return record.state.position
+                return record.state
         return None
 
     def _take(self, lost: LostTransactions, record: PlanRecord) -> bool:

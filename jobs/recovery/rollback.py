@@ -17,12 +17,13 @@ from tidemark.jobs.recovered_state import (
     required_state,
     settings_of,
 )
+from tidemark.jobs.recovery.proven_log import require_known_log
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
 from tidemark.readers.log.split_key_moves import key_update_inserts
-from tidemark.readers.source import FoundSource, ProvesLog, RegainsLog, SourceServer
+from tidemark.readers.source import FoundSource, RegainsLog, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState, Joined
@@ -89,9 +90,7 @@ def _require_log(found: FoundSource, state: JobState, now: EnumeratorState, posi
     if isinstance(found, RegainsLog):
         found.regain_log(state, position)
     found.require_same_log(state, [now.position])
-    access = found.server(state).planner_access(state)
-    if now.known_log is not None and isinstance(access, ProvesLog):
-        access.require_known_log(now.position, now.known_log)
+    require_known_log(found, state, now.position, now.known_log)
     try:
         found.require_same_log(state, [position])
     except LogPositionLostError as error:

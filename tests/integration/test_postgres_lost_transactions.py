@@ -1,6 +1,8 @@
 """A standby is promoted that lacks the last transactions: only the rows that these changed are read again (docs/adr/0073)."""
 
 import contextlib
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
+from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
+from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
 
@@ -154,6 +158,60 @@ def test_all_tables_are_read_again_if_the_catalog_has_changed_meanwhile(pair: Pa
     assert "snapshot" in copy.run("sink.on_schema_change=evolve")
     assert "So the rows of all tables are read again" in copy.moved
     copy.check()
+
+
+@pytest.mark.every_server
+def test_the_primary_was_restored_from_an_older_copy_before_its_standby_took_over(
+    pair: Pair, postgres_database: Database, tmp_path: Path
+) -> None:
+    """By its timeline, the standby has all that most of the jobs have read. But it has other transactions there."""
+    names = ("follows", "lost", "back", "joined")
+    copies = [Copy(pair, tmp_path / name, postgres_database if name == "back" else None) for name in names]
+    _, lost, back, joined = copies
+    database, data = pair.database, pair.primary.data_folder
+    assert data is not None
+    for _ in range(2):
+        for copy in copies:
+            copy.run()
+        database.execute(*UPDATE_ALL)
+    pair.await_standby()
+    pair.fall_behind()
+    exchange_files(pair.primary, data, tmp_path / "data")
+    database.execute(*LOST)
+    for copy in copies:
+        copy.run()
+    write_log(database, rows=200_000)
+    database.execute("UPDATE orders SET version = 9 WHERE id = 10")
+    lost.run()
+    epoch = Checkpoint.at(str(back.folder / "checkpoint")).committed_epoch() - 1
+    roll_back(load_job_file(back.job), epoch, standby=True)
+    joining = ("CREATE TABLE new (id int PRIMARY KEY)", "ALTER PUBLICATION shop ADD TABLE new")
+    database.execute(*joining)
+    die_at(joined.job, "tables.after_joined")
+
+    exchange_files(pair.primary, tmp_path / "data", data)
+    database.execute("UPDATE orders SET version = 5 WHERE id = 11", *joining)
+    write_log(database, rows=20_000)
+    pair.standby.start()
+    pair.await_standby()
+    pair.fail_over()
+    pair.promoted.execute("UPDATE customers SET version = version + 1")
+    for copy in copies:
+        copy.run()
+        assert "So the rows of all tables are read again" in copy.moved, copy.folder.name
+        copy.check()
+
+
+def exchange_files(server: Server, source: Path, copy: Path) -> None:
+    """Copies the server's files while it is stopped."""
+    server.stop()
+    shutil.rmtree(copy, ignore_errors=True)
+    subprocess.run(["cp", "-a", source, copy], check=True)
+    server.start()
+
+
+def write_log(database: Database, *, rows: int) -> None:
+    database.execute(f"CREATE TABLE unrelated AS SELECT generate_series(1, {rows})", "DROP TABLE unrelated")
 
 
 @pytest.mark.every_server

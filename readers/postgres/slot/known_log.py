@@ -1,7 +1,8 @@
 """Finds out whether the log is the one that the job has read.
 
 A server that was restored from an older copy of its files, without a new timeline, gives the same positions again to other
-transactions. Once its log has grown beyond what the job has read, only the transactions tell.
+transactions. Once its log has grown beyond what the job has read, only the transactions tell. Two standbys of one server
+that are promoted independently of each other may begin timelines of the same number. Timeline histories tell neither.
 """
 
 from tidemark.readers.postgres.connect import Connection
@@ -36,7 +37,8 @@ def require_known_log(connection: Connection, slot_source: SlotSource, position:
     read = "none" if expected is None else f"one at {WalPosition(expected[0])}"
     raise LogPositionLostError(
         f"Before {position}, the last thing that the source's log has is {has}, where the job has read {read}: the server was "
-        "restored from an older copy, and was written since.",
+        "restored from an older copy, and was written since. Or it comes from such a server, or from a standby that had not "
+        "followed the job's.",
         START_OVER_NOW,
     )
 
