@@ -5,6 +5,7 @@ import time
 from tidemark.readers.postgres.connect import Connection
 from tidemark.state.errors import SourceUnavailableError
 from tidemark.state.position import WalPosition
+from tidemark.state.remedies import START_OVER
 
 WAIT_SECONDS = 60.0
 """How long a standby may take to replay what the job needs."""
@@ -21,15 +22,23 @@ def await_replay(connection: Connection, position: WalPosition) -> None:
     SourceUnavailableError after WAIT_SECONDS. Does nothing on a primary."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
-        _, _, replayed, in_recovery = _replayed(connection)
+        received, streams, replayed, in_recovery = _replayed(connection)
         if not in_recovery or replayed >= position.lsn:
             return
         if time.monotonic() > deadline:
+            has_all = streams and received is not None and received <= replayed
             raise SourceUnavailableError(
-                f"The standby has replayed the log up to {WalPosition(replayed)}, and the job has read it up to {position}.",
-                _let_replay(connection),
+                f"The standby has replayed the log up to {WalPosition(replayed)}, and the job knows it up to {position}.",
+                _PRIMARY_LACKS if has_all else _let_replay(connection),
             )
         time.sleep(_POLL_SECONDS)
+
+
+_PRIMARY_LACKS = (
+    "It streams, and has replayed all that it has got. If it has no more after a minute, its primary lacks what the job knows: "
+    "it was restored from an older copy, or lost the end of its log. Then do not wait until its log is longer: "
+    f"connect to the server that the job has read, or {START_OVER}."
+)
 
 
 def settled(connection: Connection, lsn: int) -> WalPosition:

@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,29 @@ def test_an_address_that_leads_to_several_standbys(pair: Pair, mysql_database: D
         assert told_by(job, here) is None
         told_of(job, "If another standby has it, name that one in source.url and run the job again: nothing is lost.")
         require_it_goes_on(pair, job, mysql_database, here)
+
+
+def test_a_standby_of_a_primary_that_lacks_what_the_job_has_read(
+    pair: Pair, mysql_database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The primary was restored from an older copy, and somebody has created the job's slot on its new standby."""
+    monkeypatch.setattr(replay, "WAIT_SECONDS", 1.0)
+    job = job_of(pair, tmp_path, mysql_database, on_log_lost="stop")
+    with primary_logs(pair):
+        run_epochs(job)
+    slot = pair.database.name
+    with another_standby(pair) as older:
+        restored = replace(pair, primary=older, database=replace(pair.database, server=older))
+        restored.database.query("SELECT pg_promote()")
+        wait_until(lambda: restored.database.query("SELECT pg_is_in_recovery()") == [(False,)])
+        for note in "bcdefghij":  # each in a file of its own: a backup begins another one, too
+            pair.database.execute(f"UPDATE orders SET note = '{note}'")
+            pair.await_standby()
+        require_it_goes_on(pair, job, mysql_database)
+        with another_standby(restored) as follower:
+            there = replace(pair.database, server=follower)
+            with primary_logs(restored):
+                there.query(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+            told = told_of(job, "has replayed the log up", f"source.url={there.url}")
+            assert "connect to the server that the job has read, or start over" in told
+    require_it_goes_on(pair, job, mysql_database)
