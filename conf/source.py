@@ -269,8 +269,9 @@ class Source(Section):
         description="What happens if the source no longer has the log that the job needs: purged, reset, or its replication "
         "slot is gone or invalid. `resnapshot`: all rows of all tables are read again. "
         "If a promoted replica answers that does not have all that the job has read, only the rows are read again that these "
-        "transactions changed, if these are known. The job still stops if an unrelated server answers, or if the log is lost "
-        "again before all rows were read. `stop`: the job stops. In modes other than full+incremental always `stop`. Default: "
+        "transactions changed, if these are known. The job still stops if an unrelated server answers, or if the log is lost a "
+        "fourth time in a row before all rows were read. `stop`: the job stops. In modes other than full+incremental always "
+        "`stop`. Default: "
         "`resnapshot`; MariaDB: `stop`, because nothing proves there that it is still the same server.",
     )
     cascades: Literal["refuse", "warn"] = Field(

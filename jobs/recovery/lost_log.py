@@ -8,11 +8,14 @@ what a job without tables would read until they come back: `Joined.restarts`.
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovery.readable_tables import find_readable
-from tidemark.jobs.tables.parking import take_out_all, was_complete
+from tidemark.jobs.tables.parking import lost_in_a_row, take_out_all
 from tidemark.readers.findings import raise_passing
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError, TidemarkError
 from tidemark.state.job_state import JobState
+
+ATTEMPTS = 3
+"""How often in a row the rows of all tables are read again, if the log is lost each time before all are read."""
 
 
 def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events: Events) -> bool:
@@ -22,7 +25,7 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
     if not isinstance(error, LogPositionLostError) or error.table is not None or job.mode != "full+incremental":
         return False
     checkpoint = Checkpoint.at(job.checkpoint)
-    if not state.schemas or not checkpoint.plan_epochs() or _is_being_read_again(checkpoint, job, state):
+    if not state.schemas or not checkpoint.plan_epochs() or lost_in_a_row(checkpoint, job, state) >= ATTEMPTS:
         return False
     with find_readable(job, state) as found:
         raise_passing(found.findings)  # a standby has no slot
@@ -36,12 +39,3 @@ def reads_all_again(error: TidemarkError, job: JobFile, state: JobState, events:
     events.note("warning", text=text)
     take_out_all(job, state)
     return True
-
-
-def _is_being_read_again(checkpoint: Checkpoint, job: JobFile, state: JobState) -> bool:
-    """True if the log was lost before, and a copy has not been complete since. Tables that have left since do not count."""
-    restarted = [joined for joined in state.joined if joined.restarts]
-    return bool(restarted) and not all(
-        schema.table in state.left_tables or was_complete(checkpoint, job, state, schema)
-        for schema in restarted[-1].schemas
-    )

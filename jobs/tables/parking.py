@@ -115,8 +115,26 @@ def pause_left(job: JobFile, state: JobState) -> JobState:
 def take_out_all(job: JobFile, state: JobState) -> None:
     """Takes all tables out of the job, durably, so that they come back at once. The epoch that is not committed yet does
     not matter: all copies are emptied or replaced after it."""
-    _leave(Checkpoint.at(job.checkpoint), state, state.schemas, "")
+    checkpoint, now = Checkpoint.at(job.checkpoint), _now_us()
+    before = _lost_in_a_row(checkpoint, job, state)
+    left = [Left(schema.table, schema.version, "", now, 1 + before.get(schema.table, 0)) for schema in state.schemas]
+    checkpoint.create_left(state, tuple(left))
     failpoint("log.lost")
+
+
+def lost_in_a_row(checkpoint: Checkpoint, job: JobFile, state: JobState) -> int:
+    """Returns how often at most a table of the job was to be read again with all others, without its copy having been complete
+    in between."""
+    return max(_lost_in_a_row(checkpoint, job, state).values(), default=0)
+
+
+def _lost_in_a_row(checkpoint: Checkpoint, job: JobFile, state: JobState) -> Mapping[TableId, int]:
+    last = {left.table: left for left in checkpoint.left_before()}
+    times = {table: left.heals for table, left in last.items() if left.heals and not left.is_parked}
+    if not times:
+        return {}
+    complete = _complete_tables(checkpoint, job, state)
+    return {s.table: times[s.table] for s in state.schemas if s.table in times and s.table not in complete}
 
 
 def leave_to_come_back(checkpoint: Checkpoint, state: JobState, tables: Collection[TableId]) -> None:
@@ -246,7 +264,7 @@ def _heals(
     """Returns `Left.heals` of a table that leaves now. 0 if it came back without getting any further: it has the same trouble
     as before, or was altered again or has a new one for the MAX_HEALS-th time, and its copy was not complete in between. 0
     also if a run that is to end has had it come back MAX_HEALS times: sessions may write forever what can't be followed."""
-    before = [left for left in checkpoint.left_before() if left.table == schema.table and left.heals]
+    before = [left for left in checkpoint.left_before() if left.table == schema.table and left.is_parked and left.heals]
     if not isinstance(job.trigger, Every) and sum(left.at_us >= began_us for left in before) >= MAX_HEALS:
         return 0
     last = [left for left in before if left.version == schema.version - 1]
@@ -260,16 +278,20 @@ def _heals(
 
 def was_complete(checkpoint: Checkpoint, job: JobFile, state: JobState, schema: TableSchema) -> bool:
     """True if the copy had all rows since the table joined, and the changes that waited for them."""
+    return schema.table in _complete_tables(checkpoint, job, state)
+
+
+def _complete_tables(checkpoint: Checkpoint, job: JobFile, state: JobState) -> frozenset[TableId]:
     now, newest = recover_state(checkpoint, job, state), max(checkpoint.plan_epochs(), default=0)
     work = checkpoint.plan(newest).plan.work if newest > checkpoint.committed_epoch() else None
     waiting = {backfill.table for backfill in work.backfills} if isinstance(work, LogWork) else set()
-    return any(
-        table.table == schema.table
-        and isinstance(table.cursor, Exhausted)
+    return frozenset(
+        table.table
+        for table in now.tables
+        if isinstance(table.cursor, Exhausted)
         and table.done_splits == table.planned_splits
         and table.withheld is None
         and table.table not in waiting
-        for table in now.tables
     )
 
 
@@ -408,7 +430,7 @@ def _may_come_back(job: JobFile, left: Left) -> bool:
 
 def known_tables(job: JobFile, state: JobState) -> frozenset[TableId]:
     """The tables that are no news when they are seen in the source: all but those that come back by themselves."""
-    away = {left.table for left in state.left if not (left.heals and evolves(job))}
+    away = {left.table for left in state.left if not (left.is_parked and left.heals and evolves(job))}
     return frozenset(away | {schema.table for schema in state.schemas})
 
 

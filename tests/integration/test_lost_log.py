@@ -14,6 +14,7 @@ from tests.support.jobs import source_of, write_workload_job
 from tests.support.lost_logs import end_of_log, lose_log, reset_log
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
+from tidemark.jobs.recovery.lost_log import ATTEMPTS
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import LogPositionLostError
 
@@ -169,15 +170,28 @@ def read_first_rows(job: Path) -> None:
 
 
 @pytest.mark.servers_in_turn("own_server", always="postgres")
-def test_it_is_lost_during_the_first_load_under_writers_and_a_second_time(source: Database, tmp_path: Path) -> None:
-    """A job whose log is lost whenever it reads its rows would read them again and again. So it stops the second time."""
+@pytest.mark.parametrize("ends", ["lost", "complete"])
+def test_it_is_lost_during_the_first_load_under_writers_and_again(source: Database, tmp_path: Path, ends: str) -> None:
+    """A job whose log is lost whenever it reads its rows would read them again and again. So it stops at last."""
     uids = Uids()
     uids.take(10_000)  # those of `create_tables`
     job = job_of(source, tmp_path)
     with Writers(source, uids, count=2, seed=3, pause_seconds=0.02):
         read_first_rows(job)
+        for _ in range(ATTEMPTS - (ends == "complete")):
+            lose_log(source)
+            read_first_rows(job)
+    if ends == "complete":
         lose_log(source)
-        read_first_rows(job)
+        run_epochs(job)
+        run_epochs(job)
+        assert_copied(tmp_path / "out", source)
+        for _ in range(ATTEMPTS):  # the count begins anew
+            lose_log(source)
+            run_epochs(job, at_most=1)
+        run_epochs(job)
+        assert_copied(tmp_path / "out", source)
+        return
     lose_log(source)
     with pytest.raises(LogPositionLostError) as caught:
         run_epochs(job)
