@@ -130,6 +130,8 @@ def _read_what_was_left(context: RunContext, epoch: int) -> None:
 def open_options(options: Mapping[str, str]) -> Iterator[tuple[RunContext, DirectPlanner]]:
     """Holds the job inside the `with` block. Raises what `startup.hold_job` raises."""
     job = job_of_options(options)
+    for text in job.clear_text_warnings():
+        JsonEvents().note("warning", text=text)
     with hold_job(job, JsonEvents()) as held:
         _the_table(job, held.state.schemas)
         context = RunContext(job, held.server, held.state)

@@ -12,6 +12,7 @@ from tests.support.jobs import BY_DRIVER, start_tidemark, write_job
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.monitoring.progress import RunSums, read_progress
+from tidemark.jobs.spark.stream_source import open_options
 from tidemark.state.checkpoint.layout import Checkpoint
 
 pytestmark = pytest.mark.integration
@@ -45,6 +46,16 @@ def test_each_command_that_connects_tells_that_nothing_is_encrypted(
         assert all(f"warning: {text}" in ended.err for text in texts), command
     assert f"warning: {texts[0]}" in tidemark("init", f"{url}{shop.name}").err
     assert "not encrypted" not in tidemark("status", job).err  # it does not connect
+
+
+def test_a_query_of_the_stream_source_tells_that_nothing_is_encrypted(
+    shop: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = shop.server.url.replace("127.0.0.1", "127.1")
+    options = {"url": url, "table": f"{shop.name}.orders", "checkpoint": str(tmp_path / "checkpoint")}
+    with open_options(options):
+        pass
+    assert "source.tls: without it, connections to 127.1 are not encrypted" in capsys.readouterr().out
 
 
 def test_version_names_tidemark_python_and_pyspark(tidemark: CommandLine) -> None:
