@@ -8,6 +8,7 @@ import pytest
 from tests.support.cli import CommandLine, job_of
 from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.lost_logs import kept_slots
 from tests.support.postgres_roles import role
 from tests.support.servers import Database
 from tidemark.conf.load import load_job_file
@@ -47,8 +48,11 @@ def test_what_the_job_made_is_dropped_once(
     tidemark: CommandLine, job: Path, postgres_source_database: Database
 ) -> None:
     name = postgres_source_database.name
+    (kept,) = kept_slots(postgres_source_database)
     ended = tidemark("drop", job, "--yes")
-    assert (ended.code, ended.out) == (0, f"Dropped replication slot {name}.\nDropped publication {name}.\n")
+    told = [f"Dropped replication slot {slot}.\n" for slot in (name, kept)]
+    assert (ended.code, ended.out) == (0, f"{''.join(told)}Dropped publication {name}.\n")
+    assert kept_slots(postgres_source_database) == []
     assert made(postgres_source_database) == (False, False)
     again = tidemark("drop", job, "--yes")
     assert (again.code, "Nothing to drop" in again.out) == (0, True)

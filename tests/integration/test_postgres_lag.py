@@ -55,7 +55,9 @@ def follow(job: Job) -> tuple[int, list[str]]:
 
 
 def decoded_from(job: Job) -> int:
-    ((lsn,),) = job.database.query("SELECT restart_lsn - '0/0' FROM pg_replication_slots")
+    ((lsn,),) = job.database.query(
+        "SELECT restart_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s", (job.database.name,)
+    )
     return int(lsn)
 
 

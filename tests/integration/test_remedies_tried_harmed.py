@@ -14,6 +14,7 @@ import pytest
 from devtools.servers import start_server
 from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
+from tests.support.lost_logs import drop_kept_slots
 from tests.support.remedy_ways import mirror_job, require_copies, start_over, told_by, told_of
 from tests.support.servers import Database, fresh_database
 from tidemark import __version__
@@ -241,6 +242,7 @@ def test_a_slot_that_another_client_advances(
 
     def advance() -> None:
         change(source)
+        drop_kept_slots(source)
         source.query("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (source.name,))
 
     before_the_next_plan(monkeypatch, advance)

@@ -41,6 +41,8 @@ from tidemark.readers.snapshot import split_reader
 from tidemark.state.errors import SourceNotUsableError
 
 pytestmark = pytest.mark.integration
+NEW_PASSWORD = "n3w-Passw0rd"
+"""No word: it is masked in all that this process prints."""
 
 
 def a_job(folder: Path, source: Database, target: Database) -> Path:
@@ -500,8 +502,8 @@ def test_an_expired_password_is_replaced(
             told = remedy_of(job, SourceNotUsableError, old)
         found = re.fullmatch(EXPIRED.replace(".", r"\."), told)
         assert found is not None, told
-        source.execute(found[1].replace("<account>", user.user).replace("<password>", "another"))
-        new = old.replace(user.password.get_secret_value(), "another")
+        source.execute(found[1].replace("<account>", user.user).replace("<password>", NEW_PASSWORD))
+        new = old.replace(user.password.get_secret_value(), NEW_PASSWORD)
         for _ in range(2):
             assert told_by(job, new) is None
             require_copies(source, postgres_database)

@@ -39,6 +39,8 @@ from tidemark.state.errors import SinkError, SourceNotUsableError, TidemarkError
 from tidemark.state.remedies import START_OVER
 
 pytestmark = pytest.mark.integration
+NEW_PASSWORD = "n3w-Passw0rd"
+"""No word: it is masked in all that this process prints."""
 
 
 def orders(source: Database) -> None:
@@ -263,8 +265,8 @@ def test_an_expired_password_of_the_target_is_replaced(source: Database, target:
             r"write it in sink\.url: (ALTER USER .*)\. Then run the job again", told := remedy_of(job, SinkError)
         )
         assert found is not None, told
-        target.execute(found[1].replace("<account>", user.user).replace("<password>", "another"))
-        run_through(job, f"sink.url={old.replace(user.password.get_secret_value(), 'another')}")
+        target.execute(found[1].replace("<account>", user.user).replace("<password>", NEW_PASSWORD))
+        run_through(job, f"sink.url={old.replace(user.password.get_secret_value(), NEW_PASSWORD)}")
         require_equal(source, target)
 
 
