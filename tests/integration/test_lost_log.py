@@ -186,7 +186,7 @@ def test_it_is_lost_during_the_first_load_under_writers_and_again(source: Databa
         run_epochs(job)
         run_epochs(job)
         assert_copied(tmp_path / "out", source)
-        for _ in range(ATTEMPTS):  # the count begins anew
+        for _ in range(ATTEMPTS):  # it is counted from zero again
             lose_log(source)
             run_epochs(job, at_most=1)
         run_epochs(job)
