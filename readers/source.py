@@ -63,9 +63,10 @@ class PlannerAccess(Protocol):
 class ProvesLog(Protocol):
     """A PlannerAccess whose log's positions don't tell whether it is the log that the job has read."""
 
-    def require_known_log(self, position: Position, known: KnownLog) -> None:
+    def require_known_log(self, position: Position, known: KnownLog, reached: Position) -> None:
         """Raises LogPositionLostError if the log before `position`, which the job has read, is another one. It is asked after
-        the server was started again, and before more of the log is read."""
+        the server was started again, and before more of the log is read. `reached`: how far all that the job has of the server
+        goes; a server that gets its log from another one is waited for."""
 
 
 class SplitReading(Protocol):
@@ -358,9 +359,14 @@ class FindsLost(FindsPlace, Protocol):
 class SharesLog(FindsPlace, Protocol):
     """A FoundSource whose log may be, up to some position, the same as that of the server that it was promoted from."""
 
-    def shared_until(self, state: JobState) -> Position:
+    def shared_until(self, state: JobState, known: KnownLog | None = None) -> Position:
         """Returns that position. Positions up to there, transactions before them and snapshots whose position is not after it
-        mean the same on both servers. Raises LogPositionLostError, with the reason, if there is none."""
+        mean the same on both servers. Raises LogPositionLostError, with the reason, if there is none. `known`: what the log was
+        known by when the newest epoch was planned. It tells whether it is still the same process of the same server, which
+        only follows another primary: then all that the job has of it is of the same log."""
+
+    def is_standby(self) -> bool:
+        """True if the server gets its log from another one."""
 
     def after_failover(self) -> str:
         """Returns what the job does after a standby was promoted, for people."""

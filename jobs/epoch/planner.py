@@ -198,8 +198,11 @@ class Planner:
         if known is not None and started_us not in (known.server_started_us, self._known_start_us):
             extent.require(state.position)
             if isinstance(self._access, ProvesLog):
-                self._access.require_known_log(state.position, known)
+                ends = (state.position, state.last_high or state.position)
+                reached = max(ends, key=lambda position: position.order)
+                self._access.require_known_log(state.position, known, reached)
             self._known_start_us = started_us
+            return self._known_extent(state)  # it may be another log by now, or another server
         return extent
 
     def _require_known_range(self, record: PlanRecord) -> None:

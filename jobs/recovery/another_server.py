@@ -7,7 +7,8 @@ has read, the rows that these changed (lost_transactions.py), else all tables. A
 planned epoch of the other server's log that nobody has read is passed over (`Joined.restarts`).
 
 A PostgreSQL server that was promoted has the same log up to some position. If all that the job has read is before it, nothing
-changes but the server: a planned epoch is read there, and highs stay (docs/adr/0034).
+changes but the server: a planned epoch is read there, and highs stay (docs/adr/0034). A standby whose primary was replaced by a
+promoted one counts as another server, too (docs/adr/0083).
 
 A PostgreSQL server with another system identifier is a stranger, unless a person says that it is the job's: upgraded, or
 filled from a dump (`tidemark signal accept-server`). The job goes on with its log if pg_upgrade made it and nothing can be
@@ -105,7 +106,7 @@ def _go_on_there(
     now = recover_state(checkpoint, job, state)
     if state.restarts_after(now.joined):  # the planned epoch is passed over
         now = join(replace(now, awaited=None), state.joined)
-    what = f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
+    what = _change(state, found)
     other_system = found if isinstance(found, OutlivesUpgrade) and found.is_of_another_system(state) else None
     if other_system is not None:
         _require_accepted(checkpoint, state, other_system.system(), what)
@@ -160,6 +161,12 @@ def _go_on_there(
     events.note("moved", start=str(place.start), text=f"{what} {place.text}")
 
 
+def _change(state: JobState, found: FoundSource) -> str:
+    if isinstance(found, SharesLog) and found.is_standby():
+        return f"The standby follows another primary: its log is {found.identity()} instead of {state.server_identity}."
+    return f"Another server answers: {found.identity()} ({found.name}) instead of {state.server_identity}."
+
+
 def _lost_rows(
     job: JobFile,
     state: JobState,
@@ -175,7 +182,7 @@ def _lost_rows(
     try:
         _require_whole(job, now, (), is_half_written=is_half_written)
         if isinstance(places, SharesLog):
-            _proven_look(Checkpoint.at(job.checkpoint), state, places.shared_until(state))
+            _proven_look(Checkpoint.at(job.checkpoint), state, places.shared_until(state, now.known_log))
     except LogPositionLostError:
         return None
     return find_lost_rows(job, state, now, found, places)
@@ -209,7 +216,7 @@ def _in_same_log(
     checkpoint = Checkpoint.at(job.checkpoint)
     leaving, restarts, look = _incomplete(now, state) | unwritten(checkpoint, state, now), True, None
     if isinstance(places, SharesLog):
-        until = places.shared_until(state)
+        until = places.shared_until(state, now.known_log)
         look = _proven_look(checkpoint, state, until)
         unproven = _unproven(checkpoint, state, look)
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)

@@ -13,4 +13,4 @@ def require_known_log(found: FoundSource, state: JobState, position: Position, k
         return
     access = found.server(state).planner_access(state)
     if isinstance(access, ProvesLog):
-        access.require_known_log(position, known)
+        access.require_known_log(position, known, position)

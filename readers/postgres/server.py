@@ -137,7 +137,7 @@ def require_identity(connection: Connection, expected: ServerIdentity) -> None:
     SourceUnavailableError, SourceNotUsableError: it is asked on new connections, before the first query is repeated.
 
     A standby follows its primary to a new timeline only if all that it has replayed is from before. It does not say at once on
-    which timeline it is, so that is not compared until it is promoted."""
+    which timeline it is, so that is not compared here until it is promoted, but by the planner (timelines.py)."""
     with sql_errors(connection):
         require_same(connection, expected)
 
@@ -147,13 +147,18 @@ def require_same(connection: Connection, expected: ServerIdentity) -> None:
     found, in_recovery = _identity(connection)
     if (in_recovery and found.system == expected.system) or found == expected:
         return
+    raise another_identity(found, expected)
+
+
+def another_identity(found: ServerIdentity, expected: ServerIdentity) -> LogPositionLostError:
+    """Returns the error for a server that is not the one of the job's positions."""
     what = (
         f"The server is on timeline {found.timeline}, the job's positions are of timeline {expected.timeline}: it was "
-        "restored, or a standby was promoted"
+        "restored, or it or its primary was a standby and was promoted"
         if found.system == expected.system
         else f"This is another server: its system identifier is {found.system}, the job's is {expected.system}"
     )
-    raise LogPositionLostError(
+    return LogPositionLostError(
         f"{what}. The job's positions do not belong to its log.",
         JOBS_SERVER,
     )

@@ -52,7 +52,13 @@ from tidemark.readers.postgres.schema.statistics import table_statistics
 from tidemark.readers.postgres.schema.table_facts import labels_of, read_tables
 from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.widening import widens
-from tidemark.readers.postgres.server import ServerIdentity, ServerInfo, read_server, require_identity
+from tidemark.readers.postgres.server import (
+    ServerIdentity,
+    ServerInfo,
+    another_identity,
+    read_server,
+    require_identity,
+)
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
 from tidemark.readers.postgres.slot.kept_log import forget_kept_log, keep_log, regain_log
@@ -83,12 +89,13 @@ from tidemark.readers.postgres.slot.slot import (
     require_slot,
     slot_exists,
     slot_extent,
+    started_us,
 )
 from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.locks import locked_tables
 from tidemark.readers.postgres.snapshot.pages import page_statistics
 from tidemark.readers.postgres.snapshot.split_reader import SnapshotSource, SplitReader
-from tidemark.readers.postgres.timelines import shared_until
+from tidemark.readers.postgres.timelines import identity_now, require_timeline, shared_until, timeline_session
 from tidemark.readers.postgres.upgrade import UpgradedServer, next_xid
 from tidemark.readers.projection.settings import findings_with, masked_tables
 from tidemark.readers.schema_checks import CopiedColumns, Preflight, TableSettings
@@ -191,6 +198,8 @@ class PostgresAccess:
         """Where the log of a standby ended after its catalogs were looked at."""
         self._is_standby = server.job.source.standby
         self._session = SqlSession(lambda: server.connect(self._catalogs_at))
+        source = server.job.source
+        self._timeline = timeline_session(source.url, source.tls, server.job.reconnect)
         self._keep_seconds = 0.0 if server.job.mode == "full" else server.job.checkpoints.keep.seconds
         self._keep_at = 0.0
         self._pace = AdvancePace()
@@ -207,14 +216,19 @@ class PostgresAccess:
         return self._session.ask(log_end)
 
     def log_extent(self) -> WalExtent:
+        """Raises LogPositionLostError if the log may end on another timeline than that of the job's positions: the primary of a
+        standby was replaced by a promoted one."""
         self._extent = self._session.ask(lambda connection: slot_extent(connection, self._slot))
+        if self._is_standby:
+            self._timeline.ask(lambda connection: require_timeline(connection, self._slot_source.identity))
         self._catalogs_at = self._extent.end
         return self._extent
 
-    def require_known_log(self, position: Position, known: KnownLog) -> None:
-        """Implements `tidemark.readers.source.ProvesLog`."""
+    def require_known_log(self, position: Position, known: KnownLog, reached: Position) -> None:
+        """Implements `tidemark.readers.source.ProvesLog`. A standby is waited for until its log has reached `reached`."""
         until = wal_position(position)
         self._session.ask(lambda connection: require_known_log(connection, self._slot_source, until, known))
+        self._session.ask(lambda connection: await_replay(connection, wal_position(reached)))
 
     def locked_tables(self, tables: Collection[TableId]) -> Mapping[TableId, str]:
         """From now on until the partitions are looked at, queries about keys don't wait without limit for a later lock."""
@@ -514,6 +528,8 @@ class FoundPostgres(FoundTables):
     def require_same_log(self, state: JobState, positions: Sequence[Position]) -> None:
         identity = ServerIdentity.parse(state.server_identity)
         require_identity(self.connection, identity)
+        if self.info.identity != identity:
+            raise another_identity(self.info.identity, identity)  # a standby, on another timeline
         slot_source = SlotSource(identity, self.job.slot, self.job.publication)
         for position in positions:
             require_slot(self.connection, slot_source, wal_position(position))
@@ -522,9 +538,17 @@ class FoundPostgres(FoundTables):
             known = {membership.table: membership.text for membership in state.memberships}
             require_memberships(self.connection, self.job.publication, known, oids_of(state.schemas))
 
-    def shared_until(self, state: JobState) -> WalPosition:
-        """`tidemark.readers.source.SharesLog`: by the server's timeline history."""
-        return shared_until(self.job.source.url, self.job.source.tls, ServerIdentity.parse(state.server_identity))
+    def shared_until(self, state: JobState, known: KnownLog | None = None) -> WalPosition:
+        """`tidemark.readers.source.SharesLog`: by the server's timeline history. A standby that follows another primary goes on
+        replaying: it does so only if nothing that it has replayed before is missing there."""
+        until = shared_until(self.job.source.url, self.job.source.tls, ServerIdentity.parse(state.server_identity))
+        end = log_end(self.connection)
+        runs_since = known is not None and known.server_started_us == started_us(self.connection)
+        return end if runs_since and end.lsn > until.lsn else until
+
+    def is_standby(self) -> bool:
+        """`tidemark.readers.source.SharesLog`."""
+        return self.info.in_recovery
 
     def same_place(self, state: JobState, position: Position, read_us: int | None = None) -> WalPosition:
         """`tidemark.readers.source.FindsPlace`: positions are the same. The slot must be there."""
@@ -663,8 +687,10 @@ def find_postgres(
         server = read_server(connection)
         demands = _demands(job, copied or {}, needs_key=needs_key, appends_keyless=appends_keyless, lists=lists)
         views: list[Finding] = []
-        if reached is not None and reads_standby(server, job) and slot_exists(connection, job.slot):
-            await_replay(connection, wal_position(reached))
+        if reads_standby(server, job):
+            if reached is not None and slot_exists(connection, job.slot):
+                await_replay(connection, wal_position(reached))
+            server = replace(server, identity=identity_now(source.url, source.tls))
         if server.in_recovery and not reads_standby(server, job):
             # What a standby lacks it may only not have yet: that is no table's trouble.
             result = Preflight({}, tuple(check_settings(connection, server, job.slot, standby=source.standby)))

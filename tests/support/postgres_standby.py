@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -111,9 +112,84 @@ def another_standby(pair: Pair, version: str = "18") -> Iterator[Server]:
         "primary_conninfo": f"host=127.0.0.1 port={primary.port} user={primary.user}",
         "hot_standby_feedback": "on",
     }
-    given = {"max_prepared_transactions": 10}
+    given = {"max_prepared_transactions": 10, "wal_keep_size": "256MB"}
     with start_server("postgres", given, version, fill=lambda data: _copy(primary, data, follows)) as standby:
         yield standby
+
+
+@dataclass(frozen=True)
+class Standbys:
+    """A primary with two standbys. Jobs read the one of `pair`; the other one is promoted."""
+
+    pair: Pair
+    other: Server
+
+    @property
+    def promoted(self) -> Database:
+        """The database on the other standby."""
+        return replace(self.pair.database, server=self.other)
+
+    def await_other(self) -> None:
+        """Until the other standby has replayed all that the primary has written."""
+        end = _ask(self.pair.primary, "SELECT pg_current_wal_flush_lsn()::text")
+        _until(self.other, f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn")
+
+    def fail_over(self) -> None:
+        """Kills the primary, and promotes the other standby."""
+        self.pair.primary.kill()
+        if self.other.process is not None and self.other.process.exit_code() is not None:
+            self.other.start()
+        _ask(self.other, "SELECT pg_promote()")
+        _until(self.other, "SELECT NOT pg_is_in_recovery()")
+        _ask(self.other, f"SELECT pg_create_physical_replication_slot('{PHYSICAL_SLOT}', true)")
+
+    def follow(self) -> None:
+        """The standby that the jobs read follows the promoted one, without a restart."""
+        _ask(self.pair.standby, f"ALTER SYSTEM SET primary_conninfo = '{self._conninfo}'", rows=False)
+        _ask(self.pair.standby, "SELECT pg_reload_conf()")
+
+    def await_standby(self) -> None:
+        """Until the standby that the jobs read has replayed all that the promoted one has written."""
+        end = _ask(self.other, "SELECT pg_current_wal_flush_lsn()::text")
+        _until(self.pair.standby, f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn")
+
+    def rebuild(self, kept: Path | None = None) -> None:
+        """Makes the standby that the jobs read anew, from the files of the promoted one, which had got less. Its slots are gone
+        unless they were copied to `kept` before."""
+        data = self.pair.standby.data_folder
+        assert data is not None
+        self.pair.standby.stop()
+        follows = {"primary_conninfo": self._conninfo, "primary_slot_name": PHYSICAL_SLOT, "hot_standby_feedback": "on"}
+        settings = (data / "postgresql.conf").read_bytes()
+        _copy(self.other, data, follows)
+        (data / "postgresql.conf").write_bytes(settings)
+        if kept is not None:
+            shutil.rmtree(data / "pg_replslot")
+            subprocess.run(["cp", "-a", kept, data / "pg_replslot"], check=True)
+        self.pair.standby.start()
+
+    def keep_slots(self, kept: Path) -> None:
+        """Copies the slots of the standby that the jobs read."""
+        data = self.pair.standby.data_folder
+        assert data is not None
+        _ask(self.pair.standby, "CHECKPOINT", rows=False)
+        subprocess.run(["cp", "-a", data / "pg_replslot", kept], check=True)
+
+    @property
+    def now(self) -> Pair:
+        """The promoted standby and the one that the jobs read."""
+        return replace(self.pair, primary=self.other, database=self.promoted)
+
+    @property
+    def _conninfo(self) -> str:
+        return f"host=127.0.0.1 port={self.other.port} user={self.other.user} dbname=postgres"
+
+
+@contextmanager
+def two_standbys(name: str, version: str) -> Iterator[Standbys]:
+    options = {"max_prepared_transactions": 10, "wal_keep_size": "256MB"}
+    with primary_and_standby(name, version, **options) as pair, another_standby(pair, version) as other:
+        yield Standbys(pair, other)
 
 
 @contextmanager

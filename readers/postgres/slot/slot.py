@@ -49,14 +49,18 @@ _UNASKED_FLUSH_SECONDS = 0.5
 _FLUSH_POLL_SECONDS = 0.02
 _TIMED_OUT = "57014"
 
-_SLOT = """
+# After the crash of one of its processes a standby replays again what it has, and has new statistics.
+_STARTED = """(extract(epoch FROM CASE WHEN pg_is_in_recovery()
+     THEN greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))
+     ELSE pg_postmaster_start_time() END) * 1000000)::bigint"""
+_SLOT = f"""
 SELECT to_jsonb(s) || jsonb_build_object(
   'here', s.database IS NOT DISTINCT FROM current_database(),
   'confirmed', s.confirmed_flush_lsn - '0/0',
   'restart', s.restart_lsn - '0/0',
   'in_recovery', pg_is_in_recovery(),
   'flushed', CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END - '0/0',
-  'started', (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+  'started', {_STARTED},
   'holder', (SELECT application_name FROM pg_stat_activity AS a WHERE a.pid = s.active_pid))
 FROM pg_replication_slots AS s WHERE s.slot_name = %s
 """
@@ -210,6 +214,11 @@ def slot_extent(connection: Connection, slot: str) -> WalExtent:
         decoded_from=WalPosition(int(found["restart"])),
         server_started_us=int(found["started"]),
     )
+
+
+def started_us(connection: Connection) -> int:
+    """Returns when the server began to write or to replay its log, in microseconds since 1970, by its clock."""
+    return int(_one(connection, f"SELECT {_STARTED}")[0])
 
 
 @dataclass(frozen=True, slots=True)
