@@ -288,7 +288,9 @@ def _with_tables(state: EnumeratorState, joined: Joined) -> EnumeratorState:
         state = replace(state, rereads=())
     state = replace(state, rereads=(*state.rereads, *joined.rereads))
     if joined.restarts:
-        state = replace(state, position=joined.start, prepared=(), unseen=(), last_high=None, known_log=None)
+        state = replace(
+            state, position=joined.start, prepared=(), unseen=(), last_high=None, known_log=joined.start_log
+        )
     if joined.reached is not None:
         state = replace(state, reached=joined.reached)
     if not tables:

@@ -57,7 +57,7 @@ class Joined:
     has once the entry is taken in, if it was set back, else None. `rereads`: rows that contain everything before `start`, and
     are written once the log has been read up to there. `rolled_back_from`: the position up to which the copies have the log if
     a person rolled the job back: to `start`, or before another server answered, whose position it is. `rolled_back_log`: what
-    the log before it is known by.
+    the log before it is known by. `start_log`: what the log before `start` is known by, if the job has read it before.
     """
 
     start: Position
@@ -79,6 +79,7 @@ class Joined:
     replaced: tuple[TableId, ...] = ()
     rolled_back_from: Position | None = None
     rolled_back_log: KnownLog | None = None
+    start_log: KnownLog | None = None
 
     @property
     def emptied(self) -> tuple[TableId, ...]:

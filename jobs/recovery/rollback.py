@@ -4,7 +4,7 @@ Epoch numbers, the fence and versions of changes only grow: what was read before
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidemark.conf.model import JobFile
 from tidemark.conf.tables import TableName
@@ -27,6 +27,7 @@ from tidemark.readers.source import FoundSource, RegainsLog, SourceServer
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import CheckpointError, JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState, Joined
+from tidemark.state.log_extent import KnownLog
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, LogWork
@@ -58,7 +59,8 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
                 "Let the job continue, and read single tables again: tidemark signal JOB.yaml resnapshot --table NAME.",
             )
         now = recover_state(checkpoint, job, state)
-        position = position_of_cut(checkpoint, job, state, now, epoch)
+        cut = cut_after(checkpoint, job, state, now, epoch)
+        position = cut.position
         if position.order > needed_log(now, state)[0].order:
             raise CheckpointError(
                 f"After epoch {epoch} the job was rolled back further, and the log up to there was not read again yet.",
@@ -80,6 +82,7 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             version_offset=offset_from(job, state, position),
             rolled_back_from=now.position,
             rolled_back_log=now.known_log,
+            start_log=cut.known_log,
         )
         checkpoint.create_joined(state, joined)
     return position
@@ -116,11 +119,18 @@ def require_no_moves(server: SourceServer, state: JobState, log_range: LogRange)
             )
 
 
-def position_of_cut(
-    checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, epoch: int
-) -> Position:
-    """Returns the log's position after `epoch`. Raises CheckpointError unless only the log was followed since, by the same
-    tables with the same columns."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The log's position after an epoch. `known_log`: what the log before it is known by, None if nothing was noted."""
+
+    epoch: int
+    position: Position
+    known_log: KnownLog | None
+
+
+def cut_after(checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, epoch: int) -> Cut:
+    """Returns the cut after `epoch`. Raises CheckpointError unless only the log was followed since, by the same tables with the
+    same columns."""
     if epoch not in checkpoint.plan_epochs() or not checkpoint.has_log_report(epoch):
         raise CheckpointError(f"Epoch {epoch} read no log, or the checkpoint no longer has what it read.", _LIST)
     record = checkpoint.plan(epoch)
@@ -134,13 +144,14 @@ def position_of_cut(
     report = checkpoint.log_report(epoch)
     then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
     if _may_be_passed_over(state, epoch, report):
-        position = min([planned.position, *_starts_instead_of(state, epoch)], key=lambda start: start.order)
-        then = replace(then, position=position, prepared=planned.prepared)
+        starts = [(planned.position, planned.known_log), *_starts_instead_of(state, epoch)]
+        position, known_log = min(starts, key=lambda start: start[0].order)
+        then = replace(then, position=position, prepared=planned.prepared, known_log=known_log)
     if then.phase is not Phase.STREAM or then.prepared:
         raise CheckpointError(
             f"After epoch {epoch} the first load was not complete, or XA transactions were prepared.", _LIST
         )
-    return then.position
+    return Cut(epoch, then.position, then.known_log)
 
 
 def forget_unwritten(checkpoint: Checkpoint) -> None:
@@ -158,11 +169,11 @@ def _may_be_passed_over(state: JobState, epoch: int, report: LogReport) -> bool:
     return was_newest and not (report.emitted_changes or report.filtered_changes or report.transactions)
 
 
-def _starts_instead_of(state: JobState, epoch: int) -> list[Position]:
+def _starts_instead_of(state: JobState, epoch: int) -> list[tuple[Position, KnownLog | None]]:
     """Returns from where the job went on when it passed over this epoch because the target was set back: the target had no
-    more of the log when it got the epoch."""
+    more of the log when it got the epoch. With what the log before is known by."""
     return [
-        joined.start
+        (joined.start, joined.start_log)
         for joined in state.joined
         if joined.after_epoch == epoch and joined.reached is not None and joined.reached.log_epoch == epoch
     ]

@@ -9,13 +9,12 @@ rows read again since: what these mended may be in no log.
 
 import contextlib
 import time
-from dataclasses import dataclass
 
 from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
 from tidemark.jobs.recovery.readable_tables import find_readable
-from tidemark.jobs.recovery.rollback import forget_unwritten, position_of_cut, require_no_moves
+from tidemark.jobs.recovery.rollback import Cut, cut_after, forget_unwritten, require_no_moves
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
@@ -91,27 +90,22 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         rolled_back_from=now.position if has_more else None,
         rolled_back_log=now.known_log if has_more else None,
         reached=_reached(now, written.before(committed + 1)),
+        start_log=None if cut is None else cut.known_log,
     )
     checkpoint.create_joined(state, joined)
     events.note("warning", text=f"{error.message} {what}")
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    epoch: int
-    position: Position
-
-
 def _cut_of(
     checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, written: Written
-) -> _Cut | None:
+) -> Cut | None:
     """Returns the newest cut with no more of the log than the target has, None if more than the log must be read again. Only
     mirrors get changes again that they have: in files these would be there twice."""
     if written.last_epoch != written.log_epoch:
         return None
     with contextlib.suppress(CheckpointError):
-        return _Cut(written.log_epoch, position_of_cut(checkpoint, job, state, now, written.log_epoch))
+        return cut_after(checkpoint, job, state, now, written.log_epoch)
     keyless = any(not schema.key for schema in state.schemas)
     if job.sink.type != "mirror" or (keyless and sink_needs(job.sink).appends_keyless):
         return None
@@ -120,17 +114,17 @@ def _cut_of(
         if not checkpoint.has_log_report(epoch):
             continue
         try:
-            position = position_of_cut(checkpoint, job, state, now, epoch)
-            if _went_back(state, position, epoch, written.log_epoch):
+            cut = cut_after(checkpoint, job, state, now, epoch)
+            if _went_back(state, cut.position, epoch, written.log_epoch):
                 continue
-            _require_no_moves_since(job, state, position, now.position)
+            _require_no_moves_since(job, state, cut.position, now.position)
         except (CheckpointError, LogPositionLostError):
             return None
         except SourceNotUsableError as error:
             if error.table is None:
                 raise
             return None  # such as a table that was dropped: the next start says what is wrong with it
-        return _Cut(epoch, position)
+        return cut
     return None
 
 

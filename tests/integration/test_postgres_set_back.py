@@ -13,6 +13,7 @@ from devtools.servers import start_server
 from tests.support.epochs import die_at, run_epochs
 from tests.support.remedy_ways import mirror_job, require_copies, told_by
 from tests.support.servers import Database, fresh_database
+from tests.support.sink_state import SinkCase
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.state.checkpoint.layout import Checkpoint
@@ -137,6 +138,33 @@ def test_the_job_was_rolled_back_before(set_back: SetBack) -> None:
     assert error is not None
     assert MESSAGE in str(error)
     assert told_by(set_back.job, "source.on_log_lost=resnapshot") is None
+    require_copies(set_back.source, set_back.target)
+
+
+@pytest.mark.parametrize("point", ["", pytest.param("planner.before_plan", marks=pytest.mark.every_server)])
+def test_the_target_is_restored_as_well(set_back: SetBack, point: str) -> None:
+    """Source and target are restored from backups of about the same time. The target's is newer, and has what the source lacks.
+    Or the source is restored after the job has noted that the target was."""
+    set_back.write("before")
+    run_epochs(set_back.job)
+    set_back.save()
+    set_back.source.execute("INSERT INTO orders VALUES (700, 'lost')")
+    run_epochs(set_back.job)
+    put_target_back = SinkCase("postgres", None, set_back.target).back_up()  # type: ignore[arg-type]
+    set_back.write("lost as well")
+    run_epochs(set_back.job)
+    put_target_back()
+    if point:
+        die_at(set_back.job, point)
+    set_back.put_back()
+    set_back.write("other")
+    error = told_by(set_back.job)
+    assert error is not None
+    assert MESSAGE in str(error)
+    assert told_by(set_back.job, "source.on_log_lost=resnapshot") is None
+    require_copies(set_back.source, set_back.target)
+    set_back.write("later")
+    run_epochs(set_back.job)
     require_copies(set_back.source, set_back.target)
 
 
