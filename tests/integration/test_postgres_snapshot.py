@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import psycopg2
+import pyarrow as pa
 import pytest
 
+from devtools.servers import start_server
 from tests.support.postgres_log import VERSIONS, LoggedDatabase, logged_postgres  # noqa: F401  a fixture
 from tests.support.postgres_roles import role
 from tests.support.postgres_snapshot import NO_ANCHOR, SnapshotTable, covered, rows_of
+from tests.support.servers import fresh_database
 from tidemark.readers.postgres.keys.key_columns import read_key
 from tidemark.readers.postgres.keys.split_keys import PostgresKeys
 from tidemark.readers.postgres.session import SqlSession
+from tidemark.readers.postgres.snapshot.key_reader import KeyReader
 from tidemark.readers.postgres.snapshot.split_reader import ReadHooks
 from tidemark.readers.snapshot.split_reader import READ_ATTEMPTS
 from tidemark.state.errors import (
@@ -328,3 +332,26 @@ def test_the_shape_names_types_with_their_lengths_and_collations(source: LoggedD
         shape = read_key(connection, schema.table, ()).shape
     assert shape == tuple((c.number, c.name, c.source_type, c.collation) for c in schema.columns)
     assert shape[0] == (1, "a", "character varying(3)", 'pg_catalog."C"')
+
+
+@pytest.mark.parametrize("is_split", [True, False], ids=["a split", "rows that are read again"])
+def test_what_was_read_survives_a_crash_of_the_server(*, is_split: bool) -> None:
+    """Asynchronous commits are seen at once, and a crash loses them until they are flushed. The log would never have them."""
+    with (
+        start_server("postgres", {"wal_writer_delay": "10s", "synchronous_commit": "off"}) as server,
+        fresh_database(server) as database,
+    ):
+        source = LoggedDatabase(database)
+        source.execute("CREATE TABLE public.t (id int PRIMARY KEY, v text)", "INSERT INTO public.t VALUES (1, 'old')")
+        source.execute("CHECKPOINT")
+        table = SnapshotTable(source)
+        source.execute("UPDATE public.t SET v = 'new'")
+        if is_split:
+            read = table.read()
+        else:
+            with KeyReader(table.settings, {table.schema.table: table.schema}) as reader:
+                read = reader.read_again(table.schema, pa.record_batch({"id": pa.array([1], pa.int32())}))
+        assert rows_of(read.rows) == [(1, "new")]
+        server.kill()
+        server.start()
+        assert table.rows() == [(1, "new")]

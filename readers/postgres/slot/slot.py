@@ -262,13 +262,26 @@ def _is_as_created(found: dict[str, Any]) -> bool:
 
 
 def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPosition:
-    """Returns the log's end, once it is flushed: only then can it be read. No snapshot's high is after it.
-
-    The server flushes at each commit. It flushes asynchronous commits and pruning by SELECTs in the background, and writes
-    of open transactions late: assigning an unused transaction id makes it flush these too. Raises SourceNotUsableError
-    after `seconds`. A standby's log ends where it has replayed it, and all before that is visible.
-    """
+    """Returns the log's end, once it is flushed: only then can it be read. No snapshot's high is after it. Raises
+    SourceNotUsableError after `seconds`. A standby's log ends where it has replayed it, and all before that is visible."""
     end, flushed = _one(connection, _ENDS)
+    _await_flush(connection, end, flushed, lambda: connection, seconds)
+    return WalPosition(end)
+
+
+def await_flush(connection: Connection, position: WalPosition, another: Callable[[], Connection] | None = None) -> None:
+    """Waits until the log before `position` is flushed: a crash of the server could lose transactions after that, though
+    snapshots see asynchronous commits at once. `position`: where the log ended when this connection asked last. `another`
+    opens a connection, if this one is inside a transaction. Raises SourceNotUsableError after FLUSH_SECONDS."""
+    flushed = _one(connection, _ENDS)[1]
+    _await_flush(connection, position.lsn, flushed, another or (lambda: connection), FLUSH_SECONDS)
+
+
+def _await_flush(
+    connection: Connection, end: int, flushed: int, asked_on: Callable[[], Connection], seconds: float
+) -> None:
+    """The server flushes at each commit. It flushes asynchronous commits and pruning by SELECTs in the background, and writes
+    of open transactions late: assigning an unused transaction id makes it flush these too."""
     started, asked = time.monotonic(), False
     while flushed < end:
         waited = time.monotonic() - started
@@ -278,11 +291,13 @@ def log_end(connection: Connection, *, seconds: float = FLUSH_SECONDS) -> WalPos
                 "Check the server's disk, then run the job again: it continues.",
             )
         if waited > _UNASKED_FLUSH_SECONDS and not asked:
-            _one(connection, "SELECT pg_current_xact_id()")
+            asking = asked_on()
+            _one(asking, "SELECT pg_current_xact_id()")
+            if asking is not connection:
+                asking.close()
             asked = True
         time.sleep(_FLUSH_POLL_SECONDS)
         flushed = _one(connection, _ENDS)[1]
-    return WalPosition(end)
 
 
 def advance_slot(connection: Connection, slot: str, position: WalPosition) -> bool:

@@ -18,6 +18,7 @@ from tidemark.readers.postgres.connect import Connection, error_code, error_text
 from tidemark.readers.postgres.keys.key_columns import KeyColumn, TableKey, read_key
 from tidemark.readers.postgres.keys.key_text import array_literal, key_expression, key_text, whole_key_text
 from tidemark.readers.postgres.session import SqlSession, will_pass
+from tidemark.readers.postgres.slot.slot import await_flush
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.read_locks import locked
@@ -110,6 +111,7 @@ class KeyReader(RetryingSplitReader[Connection]):
         rows = copy_rows(
             connection, query, schema, in_memory=schema.table in source.masked, bad_values=source.bad_values
         )
+        await_flush(connection, high, self._session.another)
         report = Report(split.id, split.table, split.schema_version, high, rows.num_rows, 0)
         return SplitRead(report, rows, taken_at_us)
 

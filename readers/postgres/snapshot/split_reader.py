@@ -35,7 +35,7 @@ from tidemark.readers.postgres.schema.text_orders import certain, text_orders
 from tidemark.readers.postgres.schema.types import select_expression
 from tidemark.readers.postgres.server import ServerIdentity, require_identity
 from tidemark.readers.postgres.session import SqlSession, is_of_storage
-from tidemark.readers.postgres.slot.slot import require_own_standby
+from tidemark.readers.postgres.slot.slot import await_flush, require_own_standby
 from tidemark.readers.postgres.snapshot.copy_rows import copy_rows
 from tidemark.readers.postgres.snapshot.locks import locked_error
 from tidemark.readers.postgres.snapshot.pages import SnapshotGoneError, import_snapshot
@@ -187,6 +187,7 @@ class SplitReader(RetryingSplitReader[Connection]):
             raise
         with connection.cursor() as cursor:
             cursor.execute("COMMIT")
+        await_flush(connection, high)
         failpoint("snapshot.after_select")
         hooks.after_select()
         report = Report(
