@@ -1,8 +1,11 @@
 """One look at ranges of a table: at the source's rows, as they should be in the copy, then at the copy's."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -17,11 +20,13 @@ from tidemark.readers.source import SourceServer, SplitReading
 from tidemark.sinks.comparing import ComparableSink, Comparisons, CopyComparison, Key, Pair
 from tidemark.state.change_batch import batch_schema
 from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection
 from tidemark.state.table import TableSchema
 
 MAX_SURPLUS = 100_000
 """The most rows of the copy without a row in the source that one statement looks at."""
+ANCHOR_SECONDS = 5.0
 MAX_PAIRS_OF_A_TASK = 10_000
 """A task that has found more pairs leaves its other ranges to later tasks."""
 
@@ -76,7 +81,7 @@ class TableLook:
     ) -> Iterator["RangeLooks"]:
         """`keys`: as in `Comparisons`."""
         with comparisons(keys) as copy, copy_reading(copy, self.output) as reading:
-            yield RangeLooks(self, reader, copy, reading)
+            yield RangeLooks(self, reader, copy, reading, Anchor(self.job))
 
     @property
     def has_condition(self) -> bool:
@@ -87,13 +92,28 @@ class TableLook:
         condition leaves out: they changed later."""
         return not self.has_condition and (each.in_copy is not None or each.is_whole)
 
-    def expected(self, each: Range, reader: SplitReading) -> pa.Table:
-        """Returns the source's rows of a range as they should be in the copy, as change batches."""
-        _, now = CopyProgress(Checkpoint.at(self.job.checkpoint), self.job).now()
-        read = reader.read(each.split, self.schema, now.position)
+    def expected(self, each: Range, reader: SplitReading, anchor: Position) -> pa.Table:
+        """Returns the source's rows of a range as they should be in the copy, as change batches. `anchor`: for the reader."""
+        read = reader.read(each.split, self.schema, anchor)
         read, _ = projector(self.job, [self.schema], self.projections).split(read)
         schema = batch_schema(self.output)
         return pa.Table.from_batches(change_batches(read, schema), schema)
+
+
+@dataclass(slots=True)
+class Anchor:
+    """The position that the job's copy has reached, as of some seconds ago: the checkpoint has many files."""
+
+    job: JobFile
+    _position: Position | None = None
+    _due: float = 0.0
+
+    def position(self) -> Position:
+        if self._position is None or time.monotonic() >= self._due:
+            _, now = CopyProgress(Checkpoint.at(self.job.checkpoint), self.job).now()
+            self._position = now.position
+            self._due = time.monotonic() + ANCHOR_SECONDS
+        return self._position
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +124,37 @@ class RangeLooks:
     reader: SplitReading
     copy: CopyComparison
     reading: CopyReading | None
+    anchor: Anchor
+    _ahead: deque[tuple[Range, "Future[pa.Table]"]] = field(default_factory=deque)
 
     def at(self, each: Range, *, keeps_keys: bool = False) -> RangeLook:
         """`keeps_keys`: for `surplus_of_all`."""
+        return self.compared(each, self.expected(each), keeps_keys=keeps_keys)
+
+    def expected(self, each: Range) -> pa.Table:
+        return self.table.expected(each, self.reader, self.anchor.position())
+
+    def with_expected(self, ranges: Iterable[Range]) -> Generator[tuple[Range, pa.Table]]:
+        """Yields ranges with their expected rows. A thread reads those of the next range meanwhile: call `wait` before
+        the reader is used otherwise, and close the generator."""
+        ahead = self._ahead
+        with ThreadPoolExecutor(1, thread_name_prefix="source") as thread:
+            try:
+                for each in ranges:
+                    ahead.append((each, thread.submit(self.expected, each)))
+                    if len(ahead) > 1:
+                        yield _read(ahead)
+                while ahead:
+                    yield _read(ahead)
+            finally:
+                ahead.clear()
+
+    def wait(self) -> None:
+        """Returns when no thread uses the reader."""
+        wait(rows for _, rows in self._ahead)
+
+    def compared(self, each: Range, expected: pa.Table, *, keeps_keys: bool = False) -> RangeLook:
         table, copy = self.table, self.copy
-        expected = table.expected(each, self.reader)
         others = None
         if self.reading is not None and table.has_own_surplus(each):
             others = self.reading.others(expected, each.in_copy)
@@ -124,3 +170,8 @@ class RangeLooks:
             copy.keep_keys()
         copy.clear()
         return RangeLook(each.number, row_count, pairs, all_listed)
+
+
+def _read(ahead: deque[tuple[Range, "Future[pa.Table]"]]) -> tuple[Range, pa.Table]:
+    each, rows = ahead.popleft()
+    return each, rows.result()

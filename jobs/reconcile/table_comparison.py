@@ -3,8 +3,8 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -141,12 +141,13 @@ class TableComparison:
         sides.progress.require_complete(self._look.schema)
         suspects: Suspects = {}
         with sides.reading(self._look.schema) as reader, sides.sink.comparable(self._look.output) as comparison:
-            with self._look.opened(reader, comparison) as looks:
-                for found in self._first_looks(looks):
+            with self._look.opened(reader, comparison) as looks, closing(self._first_looks(looks)) as first_looks:
+                for found in first_looks:
                     result.rows += found.row_count
                     _suspect(suspects, found.number, found.pairs)
                     self._watcher.ranges(found.number + 1, result.rows)
                     if sum(map(len, suspects.values())) > MAX_SUSPECTS:
+                        looks.wait()
                         self._judge(reader, comparison, suspects)
                         suspects = {}
                     if result.cut:
@@ -158,19 +159,17 @@ class TableComparison:
         sides.progress.require_complete(self._look.schema)
         return result
 
-    def _first_looks(self, looks: RangeLooks) -> Iterator[RangeLook]:
+    def _first_looks(self, looks: RangeLooks) -> Generator[RangeLook]:
         """Looks at each range once: at the first ones in this process, then Spark's tasks do."""
         drawn = self._drawn(looks)
-        for each in itertools.islice(drawn, RANGES_WITHOUT_SPARK):
-            yield self._look_here(looks, each)
+        yield from self._looks_here(looks, itertools.islice(drawn, RANGES_WITHOUT_SPARK))
+        if self._sides.tasks is None or not isinstance(looks.copy, ComparesTable):
+            yield from self._looks_here(looks, drawn)
+            return
         waiting: list[Range] = []
         for each in drawn:
-            if (
-                self._sides.tasks is None
-                or not isinstance(looks.copy, ComparesTable)
-                or not self._look.has_own_surplus(each)
-            ):
-                yield self._look_here(looks, each)
+            if not self._look.has_own_surplus(each):
+                yield from self._looks_here(looks, [each])
                 continue
             waiting.append(each)
             if len(waiting) == self._sides.job.snapshot.parallelism * RANGES_OF_A_TASK:
@@ -198,10 +197,12 @@ class TableComparison:
             self._ranges.append(each)
             yield each
 
-    def _look_here(self, looks: RangeLooks, each: Range) -> RangeLook:
-        keeps = not self._look.has_own_surplus(each) and not self._look.has_condition
-        self._keeps_keys |= keeps
-        return looks.at(each, keeps_keys=keeps)
+    def _looks_here(self, looks: RangeLooks, ranges: Iterable[Range]) -> Generator[RangeLook]:
+        with closing(looks.with_expected(ranges)) as read:
+            for each, expected in read:
+                keeps = not self._look.has_own_surplus(each) and not self._look.has_condition
+                self._keeps_keys |= keeps
+                yield looks.compared(each, expected, keeps_keys=keeps)
 
     def _judge(self, reader: SplitReading, comparison: Comparisons, suspects: Suspects) -> None:
         """Looks at the suspects' ranges again until all are judged, or the job does not come on."""

@@ -23,11 +23,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from tidemark.sinks.comparing import Comparisons, Key
 from tidemark.sinks.delta.errors import spark_errors
-from tidemark.sinks.delta.hashing import HASHED, WANTED, Hashing, hashed_names, load_keys, read, unpacked
+from tidemark.sinks.delta.hashing import HASHED, WANTED, Hashing, hashed_names, load_keys, read
 from tidemark.sinks.delta.locations import Location, current_version, quoted
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.folded.comparing import FoldedComparison
-from tidemark.sinks.folded.hashing import change_kinds, key_kinds
+from tidemark.sinks.folded.hashing import key_kinds, probe
 from tidemark.sinks.folded.state import DELETE, TRUNCATE, FoldedState
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema
@@ -127,10 +127,9 @@ class DeltaReading:
     def stage(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
         """See `folded.comparing.Staging`."""
         count = 0
-        self._create(table)
-        names = hashed_names(self.state.schema, is_changelog=False)
-        for hashed in Hashing(self.state.schema, names, self.how.partitioned).hashed(batches):
-            self._insert(table, hashed)
+        self.state.create(table)
+        for hashed in self._hashing(hashed_names(self.state.schema, is_changelog=False)).hashed(batches):
+            self.state.insert(table, hashed)
             count += hashed.num_rows
         return count
 
@@ -150,9 +149,9 @@ class DeltaReading:
         if self.how.style == "changelog":
             self._read_all()
         elif self._version != current_version(self.session, self.location):
-            self._create("fresh")
+            self.state.create("fresh")
             for hashed in self._hashed(self._restricted(wanted), wanted):
-                self._insert("fresh", hashed)
+                self.state.insert("fresh", hashed)
             self.state.take_rows(WANTED)
 
     def _read_all(self) -> None:
@@ -162,9 +161,9 @@ class DeltaReading:
         if self.how.style == "changelog":
             self._read_changes()
         else:
-            self._create("fresh")
+            self.state.create("fresh")
             for hashed in self._hashed("TRUE"):
-                self._insert("fresh", hashed)
+                self.state.insert("fresh", hashed)
             self.state.take_rows()
         self._version = version
 
@@ -173,14 +172,14 @@ class DeltaReading:
         in_order = bool(self.state.schema.toastable)
         version, seq = divmod(self.state.log_place, 1 << 32)
         since = f"_commit_version >= {version} AND (_commit_version > {version} OR _seq > {seq})"
-        self._create("fresh")
+        self.state.create("fresh")
         count = 0
         for hashed in self._hashed(since if self.state.log_place >= 0 else "TRUE"):
-            self._insert("fresh", hashed)
+            self.state.insert("fresh", hashed)
             count += hashed.num_rows
             if count >= FRESH_ROWS and not in_order:
                 self.state.take_changes()
-                self._create("fresh")
+                self.state.create("fresh")
                 count = 0
         self.state.take_changes()
 
@@ -199,21 +198,14 @@ class DeltaReading:
         condition = f"({condition}) AND {self.how.is_there}"
         with spark_errors(self.location):
             rows = self.session.table(self.location.relation).where(condition).select(*map(quoted, names))
-            for row in self._rebalanced(rows, Hashing(self.state.schema, names, self.how.partitioned, wanted)):
+            for row in self._rebalanced(rows, self._hashing(names, wanted)):
                 yield read(row)
+
+    def _hashing(self, names: tuple[str, ...], wanted: tuple[Key, ...] | None = None) -> Hashing:
+        return Hashing(self.state.hashing, names, self.how.partitioned, probe(self.state.seed), wanted)
 
     def _rebalanced(self, rows: DataFrame, hashing: Hashing) -> Iterator[bytes]:
         # All tasks compute hashes at once, and the driver fetches them piece by piece.
         hashed = rows.mapInArrow(hashing, from_arrow_schema(HASHED)).hint("rebalance")
         for row in hashed.toLocalIterator(prefetchPartitions=True):
             yield bytes(row["hashed"])
-
-    def _create(self, table: str) -> None:
-        kinds = ", ".join(f"{name} {kind}" for name, kind in change_kinds(self.state.schema).items())
-        self.state.execute(f"CREATE OR REPLACE TABLE {table} ({kinds})")
-
-    def _insert(self, table: str, hashed: pa.Table) -> None:
-        engine = self.state.engine
-        engine.register("hashed", hashed)
-        self.state.execute(f"INSERT INTO {table} SELECT {unpacked(self.state.schema)} FROM hashed")
-        engine.unregister("hashed")

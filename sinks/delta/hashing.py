@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidemark.conf.duckdb_engine import open_engine
 from tidemark.conf.redaction import redact_exception
 from tidemark.sinks.comparing import Key
-from tidemark.sinks.folded.hashing import change_expressions, change_kinds, key_kinds, key_names
+from tidemark.sinks.folded.hashing import RowHashing, key_kinds, key_names, probe, selected
 from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema
 from tidemark.state.typed_rows import typed_schema
@@ -23,17 +24,18 @@ HASHED = pa.schema([pa.field("hashed", pa.binary(), nullable=False)])
 """The output of `Hashing`: an Arrow IPC stream for each batch of rows."""
 WANTED = "wanted"
 _META = ("_change_type", "_commit_version", "_seq", "_is_snapshot", "_unchanged")
-_LOW = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Hashing:
     """The function for mapInArrow: takes rows of a copy with the columns `names`, yields HASHED. `partitioned`: the columns by
-    which Delta partitions the table. `wanted`: only rows of these keys are hashed; None: all."""
+    which Delta partitions the table. `probe`: the result of `folded.hashing.probe` in the command's process. `wanted`: only
+    rows of these keys are hashed; None: all."""
 
-    schema: TableSchema
+    hashing: RowHashing
     names: tuple[str, ...]
     partitioned: tuple[str, ...]
+    probe: int
     wanted: tuple[Key, ...] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -46,39 +48,48 @@ class Hashing:
             raise
 
     def hashed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yields keys and hashes, to be read by `unpacked`. Raises SinkError, without a value of a row."""
+        """Yields keys and hashes as `folded.hashing.selected` reads them. Raises SinkError, without a value of a row."""
         import duckdb
 
-        kinds = typed_schema(self.schema)
+        schema = self.hashing.schema
+        if probe(self.hashing.seed) != self.probe:
+            raise SinkError(
+                f"Rows of {schema.table} can't be compared: Spark's executors hash differently from the command.",
+                "Install one version of Tidemark where the driver runs and in the executors' Python.",
+            )
         with contextlib.closing(open_engine()) as engine:
             if self.wanted is not None:
-                load_keys(engine, self.schema, self.wanted)
+                load_keys(engine, schema, self.wanted)
             for batch in batches:
-                # Spark has other names for the time zone and for the elements of lists.
-                columns = [batch.column(name).cast(kinds.field(name).type) for name in self.names]
-                engine.register("batch", pa.table(columns, names=[f"c{i}" for i in range(len(columns))]))
+                engine.register("batch", self._changes(batch))
                 try:
                     yield engine.execute(self._query(engine)).to_arrow_table()
                 except duckdb.Error as error:
                     text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows may quote a row
                     raise SinkError(
-                        f"Rows of {self.schema.table} can't be compared: {text} ….", "Please report this."
+                        f"Rows of {schema.table} can't be compared: {text} ….", "Please report this."
                     ) from error
                 finally:
                     engine.unregister("batch")
 
+    def _changes(self, batch: pa.RecordBatch) -> pa.Table:
+        kinds = typed_schema(self.hashing.schema)
+        columns = {}
+        for name in self.names:
+            # Spark has other names for the time zone and for the elements of lists.
+            columns[name] = batch.column(name).cast(kinds.field(name).type)
+            if name in self.partitioned and pa.types.is_string(columns[name].type):
+                is_empty = pc.equal(columns[name], "")  # Delta has NULL for an empty text in a partition
+                columns[name] = pc.if_else(is_empty, pa.scalar(None, pa.string()), columns[name])
+        is_logged = pc.invert(columns["_is_snapshot"]) if "_is_snapshot" in columns else False
+        return self.hashing.changes(columns, batch.num_rows, is_logged=is_logged)
+
     def _query(self, engine: "DuckDBPyConnection") -> str:
-        described = engine.execute("DESCRIBE batch").fetchall()
-        columns = {name: (column[0], column[1]) for name, column in zip(self.names, described, strict=True)}
-        for name in self.partitioned:
-            if columns.get(name, ("", ""))[1] == "VARCHAR":  # Delta has NULL for an empty text in a partition
-                columns[name] = (f"nullif({columns[name][0]}, '')", "VARCHAR")
-        is_logged = f"NOT {columns['_is_snapshot'][0]}" if "_is_snapshot" in columns else "false"
-        expressions = change_expressions(self.schema, columns, is_logged)
-        inner = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
-        packed = ", ".join(text for name, kind in change_kinds(self.schema).items() for text in _packed(name, kind))
-        among = "" if self.wanted is None else f" SEMI JOIN {WANTED} USING ({', '.join(key_names(self.schema))})"
-        return f"SELECT {packed} FROM (SELECT {inner} FROM batch) changes{among}"
+        schema = self.hashing.schema
+        names = key_names(schema)
+        kinds = [kind for name, kind, *_ in engine.execute("DESCRIBE batch").fetchall() if name in names]
+        among = "" if self.wanted is None else f" SEMI JOIN {WANTED} USING ({', '.join(names)})"
+        return f"SELECT * FROM (SELECT {selected(schema, kinds)} FROM batch) changes{among}"
 
 
 def hashed_names(schema: TableSchema, *, is_changelog: bool) -> tuple[str, ...]:
@@ -101,11 +112,6 @@ def load_keys(engine: "DuckDBPyConnection", schema: TableSchema, keys: Sequence[
     engine.unregister("texts")
 
 
-def unpacked(schema: TableSchema) -> str:
-    """Returns the expressions that give `change_kinds` from hashed rows."""
-    return ", ".join(_unpacked(name, kind) for name, kind in change_kinds(schema).items())
-
-
 def read(hashed: bytes) -> pa.Table:
     """Returns the table of a row of HASHED."""
     return pa.ipc.open_stream(hashed).read_all()
@@ -116,20 +122,3 @@ def _written(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _packed(name: str, kind: str) -> Iterator[str]:
-    """Yields expressions of types that Arrow has."""
-    if kind == "UHUGEINT":
-        yield f"CAST({name} >> 64 AS UBIGINT) AS {name}_high"
-        yield f"CAST({name} & {_LOW}::UHUGEINT AS UBIGINT) AS {name}_low"
-    elif kind == "HUGEINT":
-        yield f"CAST({name} AS DECIMAL(38, 0)) AS {name}"
-    else:
-        yield name
-
-
-def _unpacked(name: str, kind: str) -> str:
-    if kind == "UHUGEINT":
-        return f"(CAST({name}_high AS UHUGEINT) << 64) | CAST({name}_low AS UHUGEINT)"
-    return f"CAST({name} AS HUGEINT)" if kind == "HUGEINT" else name

@@ -1,23 +1,42 @@
 """Compares expected rows with the files of a copy.
 
-The rows go through the sink's own writing into a file, and that file is read as those of the copy are. So an expected value is
-exactly what the sink would have written.
+Rows of JSON Lines go through the sink's own writing into a file, and that file is read as those of the copy are. Parquet keeps
+Arrow's values as they are, so expected rows are hashed at once. So an expected value is exactly what the sink would have
+written.
+
+While the rows of splits stay in their files (`split_files.py`), a range is compared with what these files and the state have of
+it. Otherwise all is in the state.
 """
 
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tidemark.sinks.comparing import Comparisons, Key
+import pyarrow as pa
+
+from tidemark.sinks.comparing import Comparisons, Key, Pair
 from tidemark.sinks.files.folding import Folding
 from tidemark.sinks.files.part import Format
+from tidemark.sinks.files.split_files import SplitFiles, has_integer_key
 from tidemark.sinks.folded.comparing import FoldedComparison
+from tidemark.sinks.folded.hashed_rows import (
+    GREATEST,
+    HashedRows,
+    NoOrdinalError,
+    differing,
+    ordinal,
+    surplus,
+    together,
+)
 from tidemark.sinks.folded.state import FoldedState
+from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableSchema, arrow_type_of
+
+MAX_ROWS_AT_ONCE = 4 << 20
 
 
 @contextlib.contextmanager
@@ -27,15 +46,113 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
         tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
         FoldedState.opened(schema, str(folder), Path(temporary)) as state,
     ):
-        folding = Folding(state, folder, file_format)
+        is_read_by_ranges = file_format == "parquet" and has_integer_key(schema)
+        folding = Folding(state, folder, file_format, splits=SplitFiles(state.hashing) if is_read_by_ranges else None)
         numbers = itertools.count()
 
         def compared(
             keys: Collection[Key] | None = None,
-        ) -> contextlib.AbstractContextManager[FoldedComparison]:
-            return contextlib.closing(FoldedComparison(state, next(numbers), folding.stage, folding.refresh))
+        ) -> contextlib.AbstractContextManager[FilesComparison]:
+            return contextlib.closing(FilesComparison(folding, next(numbers)))
 
         yield compared
+
+
+class FilesComparison:
+    """A `tidemark.sinks.comparing.CopyComparison`. `number`: several may be open at a time."""
+
+    def __init__(self, folding: Folding, number: int) -> None:
+        self._folding, self._state = folding, folding.state
+        self._folded = FoldedComparison(folding.state, number, folding.stage, folding.refresh)
+        self._hashed: list[pa.Table] = []
+        self._expected: HashedRows | None = None
+        """The staged rows, while those of splits stay in their files. Otherwise `_folded` has them."""
+        self.row_count = 0
+
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> None:
+        if self._folding.splits is None:
+            self._folded.stage(batches)
+            self.row_count = self._folded.row_count
+            return
+        self._hashed = [self._folding.expected(batch) for batch in batches]
+        self.row_count = sum(table.num_rows for table in self._hashed)
+        self._folding.refresh()
+        schema = self._state.schema
+        try:
+            parts = [HashedRows.of(table, schema) for table in self._hashed or [self._folding.nothing()]]
+        except NoOrdinalError:
+            self._folding.take_splits()
+        if self._folding.splits is None:
+            self._folded.take(self._hashed)
+        else:
+            self._expected = together(parts).last()
+
+    def differing(self) -> list[Pair]:
+        if self._expected is not None and len(self._expected) == 0:
+            return []
+        if self._expected is not None:
+            leading = self._expected.keys[0]
+            held = self._held(int(leading[0]), int(leading[-1]))
+            if held is not None:
+                return differing(self._expected, held, self._state.schema)
+        return self._folded.differing()
+
+    def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
+        if self._expected is not None:
+            keys = None if within is None else within.integers
+            held = self._held(*self._bounds(keys))
+            if held is not None:
+                held = held if keys is None else held.within(keys, self._state.schema)
+                return surplus(self._expected, held, self._state.schema, limit)
+        return self._folded.surplus(within, limit)
+
+    def keep_keys(self) -> None:
+        if self._expected is not None:
+            self._folded.take(self._hashed)
+        self._folded.keep_keys()
+
+    def surplus_of_all(self, limit: int) -> list[Pair]:
+        self._folding.take_splits()
+        return self._folded.surplus_of_all(limit)
+
+    def clear(self) -> None:
+        self._hashed, self._expected = [], None
+        self._folded.clear()
+
+    def close(self) -> None:
+        self.clear()
+        self._folded.close()
+
+    def _held(self, least: int, greatest: int) -> HashedRows | None:
+        """Returns the rows that the copy has, where the leading column of the key is in this range (`ordinals`). None if the
+        state has all rows now, because these would be too many for the memory."""
+        splits, state = self._folding.splits, self._state
+        groups = [] if splits is None else splits.between(least, greatest, state.truncated)
+        if splits is not None and sum(group.row_count for group in groups) <= MAX_ROWS_AT_ONCE:
+            try:
+                parts = [*splits.rows(groups), *state.rows_between(least, greatest)]
+            except NoOrdinalError:
+                pass
+            else:
+                found = [part.between(least, greatest).after(state.truncated) for part in parts]
+                return together([*found, self._no_rows()]).last()
+        self._folding.take_splits()
+        self._folded.take(self._hashed)
+        self._expected = None
+        return None
+
+    def _no_rows(self) -> HashedRows:
+        return HashedRows.of(self._folding.nothing(), self._state.schema)
+
+    def _bounds(self, keys: IntegerRange | None) -> tuple[int, int]:
+        """Returns the range of the leading column of the key, with its end."""
+        key, bounds = self._state.schema.key[0], [0, GREATEST]
+        if keys is not None and keys.columns[0] == key:
+            kind = arrow_type_of(self._state.schema.column(key).arrow_type)
+            for i, bound in enumerate((keys.start, keys.end)):
+                if bound is not None:
+                    bounds[i] = min(max(ordinal(bound[0], kind), 0), GREATEST)
+        return bounds[0], bounds[1]
 
 
 def keys_in_files(

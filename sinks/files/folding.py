@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tidemark.conf.tables import TableName
 from tidemark.sinks.files.merging import log_files
 from tidemark.sinks.files.part import Format, open_table_file
-from tidemark.sinks.folded.hashing import change_expressions, literal, quoted
+from tidemark.sinks.files.reading import changes_in
+from tidemark.sinks.files.split_files import SplitFiles
+from tidemark.sinks.folded.hashing import key_kinds, key_names, key_text, literal, quoted
 from tidemark.sinks.folded.state import TRUNCATE, FoldedState
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
-from tidemark.state.remedies import read_again
-from tidemark.state.table import TableId
 
 FRESH_BYTES = 512 << 20
 """Files are read together until they have this size."""
@@ -43,22 +41,31 @@ class _NewFile:
 
 @dataclass(slots=True)
 class Folding:
-    """`copy_folder`: the table's. `within`: only changes of these keys are taken in; None: all."""
+    """`copy_folder`: the table's. `within`: only changes of these keys are taken in; None: all. `splits`: files that are not
+    taken in, as long as the log leaves out no values; None: all are."""
 
     state: FoldedState
     copy_folder: Path
     file_format: Format
     within: IntegerRange | None = None
+    splits: SplitFiles | None = None
     _taken: set[str] = field(default_factory=set)
     _log_epoch: int = 0
     """All log changes up to this epoch were taken in."""
 
     def stage(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """Creates a table with the rows as the sink writes them. Returns their number."""
+        """Creates a table with the rows as the sink writes them. Returns their number. Parquet keeps Arrow's values as they
+        are."""
+        count = 0
+        self.state.create(table)
+        if self.file_format == "parquet":
+            for batch in batches:
+                self.state.insert(table, self.expected(batch))
+                count += batch.num_rows
+            return count
         path = self.state.temporary / f"{table}.{self.file_format}"
         path.unlink(missing_ok=True)
         file = open_table_file(self.file_format, path, self.state.schema)
-        count = 0
         try:
             for batch in batches:
                 file.write([batch])
@@ -68,6 +75,23 @@ class Folding:
         self.load(table, [path])
         path.unlink()
         return count
+
+    def expected(self, batch: pa.RecordBatch) -> pa.Table:
+        """Returns a change batch of expected rows as `RowHashing.changes` does. Parquet keeps Arrow's values as they are."""
+        columns = {name: batch.column(name) for name in self.state.schema.arrow_schema().names}
+        return self.state.hashing.changes(columns, batch.num_rows)
+
+    def nothing(self) -> pa.Table:
+        return self.state.hashing.changes({}, 0)
+
+    def take_splits(self) -> None:
+        """Takes the files of splits in, too, from now on."""
+        if self.splits is not None:
+            paths = self.splits.paths
+            self.splits = None
+            for start in range(0, len(paths), FRESH_FILES):
+                self._load_fresh(paths[start : start + FRESH_FILES])
+                self.state.take_changes()
 
     def refresh(self) -> None:
         """Takes in the files that were published since. Raises SinkError for a damaged file."""
@@ -103,66 +127,80 @@ class Folding:
         return [file for _, file in sorted(found, key=lambda pair: (pair[0], pair[1].path.name))]
 
     def _groups(self, files: Sequence[_NewFile]) -> Iterator[list[_NewFile]]:
-        """Yields neighbouring files with the same columns."""
+        """Yields neighbouring files."""
         group: list[_NewFile] = []
         size = 0
-        columns: pa.Schema | None = None
         for file in files:
-            of_file = _columns(file.path, self.state.schema.table) if self.file_format == "parquet" else None
             is_full = size >= FRESH_BYTES or len(group) >= FRESH_FILES
-            if group and (is_full or file.is_partly_known or group[-1].is_partly_known or of_file != columns):
+            if group and (is_full or file.is_partly_known or group[-1].is_partly_known):
                 yield group
                 group, size = [], 0
             group.append(file)
             size += file.path.stat().st_size
-            columns = of_file
         if group:
             yield group
 
     def _take(self, files: Sequence[_NewFile]) -> None:
-        self.load("fresh", [file.path for file in files])
+        paths = [file.path for file in files]
+        others = paths if self.splits is None else self.splits.add(paths)
+        self._load_fresh(others)
+        if self.splits is not None and self._leaves_values_out():
+            # Such a value is that of the row before: it must be in the state.
+            self.splits.forget(paths)
+            self.take_splits()
+            self._load_fresh(paths)
         if files[0].is_partly_known:
             self.state.execute(f"DELETE FROM fresh WHERE o <= {self.state.log_place}")
         self.state.take_changes()
         self._taken.update(file.path.name for file in files)
         self._log_epoch = max(self._log_epoch, *(file.log_epoch for file in files))
 
+    def _load_fresh(self, paths: Sequence[Path]) -> None:
+        self.state.create("fresh")
+        self.load("fresh", paths)
+
+    def _leaves_values_out(self) -> bool:
+        flags = " OR ".join(f"u{i}" for i in range(len(self.state.schema.toastable)))
+        return bool(flags and self.state.execute(f"SELECT 1 FROM fresh WHERE {flags} LIMIT 1"))
+
     def load(self, table: str, paths: Sequence[Path]) -> None:
-        """Creates a table with the changes of files that have the same columns (`change_kinds`)."""
-        listed = ", ".join(literal(_without_wildcards(path)) for path in paths)
+        """Adds the changes of files to a table (`change_kinds`)."""
         if self.file_format == "parquet":
-            source = f"read_parquet([{listed}], {_OPTIONS})"
-            first = literal(_without_wildcards(paths[0]))
-            described = self.state.execute(f"DESCRIBE SELECT * FROM read_parquet({first}, hive_partitioning = false)")
-            # By place: DuckDB gives names that differ only in case other names.
-            names = _columns(paths[0], self.state.schema.table).names
-            columns = {name: (quoted(d[0]), d[1]) for name, d in zip(names, described, strict=True)}
+            for path in paths:
+                self._add_parquet(table, path)
         else:
-            kinds = {column.name: "JSON" for column in self.state.schema.captured} | _JSON_META
-            typed = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in kinds.items())
-            source = f"read_ndjson([{listed}], columns = {{{typed}}}, {_OPTIONS}, {_JSON_OPTIONS})"
-            columns = {name: (quoted(name), kind) for name, kind in kinds.items()}
-        expressions = change_expressions(self.state.schema, columns, f"regexp_matches({_FILE}, '-log[.][a-z]+$')")
-        selected = ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
-        wanted = ""
+            self._add_json(table, paths)
         if self.within is not None:
-            wanted = f" WHERE kind = {literal(TRUNCATE)} OR ({self.within.condition(self.state.key_column)})"
-        query = f"SELECT * FROM (SELECT {selected} FROM {source}){wanted}"
-        self.state.execute(f"CREATE OR REPLACE TABLE {table} AS {query}")
+            wanted = f"kind = {literal(TRUNCATE)} OR ({self.within.condition(self.state.key_column)})"
+            self.state.execute(f"DELETE FROM {table} WHERE ({wanted}) IS NOT TRUE")
+
+    def _add_parquet(self, table: str, path: Path) -> None:
+        is_logged = _LOGGED.search(path.name) is not None
+        for batch in changes_in(path, self.state.schema):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            self.state.insert(table, self.state.hashing.changes(columns, batch.num_rows, is_logged=is_logged))
+
+    def _add_json(self, table: str, paths: Sequence[Path]) -> None:
+        schema = self.state.schema
+        kinds = {column.name: "JSON" for column in schema.captured} | _JSON_META
+        typed = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in kinds.items())
+        listed = ", ".join(literal(_without_wildcards(path)) for path in paths)
+        source = f"read_ndjson([{listed}], columns = {{{typed}}}, {_OPTIONS}, {_JSON_OPTIONS})"
+        texts = {column.name: f"v{i}" for i, column in enumerate(schema.captured)}
+        found = [f"nullif(CAST({quoted(name)} AS VARCHAR), 'null') AS {text}" for name, text in texts.items()]
+        for name, key, kind in zip(key_names(schema), schema.key, key_kinds(schema), strict=True):
+            text = key_text(quoted(key), "JSON", is_binary=schema.column(key).arrow_type == "binary")
+            found.append(f"TRY_CAST({text} AS {kind}) AS {name}")
+        found += [*_JSON_META, f"regexp_matches({_FILE}, {literal(_LOGGED.pattern)}) AS is_logged"]
+        for rows in self.state.read(f"SELECT {', '.join(found)} FROM {source}"):
+            self.state.insert(table, self.state.hashing.changes_of_texts(rows, texts))
 
 
+_LOGGED = re.compile(r"-log[.][a-z]+$")
 _FILE = "_tidemark_file"
 _OPTIONS = f"hive_partitioning = false, filename = '{_FILE}'"
 _JSON_OPTIONS = f"maximum_object_size = {32 << 20}"
 _JSON_META = {"_change_type": "VARCHAR", "_commit_version": "BIGINT", "_seq": "INTEGER", "_unchanged": "VARCHAR[]"}
-
-
-def _columns(path: Path, table: TableId) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except pa.ArrowInvalid as error:
-        again = read_again(TableName(table.database, table.name))
-        raise SinkError(f"{path} can't be read: {error}.", f"Restore it from a copy, or delete it. {again}") from error
 
 
 def _without_wildcards(path: Path) -> str:

@@ -43,6 +43,13 @@ class FoldedComparison:
         self.state.execute(f"DELETE FROM {self._staged} WHERE {self.state.no_key}")
         self.refresh()
 
+    def take(self, hashed: Iterable[pa.Table]) -> None:
+        """Stages rows that `RowHashing` has hashed. The copy was read since."""
+        self.state.create(self._staged)
+        for table in hashed:
+            self.state.insert(self._staged, table)
+        self.state.execute(f"DELETE FROM {self._staged} WHERE {self.state.no_key}")
+
     def differing(self) -> list[Pair]:
         state = self.state
         held = state.rows(f"SEMI JOIN {self._staged} USING ({state.key_list})")
@@ -95,7 +102,7 @@ class FoldedComparison:
         return ", ".join(f"CAST({alias}.{name} AS VARCHAR)" for name in self.state.keys)
 
     def _digest(self, alias: str) -> str:
-        return f"md5(concat_ws(',', {', '.join(f'coalesce({alias}.{name}, 0)' for name in self.state.hashes)}))"
+        return f"concat_ws(',', {', '.join(f'coalesce({alias}.{name}, 0)' for name in self.state.hashes)})"
 
 
 def _key(values: tuple[Any, ...]) -> Key:

@@ -1,16 +1,33 @@
-"""DuckDB's expressions for a row's key, its place among the changes, and hashes of its values.
+"""Keys, places and hashes of changes, as the state's tables have them.
 
-The rows that are expected and those of a copy go through the same expressions, so equal values have equal hashes.
+The rows that are expected and those of a copy are hashed by the same code with one seed, so equal values have equal hashes.
+Keys are made by DuckDB's expressions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tidemark.sinks.folded.row_hashes import hashes_of
 from tidemark.state.table import TableSchema, arrow_type_of
 
-SqlColumn = tuple[str, str]
-"""A column's expression and DuckDB's name of its type."""
+PLACES = pa.decimal128(38, 0)
+"""The Arrow type of a change's place: `_commit_version` * 2**32 + `_seq`."""
+_INSERT = "insert"
+_OTHER = np.uint64(0x9E3779B97F4A7C15)
+_Flags: TypeAlias = npt.NDArray[np.bool_]
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+_PROBE = (
+    pa.array([None, "", "eight by"]),
+    pa.array([None, 0, -1], pa.int64()),
+    pa.array([None, -0.0, float("nan")]),
+    pa.array([None, [], [True]], pa.list_(pa.bool_())),
+)
 
 
 def key_names(schema: TableSchema) -> list[str]:
@@ -33,40 +50,132 @@ def toast_names(schema: TableSchema) -> list[str]:
 
 
 def change_kinds(schema: TableSchema) -> dict[str, str]:
-    """Returns the columns of `change_expressions` with DuckDB's types."""
+    """Returns the columns of changes with DuckDB's types: the key (`k0` …), `o` (the place), `is_logged`, `kind`, hashes as in
+    `hash_names`, and for each column that may be left out whether it is (`u0` …)."""
     kinds = dict(zip(key_names(schema), key_kinds(schema), strict=True))
     kinds |= {"o": "HUGEINT", "is_logged": "BOOLEAN", "kind": "VARCHAR"}
-    kinds |= dict.fromkeys(hash_names(schema), "UHUGEINT")
+    kinds |= dict.fromkeys(hash_names(schema), "UBIGINT")
     return kinds | {f"u{i}": "BOOLEAN" for i in range(len(schema.toastable))}
 
 
-def change_expressions(schema: TableSchema, columns: Mapping[str, SqlColumn], is_logged: str) -> dict[str, str]:
-    """Returns the expressions of a change: its key (`k0` …), `o` (its order), `is_logged`, `kind`, hashes as in `hash_names`,
-    and for each column that may be left out whether it is (`u0` …). `columns`: those that the rows have. Rows without the
-    changelog columns are those of a table that holds each key once."""
-    toastable = schema.toastable
-    whole = [column.name for column in schema.captured if column.name not in toastable]
-    found = {}
-    for name, key, kind in zip(key_names(schema), schema.key, key_kinds(schema), strict=True):
-        is_binary = schema.column(key).arrow_type == "binary"
-        text = _key_text(*columns[key], is_binary=is_binary) if key in columns else "NULL"
-        found[name] = f"TRY_CAST({text} AS {kind})"
-    if "_change_type" in columns:
-        found["o"] = f"CAST({columns['_commit_version'][0]} AS HUGEINT) * {1 << 32} + {columns['_seq'][0]}"
-        found["kind"] = columns["_change_type"][0]
-    else:
-        found["o"], found["kind"] = "CAST(0 AS HUGEINT)", "'insert'"
-    found["is_logged"] = is_logged
-    found["d"] = _hash(columns.get(name) for name in whole)
-    for i, name in enumerate(toastable):
-        found[f"t{i}"] = _hash([columns.get(name)])
-        listed = (
-            f"coalesce(list_contains({columns['_unchanged'][0]}, {literal(name)}), false)"
-            if "_unchanged" in columns
-            else ""
-        )
-        found[f"u{i}"] = listed or "false"
-    return {name: found[name] for name in change_kinds(schema)}
+def selected(schema: TableSchema, kinds: Sequence[str]) -> str:
+    """Returns the expressions that give `change_kinds` from a table of `RowHashing.changes`, or from what they gave before.
+    `kinds`: DuckDB's types of its columns `k0` …, as they are there."""
+    expressions = {name: name for name in change_kinds(schema)}
+    for name, kind, wanted in zip(key_names(schema), kinds, key_kinds(schema), strict=True):
+        expressions[name] = f"TRY_CAST({key_text(name, kind)} AS {wanted})"
+    return ", ".join(f"{expression} AS {name}" for name, expression in expressions.items())
+
+
+def probe(seed: int) -> int:
+    """Returns a number that tells whether two processes hash alike."""
+    return int(np.bitwise_xor.reduce(hashes_of(list(_PROBE), 3, seed)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowHashing:
+    """Hashes rows of a table. Pickled with Spark's tasks."""
+
+    schema: TableSchema
+    seed: int
+    _kinds: pa.Schema = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_kinds", self.schema.arrow_schema())
+
+    def changes(
+        self, columns: Mapping[str, pa.Array], row_count: int, *, is_logged: bool | pa.Array = False
+    ) -> pa.Table:
+        """Returns the rows as `selected` reads them. `columns`: by the names of the table's and the changelog's columns. Those
+        that are lacking are NULL. Rows without changelog columns are those of a table that holds each key once."""
+        toastable = self.schema.toastable
+        kept, others = dict[str, pa.Array](), dict[str, _Flags]()
+        for column in self.schema.captured:
+            kept[column.name], others[column.name] = _canonical(
+                columns.get(column.name), self._kinds.field(column.name).type, row_count
+            )
+        found = {k: kept[name] for k, name in zip(key_names(self.schema), self.schema.key, strict=True)}
+        found |= _meta(columns, row_count, is_logged)
+        whole = [name for name in kept if name not in toastable]
+        found["d"] = self._hashes([kept[name] for name in whole], row_count, [others[name] for name in whole])
+        for i, name in enumerate(toastable):
+            found[f"t{i}"] = self._hashes([kept[name]], row_count, [others[name]])
+        return self._table(found, columns.get("_unchanged"))
+
+    def changes_of_texts(self, rows: pa.RecordBatch, texts: Mapping[str, str]) -> pa.Table:
+        """Returns the same for rows that have their key as `change_kinds`, and values as texts. `texts`: the columns' names in
+        `rows`."""
+        toastable = self.schema.toastable
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        found = {name: columns[name] for name in key_names(self.schema)}
+        found |= _meta(columns, rows.num_rows, columns["is_logged"])
+        whole = [columns[texts[column.name]] for column in self.schema.captured if column.name not in toastable]
+        found["d"] = self._hashes(whole, rows.num_rows)
+        for i, name in enumerate(toastable):
+            found[f"t{i}"] = self._hashes([columns[texts[name]]], rows.num_rows)
+        return self._table(found, columns.get("_unchanged"))
+
+    def _hashes(self, columns: list[pa.Array], row_count: int, others: Sequence[_Flags] = ()) -> pa.Array:
+        """`others`: rows with a value that the column can't have now."""
+        hashes = hashes_of(columns, row_count, self.seed)
+        for rows in others:
+            hashes[rows] ^= _OTHER
+        return pa.array(hashes)
+
+    def _table(self, found: dict[str, pa.Array], unchanged: pa.Array | None) -> pa.Table:
+        for i, name in enumerate(self.schema.toastable):
+            found[f"u{i}"] = pa.array(_lists(unchanged, name, len(found["o"])))
+        names = list(change_kinds(self.schema))
+        return pa.table([found[name] for name in names], names=names)
+
+
+def _meta(columns: Mapping[str, pa.Array], row_count: int, is_logged: bool | pa.Array) -> dict[str, pa.Array]:
+    if isinstance(is_logged, bool):
+        is_logged = pa.array(np.full(row_count, is_logged))
+    if "_change_type" not in columns:
+        no_place = np.zeros(row_count, np.int64)
+        insert = pa.DictionaryArray.from_arrays(np.zeros(row_count, np.int8), [_INSERT])
+        return {"o": _places(no_place, no_place), "is_logged": is_logged, "kind": insert}
+    version, seq = (np.asarray(pc.fill_null(columns[n], 0)).astype(np.int64) for n in ("_commit_version", "_seq"))
+    return {"o": _places(version, seq), "is_logged": is_logged, "kind": columns["_change_type"]}
+
+
+def _places(version: _Numbers, seq: _Numbers) -> pa.Array:
+    """Returns version * 2**32 + seq. Both are at least 0."""
+    halves = np.empty((len(version), 2), np.int64)
+    halves[:, 0], halves[:, 1] = (version << 32) | seq, version >> 32
+    return pa.Array.from_buffers(PLACES, len(version), [None, pa.py_buffer(halves)], 0)
+
+
+def _lists(lists: pa.Array | None, name: str, row_count: int) -> _Flags:
+    """Returns for each row whether its list has the name."""
+    found = np.zeros(row_count, np.bool_)
+    if lists is not None and lists.null_count < row_count:
+        rows = np.asarray(pc.list_parent_indices(lists))
+        found[rows[np.asarray(pc.fill_null(pc.equal(pc.list_flatten(lists), name), False))]] = True
+    return found
+
+
+def _canonical(column: pa.Array | None, kind: pa.DataType, row_count: int) -> tuple[pa.Array, _Flags]:
+    """Returns a column with its type of now, which may be another one in older files. Then the rows with a value that this type
+    does not have: they are NULL."""
+    others = np.zeros(row_count, np.bool_)
+    if column is None:
+        return pa.nulls(row_count, kind), others
+    if column.type == kind:
+        return column, others
+    cast = _cast(column, kind)
+    return cast, np.asarray(cast.is_null()) & np.asarray(column.is_valid())
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(column) <= 1:
+            return pa.nulls(len(column), kind)
+    half = len(column) // 2
+    return pa.concat_arrays([_cast(column.slice(0, half), kind), _cast(column.slice(half), kind)])
 
 
 def _key_kind(arrow_type: str) -> str:
@@ -77,7 +186,8 @@ def _key_kind(arrow_type: str) -> str:
     return "BIGINT" if pa.types.is_integer(kind) else "VARCHAR"
 
 
-def _key_text(expression: str, kind: str, *, is_binary: bool) -> str:
+def key_text(expression: str, kind: str, *, is_binary: bool = False) -> str:
+    """Returns the expression of a key's value as text. `is_binary`: JSON has it as base64."""
     if kind == "JSON":
         text = f"({expression}->>'$')"
         return f"'0x' || lower(hex(from_base64({text})))" if is_binary else text
@@ -91,28 +201,12 @@ def _value_text(expression: str, kind: str) -> str:
         sized = f"coalesce(strlen({element}) || ':' || {element}, 'N')"
         return f"'[' || array_to_string([{sized} for e in {expression}], ',')"
     match kind:
-        case "JSON":
-            return f"nullif(CAST({expression} AS VARCHAR), 'null')"
         case "BLOB":
             return f"hex({expression})"
         case "TIMESTAMP WITH TIME ZONE":
             return f"CAST(make_timestamp(epoch_us({expression})) AS VARCHAR) || 'Z'"
         case _:
             return f"CAST({expression} AS VARCHAR)"
-
-
-def _hash(columns: Iterable[SqlColumn | None]) -> str:
-    """Returns an expression: a hash of the columns' values. None for a column that the rows do not have: it is NULL."""
-    parts = ["'N'" if column is None else f"coalesce({_short_text(*column)}, 'N')" for column in columns]
-    return f"md5_number(concat_ws(',', {', '.join(parts)}))" if parts else "md5_number('')"
-
-
-def _short_text(expression: str, kind: str) -> str:
-    """Returns an expression: a text without commas that only this value has, not N; NULL for NULL. Copies no long value."""
-    if kind == "BLOB":
-        return f"md5({expression})"
-    text = _value_text(expression, kind)
-    return f"md5({text})" if kind in {"VARCHAR", "JSON"} or kind.endswith("[]") else text
 
 
 def quoted(name: str) -> str:

@@ -12,16 +12,29 @@ Tables: `base` is sorted by key, so few of its blocks are read for a range of in
 """
 
 import re
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemark.sinks.folded.hashing import hash_names, key_kinds, key_names, literal, toast_names
+import pyarrow as pa
+
+from tidemark.sinks.folded.hashed_rows import HashedRows, ordinal
+from tidemark.sinks.folded.hashing import (
+    RowHashing,
+    change_kinds,
+    hash_names,
+    key_kinds,
+    key_names,
+    literal,
+    selected,
+    toast_names,
+)
 from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import SinkError
-from tidemark.state.table import TableSchema
+from tidemark.state.table import TableSchema, arrow_type_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -30,6 +43,7 @@ MEMORY_LIMIT = "1GB"
 RECENT_SHARE = 8
 """`recent` goes into `base` once it has this part of its keys, and at least RECENT_ROWS."""
 RECENT_ROWS = 100_000
+BATCH_ROWS = 1 << 16
 DELETE, _INSERT, TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
 _SETTINGS = (
     f"memory_limit = '{MEMORY_LIMIT}'",
@@ -42,6 +56,7 @@ _SETTINGS = (
     "allow_community_extensions = false",
     # Files of one name are staged again and again, and each file is read once.
     "enable_external_file_cache = false",
+    "enable_progress_bar = false",
 )
 
 
@@ -53,6 +68,8 @@ class FoldedState:
     copy: str
     temporary: Path
     engine: "DuckDBPyConnection"
+    seed: int
+    """Of the hashes."""
     truncated: int = field(default=-1, init=False)
     """The place of the table's last TRUNCATE: rows before it are ignored."""
     log_place: int = field(default=-1, init=False)
@@ -68,10 +85,14 @@ class FoldedState:
             for setting in (*_SETTINGS, f"temp_directory = {literal(str(temporary / 'spilled'))}"):
                 engine.execute(f"SET {setting}")
             kinds = [f"{name} {kind}" for name, kind in zip(key_names(schema), key_kinds(schema), strict=True)]
-            kinds += ["o HUGEINT", "gone BOOLEAN", *(f"{name} UHUGEINT" for name in hash_names(schema))]
+            kinds += ["o HUGEINT", "gone BOOLEAN", *(f"{name} UBIGINT" for name in hash_names(schema))]
             for table in ("base", "recent"):
                 engine.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
-            yield cls(schema, copy, temporary, engine)
+            yield cls(schema, copy, temporary, engine, secrets.randbits(64))
+
+    @property
+    def hashing(self) -> RowHashing:
+        return RowHashing(self.schema, self.seed)
 
     @property
     def keys(self) -> list[str]:
@@ -100,16 +121,48 @@ class FoldedState:
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """Raises SinkError. Its message has no value of a row."""
+        with self._errors():
+            return self.engine.execute(statement).fetchall()
+
+    def read(self, query: str) -> Iterator[pa.RecordBatch]:
+        """Yields the rows. Other statements may be executed meanwhile. Raises SinkError as `execute` does."""
+        with closing(self.engine.cursor()) as cursor:
+            with self._errors():
+                batches = cursor.execute(query).to_arrow_reader(BATCH_ROWS)
+            while True:
+                with self._errors():
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         import duckdb
 
         try:
-            return self.engine.execute(statement).fetchall()
-        except duckdb.Error as error:
+            yield
+        except (duckdb.Error, pa.ArrowException) as error:
             text = re.split(r"[\"'(0-9]", str(error), maxsplit=1)[0].strip()  # what follows may quote a row
             raise SinkError(
                 f"{self.copy} can't be compared: {text} ….",
-                f"Check that its files are whole, and that there is space in {self.temporary.parent} (TMPDIR).",
+                f"Check that there is space in {self.temporary.parent} (TMPDIR).",
             ) from error
+
+    def create(self, table: str) -> None:
+        """Creates an empty table of changes (`hashing.change_kinds`), in place of one of this name."""
+        kinds = ", ".join(f"{name} {kind}" for name, kind in change_kinds(self.schema).items())
+        self.execute(f"CREATE OR REPLACE TABLE {table} ({kinds})")
+
+    def insert(self, table: str, changes: pa.Table) -> None:
+        """Adds changes as `RowHashing` or `selected` returns them to a table."""
+        self.engine.register("changes", changes)
+        try:
+            described = self.execute("DESCRIBE changes")
+            kinds = [kind for name, kind, *_ in described if name in self.keys]
+            self.execute(f"INSERT INTO {table} SELECT {selected(self.schema, kinds)} FROM changes")
+        finally:
+            self.engine.unregister("changes")
 
     def rows(self, restricted: str) -> str:
         """Returns a query of the state's rows, with the columns of `base`. `restricted`: the end of a query of one table."""
@@ -118,6 +171,20 @@ class FoldedState:
             f"SELECT * FROM r UNION ALL SELECT * FROM b ANTI JOIN r USING ({self.key_list})) "
             f"WHERE NOT gone AND o > {self.truncated}"
         )
+
+    def rows_between(self, least: int, greatest: int) -> list[HashedRows]:
+        """Returns the last known changes of the keys whose leading column, an integer, is in this range (`ordinals`), also
+        deletions. Raises NoOrdinalError."""
+        ((is_empty,),) = self.execute("SELECT (SELECT count(*) FROM recent) + (SELECT count(*) FROM base) = 0")
+        if is_empty:
+            return []
+        kind = arrow_type_of(self.schema.column(self.schema.key[0]).arrow_type)
+        bounds = " AND ".join(
+            f"k0 {operator} {number - ordinal(0, kind)}" for operator, number in ((">=", least), ("<=", greatest))
+        )
+        columns = f"{self.key_list}, CAST(o AS DECIMAL(38, 0)) AS o, gone, {', '.join(self.hashes)}"
+        query = f"SELECT {columns} FROM recent WHERE {bounds} UNION ALL SELECT {columns} FROM base WHERE {bounds}"
+        return [HashedRows.of(pa.table(batch), self.schema) for batch in self.read(query) if batch.num_rows]
 
     def take_changes(self) -> None:
         """Takes the changes in `fresh` in, and drops that table."""
@@ -136,7 +203,7 @@ class FoldedState:
         other rows stay. None: there are no others. A key that has several rows gets a hash that no single row has."""
         rows = (
             f"SELECT {self.key_list}, max(o) AS o, false AS gone, CASE WHEN count(*) = 1 THEN max(d) "
-            f"ELSE md5_number(concat_ws(',', count(*), min(d), max(d))) END AS d "
+            f"ELSE hash(count(*), min(d), max(d)) END AS d "
             f"FROM fresh WHERE NOT ({self.no_key}) GROUP BY {self.key_list}"
         )
         if wanted is None:
@@ -190,35 +257,41 @@ class FoldedState:
             self.execute(f"UPDATE fresh SET {hashed} = 0, u{i} = false WHERE u{i} AND kind = '{_INSERT}'")
 
     def _fold(self) -> None:
-        """Takes `fresh` into `recent`, and that into `base` once it is large."""
+        """Takes `fresh` into `recent`, or both into `base` if they are many."""
         kept = f"SELECT {self.key_list}, o, gone, {', '.join(self.hashes)}{self._all_there} FROM"
         flags = "".join(f", u{i}" for i in range(len(self._toasts)))
         sources = [
             f"SELECT {self.key_list}, o, kind = '{DELETE}' AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
             f"{kept} recent",
         ]
+        ((more,),) = self.execute("SELECT (SELECT count(*) FROM fresh) + (SELECT count(*) FROM recent)")
+        ((base,),) = self.execute("SELECT count(*) FROM base")
+        if more >= RECENT_ROWS and more * RECENT_SHARE >= base:
+            self._replace("base", [*sources, f"{kept} base"], sort=True)
+            self.execute("DELETE FROM recent")
+            return
         if self._toasts:  # values that are left out are in the row before
             sources.append(f"{kept} base SEMI JOIN fresh USING ({self.key_list})")
         self._replace("recent", sources)
-        ((recent,),) = self.execute("SELECT count(*) FROM recent")
-        ((base,),) = self.execute("SELECT count(*) FROM base")
-        if recent >= RECENT_ROWS and recent * RECENT_SHARE >= base:
-            self._replace("base", [f"{kept} recent", f"{kept} base"], sort=True)
-            self.execute("DELETE FROM recent")
 
     @property
     def _all_there(self) -> str:
         return "".join(f", false AS u{i}" for i in range(len(self._toasts)))
 
     def _replace(self, table: str, sources: Sequence[str], *, sort: bool = False) -> None:
-        columns = ["max(o) AS o", "arg_max(gone, o) AS gone", "arg_max(d, o) AS d"]
-        columns += [
-            f"arg_max({name}, o) FILTER (NOT u{i} AND NOT gone) AS {name}" for i, name in enumerate(self._toasts)
-        ]
-        self.execute(
-            f"CREATE OR REPLACE TABLE next AS SELECT {self.key_list}, {', '.join(columns)} "
-            f"FROM ({' UNION ALL '.join(sources)}) GROUP BY {self.key_list}{' ORDER BY ALL' if sort else ''}"
-        )
+        rows, order = f"({' UNION ALL '.join(sources)})", " ORDER BY ALL" if sort else ""
+        if self._toasts:
+            columns = ["max(o) AS o", "arg_max(gone, o) AS gone", "arg_max(d, o) AS d"]
+            columns += [
+                f"arg_max({name}, o) FILTER (NOT u{i} AND NOT gone) AS {name}" for i, name in enumerate(self._toasts)
+            ]
+            last = f"SELECT {self.key_list}, {', '.join(columns)} FROM {rows} GROUP BY {self.key_list}"
+        else:  # half as expensive
+            last = (
+                f"SELECT {self.key_list}, o, gone, d FROM {rows} "
+                f"QUALIFY row_number() OVER (PARTITION BY {self.key_list} ORDER BY o DESC) = 1"
+            )
+        self.execute(f"CREATE OR REPLACE TABLE next AS {last}{order}")
         self._rename_next(table)
 
     def _rename_next(self, table: str) -> None:

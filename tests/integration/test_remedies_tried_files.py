@@ -175,6 +175,7 @@ def test_files_that_vanish_or_are_damaged_while_they_are_compared(
     at = pages.data_page_offset
     file.write_bytes(whole[:at] + bytes(200) + whole[at + 200 :])
     told = tidemark("reconcile", job).last_line
-    assert "Check that its files are whole, and that there is space in" in told, told
+    assert f"{file} can't be read" in told, told
+    assert "Restore it from a copy, or delete it." in told, told
     file.write_bytes(whole)
     assert tidemark("reconcile", job).code == 0

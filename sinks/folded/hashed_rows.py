@@ -1,0 +1,226 @@
+"""Keys of integers, places and hashes of rows as numbers, and how two sets of them differ. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidemark.sinks.comparing import Key, Pair
+from tidemark.sinks.folded.hashing import key_names, toast_names
+from tidemark.state.integer_range import IntegerRange
+from tidemark.state.table import TableSchema, arrow_type_of
+
+_SIGN = np.uint64(1 << 63)
+GREATEST = (1 << 64) - 1
+Ordinals: TypeAlias = npt.NDArray[np.uint64]
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+_Flags: TypeAlias = npt.NDArray[np.bool_]
+
+
+class NoOrdinalError(Exception):
+    """A decimal of a key that is no unsigned integer of 64 bits."""
+
+
+def ordinals(column: pa.Array) -> Ordinals:
+    """Returns numbers in the order of a key's column, which has integers or decimals without digits after the point. Raises
+    NoOrdinalError."""
+    if pa.types.is_integer(column.type):
+        found: Ordinals = np.asarray(column).astype(np.int64).view(np.uint64) ^ _SIGN
+        return found
+    halves = np.frombuffer(column.buffers()[1], np.uint64).reshape(-1, 2)[column.offset : column.offset + len(column)]
+    if halves[:, 1].any():
+        raise NoOrdinalError
+    return np.ascontiguousarray(halves[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class HashedRows:
+    """`keys`: an array for each column of the key. `hashes`: of the values, and of each column that a change may leave out."""
+
+    keys: tuple[Ordinals, ...]
+    version: _Numbers
+    seq: _Numbers
+    gone: _Flags
+    hashes: tuple[Ordinals, ...]
+
+    @classmethod
+    def of(cls, changes: pa.Table, schema: TableSchema) -> "HashedRows":
+        """`changes`: as `RowHashing.changes` returns them, or with `gone` instead of `kind`. Raises NoOrdinalError."""
+        changes = changes.combine_chunks()
+        columns = {name: _whole(changes.column(name)) for name in changes.column_names}
+        halves = _halves(columns["o"])
+        gone = np.asarray(columns["gone"]) if "gone" in columns else np.zeros(changes.num_rows, np.bool_)
+        return cls(
+            tuple(ordinals(columns[name]) for name in key_names(schema)),
+            (halves[:, 1] << 32) | ((halves[:, 0] >> 32) & 0xFFFFFFFF),
+            halves[:, 0] & 0xFFFFFFFF,
+            gone,
+            tuple(np.asarray(columns[name]) for name in ("d", *toast_names(schema))),
+        )
+
+    def __len__(self) -> int:
+        return len(self.version)
+
+    def taken(self, rows: _Flags | _Numbers) -> "HashedRows":
+        return HashedRows(
+            tuple(column[rows] for column in self.keys),
+            self.version[rows],
+            self.seq[rows],
+            self.gone[rows],
+            tuple(column[rows] for column in self.hashes),
+        )
+
+    def between(self, least: int, greatest: int) -> "HashedRows":
+        """Returns the rows whose leading column of the key is in this range."""
+        leading = self.keys[0]
+        return self._kept((leading >= np.uint64(least)) & (leading <= np.uint64(greatest)))
+
+    def within(self, keys: IntegerRange, schema: TableSchema) -> "HashedRows":
+        inside = np.ones(len(self), np.bool_)
+        columns = [self.keys[schema.key.index(name)] for name in keys.columns]
+        kinds = [arrow_type_of(schema.column(name).arrow_type) for name in keys.columns]
+        if keys.start is not None:
+            inside &= ~_before(columns, kinds, keys.start)
+        if keys.end is not None:
+            inside &= _before(columns, kinds, keys.end)
+        return self._kept(inside)
+
+    def after(self, place: int) -> "HashedRows":
+        """Returns the rows whose place is after `place`, which is -1 for none."""
+        if place < 0:
+            return self
+        version, seq = divmod(place, 1 << 32)
+        return self._kept((self.version > version) | ((self.version == version) & (self.seq > seq)))
+
+    def last(self) -> "HashedRows":
+        """Returns the last row of each key that is not gone, in the order of the keys."""
+        rows = self
+        if not _ascend(self.keys):
+            order = np.lexsort((self.seq, self.version, *reversed(self.keys)))
+            rows = self.taken(order)
+            is_last = np.ones(len(rows), np.bool_)
+            is_last[:-1] = np.logical_or.reduce([column[1:] != column[:-1] for column in rows.keys])
+            rows = rows._kept(is_last)
+        return rows._kept(~rows.gone)
+
+    def _kept(self, rows: _Flags) -> "HashedRows":
+        return self if rows.all() else self.taken(rows)
+
+
+def together(parts: Sequence[HashedRows]) -> HashedRows:
+    """`parts`: at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    return HashedRows(
+        tuple(np.concatenate(columns) for columns in zip(*(part.keys for part in parts), strict=True)),
+        np.concatenate([part.version for part in parts]),
+        np.concatenate([part.seq for part in parts]),
+        np.concatenate([part.gone for part in parts]),
+        tuple(np.concatenate(columns) for columns in zip(*(part.hashes for part in parts), strict=True)),
+    )
+
+
+def differing(expected: HashedRows, held: HashedRows, schema: TableSchema) -> list[Pair]:
+    """Returns the expected rows that `held` lacks or has differently. Both have each key once, in their order."""
+    if len(expected) == len(held) and _same(expected, held):
+        return []
+    places = _places_of(expected, held)
+    found = places >= 0
+    rows = np.maximum(places, 0)
+    equal = found.copy()
+    if len(held):
+        for one, other in zip(expected.hashes, held.hashes, strict=True):
+            equal &= one == other[rows]
+    pairs = []
+    for row in np.flatnonzero(~equal):
+        of_copy = _digest(held, int(rows[row])) if found[row] else None
+        pairs.append(Pair(_key(expected, int(row), schema), _digest(expected, int(row)), of_copy))
+    return pairs
+
+
+def surplus(expected: HashedRows, held: HashedRows, schema: TableSchema, limit: int) -> list[Pair]:
+    """Returns the rows of `held` whose keys are not expected, at most `limit`. Both have each key once, in their order."""
+    rows = np.flatnonzero(_places_of(held, expected) < 0)[:limit]
+    return [Pair(_key(held, int(row), schema), None, _digest(held, int(row))) for row in rows]
+
+
+def _same(expected: HashedRows, held: HashedRows) -> bool:
+    pairs = zip((*expected.keys, *expected.hashes), (*held.keys, *held.hashes), strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
+
+
+def _places_of(wanted: HashedRows, among: HashedRows) -> _Numbers:
+    """Returns for each row the number of the row with its key in `among`, -1 for none."""
+    if len(wanted) == len(among) and all(map(np.array_equal, wanted.keys, among.keys)):
+        return np.arange(len(wanted))
+    ranks = _ranks(wanted.keys, among.keys)
+    one, other = ranks[: len(wanted)], ranks[len(wanted) :]
+    if len(other) == 0:
+        return np.full(len(one), -1)
+    places = np.minimum(np.searchsorted(other, one), len(other) - 1)
+    return np.where(other[places] == one, places, -1)
+
+
+def _ranks(keys: Sequence[Ordinals], others: Sequence[Ordinals]) -> _Numbers:
+    """Returns a number for each row of both, in the order of the keys, the same for equal ones."""
+    columns = [np.concatenate(pair) for pair in zip(keys, others, strict=True)]
+    if len(columns) == 1:
+        numbers: _Numbers = (columns[0] ^ _SIGN).view(np.int64)
+        return numbers
+    order = np.lexsort(columns[::-1])
+    changes = np.logical_or.reduce([column[order][1:] != column[order][:-1] for column in columns])
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.concatenate(([0], np.cumsum(changes)))
+    return ranks
+
+
+def _ascend(keys: Sequence[Ordinals]) -> bool:
+    """Returns whether each key is greater than the one before."""
+    greater, equal = np.zeros(max(len(keys[0]) - 1, 0), np.bool_), np.True_
+    for column in keys:
+        greater = greater | (equal & (column[1:] > column[:-1]))
+        equal = equal & (column[1:] == column[:-1])
+    return bool(greater.all())
+
+
+def _before(columns: Sequence[Ordinals], kinds: Sequence[pa.DataType], bound: Sequence[int]) -> _Flags:
+    """Returns which keys are less than a bound, compared one column after the other."""
+    less, equal = np.zeros(len(columns[0]), np.bool_), np.ones(len(columns[0]), np.bool_)
+    for column, kind, value in zip(columns, kinds, bound, strict=True):
+        place = ordinal(value, kind)
+        if place < 0:  # all are greater
+            return less
+        if place >= 1 << 64:
+            return less | equal
+        less |= equal & (column < np.uint64(place))
+        equal &= column == np.uint64(place)
+    return less
+
+
+def ordinal(value: int, kind: pa.DataType) -> int:
+    """Returns the number of `ordinals` for a bound, below 0 or from 2**64 on for one outside of them."""
+    return value + (1 << 63) if pa.types.is_integer(kind) else value
+
+
+def _key(rows: HashedRows, row: int, schema: TableSchema) -> Key:
+    values = []
+    for name, column in zip(schema.key, rows.keys, strict=True):
+        is_signed = pa.types.is_integer(arrow_type_of(schema.column(name).arrow_type))
+        values.append(str(int(column[row]) - (1 << 63) if is_signed else int(column[row])))
+    return tuple(values)
+
+
+def _digest(rows: HashedRows, row: int) -> str:
+    return ",".join(str(column[row]) for column in rows.hashes)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _halves(decimals: pa.Array) -> npt.NDArray[np.int64]:
+    halves = np.frombuffer(decimals.buffers()[1], np.int64).reshape(-1, 2)
+    return halves[decimals.offset : decimals.offset + len(decimals)]
