@@ -69,7 +69,7 @@ class FoldedState:
     temporary: Path
     engine: "DuckDBPyConnection"
     seed: int
-    """Of the hashes."""
+    """The seed of the hashes."""
     truncated: int = field(default=-1, init=False)
     """The place of the table's last TRUNCATE: rows before it are ignored."""
     log_place: int = field(default=-1, init=False)
