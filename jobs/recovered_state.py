@@ -142,10 +142,11 @@ def rolled_back_from(state: JobState, now: EnumeratorState) -> list[tuple[Positi
     return [(position, known) for position, known in found if position.order >= here.order]
 
 
-def read_at_us(checkpoint: Checkpoint, now: EnumeratorState) -> int | None:
-    """Returns the time of the last transaction before the job's position, microseconds since 1970. None if no report says."""
-    for epoch in (now.epoch, now.epoch - 1):
-        if checkpoint.has_log_report(epoch) and (report := checkpoint.log_report(epoch)).end == now.position:
+def read_at_us(checkpoint: Checkpoint, position: Position) -> int | None:
+    """Returns the time of the last transaction that the job has read before the position, microseconds since 1970. None if no
+    report that is kept says."""
+    for epoch in sorted(checkpoint.plan_epochs(), reverse=True):
+        if checkpoint.has_log_report(epoch) and (report := checkpoint.log_report(epoch)).end == position:
             return report.end_timestamp_us
     return None
 

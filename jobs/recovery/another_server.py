@@ -222,8 +222,8 @@ def _in_same_log(
         restarts = bool(unproven) or _reaches_beyond(checkpoint, state, now, until)
         leaving = leaving | unproven if restarts else set()
     _require_whole(job, now, leaving, is_half_written=is_half_written and restarts)
-    copied = [_rolled_back_place(state, found, places, position, known) for position, known in _copied(state, now)]
-    start = places.same_place(state, now.position, read_at_us(checkpoint, now))
+    copied = [_rolled_back_place(job, state, found, places, position, known) for position, known in _copied(state, now)]
+    start = places.same_place(state, now.position, read_at_us(checkpoint, now.position))
     if start == now.position:  # of the same log
         require_known_log(found, state, start, now.known_log)
     rolled_back_from, rolled_back_log = max(copied, key=lambda place: place[0].order, default=(None, None))
@@ -248,7 +248,7 @@ def _copied(state: JobState, now: EnumeratorState) -> list[tuple[Position, Known
 
 
 def _rolled_back_place(
-    state: JobState, found: FoundSource, places: FindsPlace, position: Position, known: KnownLog | None
+    job: JobFile, state: JobState, found: FoundSource, places: FindsPlace, position: Position, known: KnownLog | None
 ) -> tuple[Position, KnownLog | None]:
     """Returns the position at the server up to which the copies have the log, and what the log before it is known by. Raises
     LogPositionLostError if the server lacks what they have."""
@@ -256,7 +256,7 @@ def _rolled_back_place(
     if isinstance(places, SharesLog) and position.order > (until := places.shared_until(state)).order:
         raise LogPositionLostError(f"{what} The two servers' logs begin to differ at {until}.", START_OVER_NOW)
     try:
-        place = places.same_place(state, position)
+        place = places.same_place(state, position, read_at_us(Checkpoint.at(job.checkpoint), position))
         require_known_log(found, state, place, known)
     except LogPositionLostError as lost:
         raise LogPositionLostError(f"{what} {lost.message}", lost.remedy) from lost

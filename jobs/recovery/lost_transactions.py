@@ -90,7 +90,9 @@ def find_lost_rows(
     if since is None:
         return None
     try:
-        place = places.place_without(state, since.position, now.position, lost, read_at_us(search.checkpoint, now))
+        place = places.place_without(
+            state, since.position, now.position, lost, read_at_us(search.checkpoint, now.position)
+        )
         require_known_log(found, state, since.position, since.known_log)
     except LogPositionLostError:
         return None

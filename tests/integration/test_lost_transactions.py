@@ -343,15 +343,24 @@ UPDATE_3, UPDATE_20 = (f"UPDATE orders SET version = version + 1 WHERE id = {id}
 
 
 @pytest.mark.every_server
+@pytest.mark.parametrize("is_rolled_back", [False, True])
 @pytest.mark.parametrize("written", [2, 3])
-def test_the_first_server_has_given_numbers_of_transactions_again(source: Database, copy: Copy, written: int) -> None:
-    """It has lost the end of its log in a crash, and its replica got what came after."""
+def test_the_first_server_has_given_numbers_of_transactions_again(
+    source: Database, copy: Copy, written: int, *, is_rolled_back: bool
+) -> None:
+    """It has lost the end of its log in a crash, and its replica got what came after. Or the job was rolled back before that:
+    its copy has what was lost."""
     primary, replica = copy.pair
+    copy.run(source)
+    source.execute(UPDATE_20)
     copy.run(source)
     await_replica(primary, replica)
     stop_receiving(replica)
     source.execute(*[UPDATE_3] * 3)
     copy.run(source)
+    if is_rolled_back:
+        epoch = Checkpoint.at(str(copy.folder / "checkpoint")).committed_epoch() - 1
+        roll_back(load_job_file(copy.job(source)), epoch, standby=True)
     lose_end_of_log(primary, replica, f"UPDATE {source.name}.orders SET version = version - 3 WHERE id = 3")
     source.execute("DO SLEEP(2.1)", *[UPDATE_20] * written)
     start_receiving(replica)
