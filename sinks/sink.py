@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from tidemark.conf.tables import FOLDER_TEMPLATE, TableTemplate, setting_of
 from tidemark.state.change_batch import PartEnd, PartItem, meta_fields
-from tidemark.state.errors import SinkError, SinkUnavailableError
+from tidemark.state.errors import LostCopyError, SinkError, SinkUnavailableError
 from tidemark.state.reached import Reached
 from tidemark.state.remedies import ANOTHER_KEY, START_OVER
 from tidemark.state.sink_identity import SinkSetting
@@ -41,11 +41,13 @@ class JobIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A result of `Sink.check`. With a `remedy` it is a problem, else a note: a warning, or what the job will create."""
+    """A result of `Sink.check`. With a `remedy` it is a problem, else a note: a warning, or what the job will create.
+    `is_lost_copy`: a problem as in LostCopyError."""
 
     table: TableId | None
     text: str
     remedy: str | None = None
+    is_lost_copy: bool = False
 
     @property
     def is_problem(self) -> bool:
@@ -325,6 +327,7 @@ def no_mark(table: TableId, location: object, setting: str) -> Finding:
         f"{location} is not marked as written by this job: {setting} names another place than before, or the target was "
         "emptied.",
         f"Undo the change of {setting}, or put the whole target back with Tidemark's own tables or files; or {START_OVER}.",
+        is_lost_copy=True,
     )
 
 
@@ -360,7 +363,8 @@ def raise_problems(findings: Sequence[Finding], among: Collection[TableId] = ())
         problems = [finding for finding in problems if finding.table == table]
     texts = [f"{finding.table}: {finding.text}" if finding.table else finding.text for finding in problems]
     remedies = dict.fromkeys(str(finding.remedy) for finding in problems)
-    raise SinkError(" ".join(texts), " ".join(remedies), table)
+    is_lost_copy = table is not None and all(finding.is_lost_copy for finding in problems)
+    raise (LostCopyError if is_lost_copy else SinkError)(" ".join(texts), " ".join(remedies), table)
 
 
 def folder_names(copies: TableTemplate) -> tuple[SinkSetting, ...]:

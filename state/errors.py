@@ -161,6 +161,11 @@ class CopySetBackError(SinkError):
     is_cured_by_reading = True
 
 
+class LostCopyError(SinkError):
+    """A table's copy is not as the job has left it, such as in a target that was restored from before the table joined. Once a
+    person has the table read again, it is."""
+
+
 class RefusedRowsError(SinkError):
     """The target can't hold rows of a table. Nothing of their part was written."""
 

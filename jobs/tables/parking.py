@@ -22,6 +22,7 @@ from tidemark.state.errors import (
     BadValueError,
     CopySetBackError,
     LogPositionLostError,
+    LostCopyError,
     PartitionsChangedError,
     PausedError,
     RefusedValueError,
@@ -249,7 +250,7 @@ def _with_removed(error: TidemarkError, gone: Partition, job: JobFile) -> Partit
 
 def raise_with_way_back(error: TidemarkError, job: JobFile, state: JobState | None) -> NoReturn:
     """Raises the error that stops the job, with the signal as its first remedy if that helps."""
-    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError | TruncatedError)
+    is_cured = error.is_cured_by_reading or isinstance(error, LogPositionLostError | LostCopyError | TruncatedError)
     known = () if state is None else state.schemas
     table = next((schema.table for schema in known if schema.table == error.table), None)
     if table is None or not is_cured or job.mode != "full+incremental":

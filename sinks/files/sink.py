@@ -182,7 +182,7 @@ class FilesSink:
             yield Finding(schema.table, text, "Exclude this table (source.exclude_tables), or delete that folder.")
 
     def prepare(self, job: JobIdentity, schemas: Sequence[TableSchema], written: Collection[TableId] = ()) -> None:
-        raise_problems(self.check(schemas, job, written))
+        raise_problems(self.check(schemas, job, written), [schema.table for schema in schemas])
         root, ledger = self.root, FilesLedger.of(self.root, job)
         try:
             ledger.take_over()

@@ -417,8 +417,23 @@ def table_findings(
             yield Finding(table, never, without_column(schema, column.name))
             continue
         problem = "is missing" if found is None else _column_problem(schema, column, found, dialect)
-        if problem is not None:
+        if problem is None:
+            continue
+        if is_owned and _is_adapted(schema, column, existing, dialect):
+            yield Finding(
+                table,
+                f"{target}: column {column.name} {problem}.",
+                f"{_reading_again(table)} It changes the copy so that it fits.",
+            )
+        else:
             yield Finding(table, f"{target}: column {column.name} {problem}.", let_job_create)
+
+
+def _is_adapted(schema: TableSchema, column: Column, existing: TargetTable, dialect: Dialect) -> bool:
+    """True if `adapting_clauses` lets the copy take the column's values."""
+    if column.name in schema.key or not _key_may_stay(schema, existing, dialect) or any(_same_columns(schema, dialect)):
+        return False
+    return _no_column(schema, column, dialect) is None
 
 
 def _has_key(schema: TableSchema, existing: TargetTable, dialect: Dialect) -> bool:

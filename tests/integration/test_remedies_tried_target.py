@@ -10,9 +10,12 @@ import pytest
 
 from tests.support.cli import CommandLine
 from tests.support.epochs import run_epochs
+from tests.support.history import read_history
+from tests.support.jobs import source_of, write_job
 from tests.support.remedies import advice_of, commands_in, run_command, run_through
 from tests.support.remedy_ways import mirror_job
 from tests.support.servers import Database
+from tests.support.sink_state import SinkCase
 
 pytestmark = pytest.mark.integration
 
@@ -32,19 +35,20 @@ class Trouble:
 
 WRITE = "INSERT INTO orders VALUES (3, 'c')"
 FITS = "Drop that table, or change it so that it fits"
+ALTERS = "It changes the copy so that it fits."
 NARROW = "ALTER TABLE copy_orders ALTER note TYPE varchar(1)"
+MORE = "ALTER TABLE copy_orders ADD more int NOT NULL DEFAULT 1, ALTER more DROP DEFAULT"
 
 TO_POSTGRES = {
-    "a narrowed column is widened": Trouble(
-        (NARROW,), WRITE, FITS, ("ALTER TABLE copy_orders ALTER note TYPE varchar(90)",)
+    "a column that was narrowed": Trouble((NARROW,), WRITE, ALTERS),
+    "a column that was dropped": Trouble(("ALTER TABLE copy_orders DROP note",), WRITE, ALTERS),
+    "a column that must have a value": Trouble(
+        ("ALTER TABLE copy_orders ALTER note SET NOT NULL",), "INSERT INTO orders VALUES (3, NULL)", ALTERS
     ),
-    "a narrowed copy is dropped": Trouble((NARROW,), WRITE, FITS, ("DROP TABLE copy_orders",)),
-    "a column that must have a value may be null": Trouble(
-        ("ALTER TABLE copy_orders ALTER note SET NOT NULL",),
-        "INSERT INTO orders VALUES (3, NULL)",
-        FITS,
-        ("ALTER TABLE copy_orders ALTER note DROP NOT NULL",),
+    "another column that must have a value may be null": Trouble(
+        (MORE,), WRITE, FITS, ("ALTER TABLE copy_orders ALTER more DROP NOT NULL",)
     ),
+    "a copy with such a column is dropped": Trouble((MORE,), WRITE, FITS, ("DROP TABLE copy_orders",)),
     "an index that the copy violates is dropped": Trouble(
         ("CREATE UNIQUE INDEX one ON copy_orders (note)",),
         "INSERT INTO orders VALUES (3, 'a')",
@@ -88,17 +92,17 @@ TO_POSTGRES = {
     "rows that were removed": Trouble(("TRUNCATE copy_orders",), WRITE, ""),
 }
 TO_MYSQL = {
-    "a narrowed column is widened": Trouble(
-        ("UPDATE copy_orders SET note = 'a'", "ALTER TABLE copy_orders MODIFY note varchar(1)"),
-        WRITE,
-        FITS,
-        ("ALTER TABLE copy_orders MODIFY note varchar(90) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",),
+    "a column that was narrowed": Trouble(
+        ("UPDATE copy_orders SET note = 'a'", "ALTER TABLE copy_orders MODIFY note varchar(1)"), WRITE, ALTERS
     ),
-    "a narrowed copy is dropped": Trouble(
-        ("UPDATE copy_orders SET note = 'a'", "ALTER TABLE copy_orders MODIFY note varchar(1)"),
+    "another column that must have a value may be null": Trouble(
+        ("ALTER TABLE copy_orders ADD more int NOT NULL",),
         WRITE,
         FITS,
-        ("DROP TABLE copy_orders",),
+        ("ALTER TABLE copy_orders MODIFY more int",),
+    ),
+    "a copy with such a column is dropped": Trouble(
+        ("ALTER TABLE copy_orders ADD more int NOT NULL",), WRITE, FITS, ("DROP TABLE copy_orders",)
     ),
     "an index that the copy violates is dropped": Trouble(
         ("CREATE UNIQUE INDEX one ON copy_orders (note(9))",),
@@ -148,9 +152,9 @@ def create(source: Database, trouble: Trouble) -> None:
 
 
 def compare(source: Database, target: Database) -> None:
-    for table, order in (("orders", "id"), ("others", "id")):
-        query = "SELECT * FROM {} ORDER BY {}"
-        assert target.query(query.format(f"copy_{table}", order)) == source.query(query.format(table, order))
+    for table, columns in (("orders", "id, note"), ("others", "id")):
+        query = f"SELECT {columns} FROM %s ORDER BY id"
+        assert target.query(query % f"copy_{table}") == source.query(query % table)
 
 
 def in_turn(names: Collection[str]) -> list[Any]:
@@ -188,3 +192,54 @@ def test_a_copy_in_mysql(
 ) -> None:
     job = mirror_job(tmp_path, postgres_database, mysql_database, on_table_error=policy)
     check(job, postgres_database, mysql_database, TO_MYSQL[name], tidemark)
+
+
+@pytest.mark.servers_in_turn("sink")
+@pytest.mark.parametrize("policy", ["park", "stop"])
+@pytest.mark.parametrize("sink", ["postgres", "parquet"])
+def test_a_target_from_before_a_table_joined(
+    mysql_database: Database, postgres_database: Database, tidemark: CommandLine, tmp_path: Path, sink: str, policy: str
+) -> None:
+    """The copy of that table is missing, and no other."""
+    source, table = mysql_database, f"{mysql_database.name}_later"
+    target = SinkCase(sink, None, postgres_database if sink == "postgres" else tmp_path / "out")  # type: ignore[arg-type]
+    written = (
+        {"type": "mirror", "url": postgres_database.url} if sink == "postgres" else {"type": "files", "path": "./out"}
+    )
+    job = write_job(
+        tmp_path, source=source_of(source, on_table_error=policy), sink=written | {"on_schema_change": "evolve"}
+    )
+    source.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text)", "INSERT INTO orders VALUES (1, 'a'), (2, 'b')"
+    )
+    for note in "cd":
+        run_through(job)
+        source.execute(f"UPDATE orders SET note = '{note}'")
+    run_through(job)
+    put_back = target.back_up()
+    source.execute("CREATE TABLE later (id int PRIMARY KEY, note text)", "INSERT INTO later VALUES (1, 'a'), (2, 'b')")
+    run_through(job)
+    put_back()
+    if sink == "postgres":
+        postgres_database.execute(f"DROP TABLE {table}")
+    source.execute("INSERT INTO later VALUES (3, 'c')", "UPDATE orders SET note = 'e'")
+    advice = advice_of(job)
+    assert "later is not marked as written by this job" in advice
+    assert commands_in(advice) == [["signal", "JOB.yaml", "resnapshot", "--table", f"{source.name}.later"]]
+    run_command(advice, job, tidemark)
+    run_through(job, "source.on_log_lost=resnapshot")
+    for name in ("orders", "later"):
+        rows = source.query(f"SELECT id, note FROM {name} ORDER BY id")
+        assert newest_rows(target, source, name) == rows, name
+
+
+def newest_rows(target: SinkCase, source: Database, name: str) -> list[tuple[Any, ...]]:
+    if target.kind == "postgres":
+        return target.place.query(f"SELECT id, note FROM {source.name}_{name} ORDER BY id")
+    found: dict[int, tuple[Any, ...]] = {}
+    for change in read_history(target.place, source.name, name).to_pylist():
+        if change["_change_type"] == "truncate":
+            found.clear()
+        else:
+            found[change["id"]] = (change["id"], change["note"])
+    return sorted(found.values())

@@ -95,8 +95,8 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     """Returns what a job does after a standby of the server was promoted."""
     if server.in_recovery:
         return (
-            "If this standby is promoted, the job continues there. If it follows another primary that was promoted, the job "
-            "does not notice."
+            "If this standby is promoted, or follows another one that was promoted, the job continues here. If it must be made "
+            "anew for that, all rows are read again (source.on_log_lost)."
         )
     if server.version[0] < FAILOVER_MAJOR:
         return (
@@ -114,7 +114,8 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     after = (
         f"The job reads nothing that the standbys of {row[0]} lack (synchronized_standby_slots)."
         if waits and row is not None
-        else "If the job has read what the standby lacks, all rows are read again; synchronized_standby_slots prevents it."
+        else "If the job has read what the standby lacks, the rows that this changed are read again; synchronized_standby_slots "
+        "prevents it."
     )
     return f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job continues. {after}"
 
