@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.epochs import Notes, run_epochs
+from tests.support.epochs import Notes, before_the_next_epoch, run_epochs
 from tests.support.history import read_history
 from tests.support.jobs import source_of, write_job
 from tests.support.postgres_standby import Pair, own_database, primary_and_standby, primary_logs
@@ -161,3 +161,34 @@ def test_a_partition_that_the_job_has_seen_is_not_missed_while_it_runs(
     timers[0].join()
     assert told(notes) == []
     assert sorted(read_history(tmp_path / "out", "public", "t")["id"].to_pylist()) == [1, 1, 101]
+
+
+def test_what_a_split_has_is_waited_for_while_it_runs(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The split was read after the last look at the log."""
+    pair.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t SELECT i, i FROM generate_series(1, 9) i"
+    )
+    publish_all(pair)
+    job = job_of(pair, tmp_path)
+    with primary_logs(pair):
+        run_epochs(job, at_most=0)
+    flush(pair)
+    next_epoch, calls, timers = Planner.next_epoch, [], []
+
+    def acting(planner: Planner, committed: int, **settings: Any) -> int:
+        calls.append(committed)
+        if len(calls) == 2:
+            timers.append(fall_back(pair, release_after=3))
+        return next_epoch(planner, committed, **settings)
+
+    def write() -> None:
+        pair.database.execute("INSERT INTO t VALUES (100, 1)")
+        pair.await_standby()
+
+    monkeypatch.setattr(Planner, "next_epoch", acting)
+    before_the_next_epoch(monkeypatch, write)
+    run_epochs(job, "snapshot.interleave=false", "snapshot.split_rows=3", "snapshot.parallelism=1")
+    timers[0].join()
+    assert sorted(read_history(tmp_path / "out", "public", "t")["id"].to_pylist()) == [*range(1, 10), 100]

@@ -114,8 +114,8 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     after = (
         f"The job reads nothing that the standbys of {row[0]} lack (synchronized_standby_slots)."
         if waits and row is not None
-        else "If the job has read what the standby lacks, the rows that this changed are read again; synchronized_standby_slots "
-        "prevents it."
+        else "If the job has read what the standby lacks, the rows that this changed are read again; "
+        "synchronized_standby_slots prevents it."
     )
     return f"The slot {slot} goes to standbys with sync_replication_slots = on: after a failover the job continues. {after}"
 
