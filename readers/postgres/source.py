@@ -61,7 +61,7 @@ from tidemark.readers.postgres.server import (
 )
 from tidemark.readers.postgres.session import SqlSession, will_pass
 from tidemark.readers.postgres.slot.held_back import AdvancePace, held_back_by
-from tidemark.readers.postgres.slot.kept_log import forget_kept_log, keep_log, regain_log
+from tidemark.readers.postgres.slot.kept_log import forget_kept_log, keep_log, lost_failover, regain_log
 from tidemark.readers.postgres.slot.known_log import require_known_log
 from tidemark.readers.postgres.slot.open_transactions import (
     OpenTransaction,
@@ -200,6 +200,7 @@ class PostgresAccess:
         self._session = SqlSession(lambda: server.connect(self._catalogs_at))
         source = server.job.source
         self._timeline = timeline_session(source.url, source.tls, server.job.reconnect)
+        self._let_survive_failover = partial(let_survive_failover, source.url, source.tls, self._slot)
         self._keep_seconds = 0.0 if server.job.mode == "full" else server.job.checkpoints.keep.seconds
         self._keep_at = 0.0
         self._pace = AdvancePace()
@@ -298,6 +299,8 @@ class PostgresAccess:
         reached = self._reached = wal_position(position)
         began = time.monotonic()
         if began >= self._keep_at:
+            if self._session.ask(lambda connection: lost_failover(connection, self._slot)):
+                self._let_survive_failover()
             wait = self._session.ask(lambda connection: keep_log(connection, self._slot_source, self._keep_seconds))
             self._keep_at = time.monotonic() + wait
         if self._join_lsns and reached.lsn >= min(self._join_lsns):
@@ -618,11 +621,11 @@ class FoundPostgres(FoundTables):
             require_memberships(self.connection, self.job.publication, known, oids)
         except LogPositionLostError:
             return False
-        if not regain_log(self.connection, slot_source, wal_position(position)):
-            return False
+        return regain_log(self.connection, slot_source, wal_position(position), self._let_survive_failover)
+
+    def _let_survive_failover(self) -> None:
         if self.info.version[0] >= FAILOVER_MAJOR and not self.info.in_recovery:
             let_survive_failover(self.job.source.url, self.job.source.tls, self.job.slot)
-        return True
 
     def set_mark(self, mark: UpgradeMark) -> None:
         """pg_upgrade refuses a server with slots that have not consumed the log."""

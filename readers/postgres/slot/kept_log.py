@@ -3,7 +3,8 @@
 The job's slot stays close to the job's position, because the server decodes all log from there for each range. So copies of the
 slot keep the older log: nobody reads from them, and they cost no decoding. A copy is made as often as `keep` says, and dropped
 once a newer one is old enough. So there are two, and the log is kept for `keep` to twice that. Their names say when they were
-made, by the server's clock, and on which timeline: a server that was promoted since has others.
+made, by the server's clock, and on which timeline: a server that was promoted since has others. Standbys keep no copies of
+them. The name says if they do of the job's slot.
 
 To go back, the job's slot is made again from a copy (pg_copy_logical_replication_slot), and moved to the position.
 """
@@ -12,6 +13,7 @@ import hashlib
 import logging
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psycopg2
@@ -26,6 +28,7 @@ from tidemark.readers.postgres.slot.slot import (
     copy_slot,
     drop_slot,
     end_own_reader,
+    survives_failover,
 )
 from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.failpoints import failpoint
@@ -35,6 +38,7 @@ SPARE_SLOTS = 1
 """The slots of the server that stay free for others."""
 RETRY_SECONDS = 60.0
 _NAME_CHARACTERS = 31
+_FAILOVER = "f"
 
 _KEPT = """
 SELECT s.slot_name, (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
@@ -43,16 +47,22 @@ SELECT s.slot_name, (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
 FROM pg_replication_slots AS s
 WHERE starts_with(s.slot_name, %s) AND s.database = current_database() AND s.plugin = 'pgoutput'
 """
+_SAME_PLACE = """
+SELECT s.slot_name FROM pg_replication_slots AS s JOIN pg_replication_slots AS j
+ON (s.restart_lsn, s.confirmed_flush_lsn) = (j.restart_lsn, j.confirmed_flush_lsn) WHERE j.slot_name = %s
+"""
 _FREE = "SELECT current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots)"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSlot:
-    """A copy of the job's slot. `start`: it has the log from there on. `age_seconds`: negative if the clock was set back."""
+    """A copy of the job's slot. `start`: it has the log from there on. `age_seconds`: negative if the clock was set back.
+    `survives_failover`: standbys kept copies of the job's slot when it was made."""
 
     name: str
     timeline: int
     start: WalPosition
+    survives_failover: bool
     is_lost: bool
     age_seconds: int
 
@@ -65,9 +75,11 @@ def kept_slots(connection: Connection, slot: str) -> list[KeptSlot]:
         rows = cursor.fetchall()
     found = []
     for name, start, is_lost, now in rows:
-        match = re.fullmatch(r"(\d+)_(\d+)", name[len(prefix) :])
+        match = re.fullmatch(rf"(\d+)_(\d+)({_FAILOVER}?)", name[len(prefix) :])
         if match is not None and start is not None:
-            found.append(KeptSlot(name, int(match[1]), WalPosition(int(start)), bool(is_lost), now - int(match[2])))
+            timeline, at, failover = match.groups()
+            kept = KeptSlot(name, int(timeline), WalPosition(int(start)), bool(failover), bool(is_lost), now - int(at))
+            found.append(kept)
     return sorted(found, key=lambda kept: -kept.age_seconds)
 
 
@@ -107,7 +119,8 @@ def _keep_log(connection: Connection, slot_source: SlotSource, keep_seconds: flo
     with connection.cursor() as cursor:
         cursor.execute("SELECT extract(epoch FROM clock_timestamp())::bigint")
         ((now,),) = cursor.fetchall()
-    copy_slot(connection, slot_source.slot, f"{_prefix(slot_source.slot)}{timeline}_{now}")
+    failover = _FAILOVER if survives_failover(connection, slot_source.slot) else ""
+    copy_slot(connection, slot_source.slot, f"{_prefix(slot_source.slot)}{timeline}_{now}{failover}")
     return max(keep_seconds, 1.0)
 
 
@@ -117,10 +130,23 @@ def forget_kept_log(connection: Connection, slot: str) -> None:
         drop_slot(connection, kept.name)
 
 
-def regain_log(connection: Connection, slot_source: SlotSource, position: WalPosition) -> bool:
+def lost_failover(connection: Connection, slot: str) -> bool:
+    """Returns whether the job's slot was made again from a copy, and nobody has told the server yet that standbys are to keep
+    copies of it, as they did before: a driver died half-way."""
+    if survives_failover(connection, slot) is not False:
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute(_SAME_PLACE, (slot,))
+        same = {name for (name,) in cursor.fetchall()}
+    return any(kept.survives_failover and kept.name in same for kept in kept_slots(connection, slot))
+
+
+def regain_log(
+    connection: Connection, slot_source: SlotSource, position: WalPosition, then: Callable[[], None]
+) -> bool:
     """Makes the job's slot again from a copy, if it is missing, lost or beyond `position` and a copy has the log from there on.
-    Returns False otherwise. If it dies half-way the job's slot may be missing, and the next call makes it. Raises
-    SourceNotUsableError."""
+    Returns False otherwise. `then` is called once it is made. If it dies half-way the job's slot may be missing, and the next
+    call makes it, or is at the copy's place. Raises SourceNotUsableError."""
     slot, timeline = slot_source.slot, slot_source.identity.timeline
     if can_be_read(connection, slot, position):
         return False
@@ -136,6 +162,7 @@ def regain_log(connection: Connection, slot_source: SlotSource, position: WalPos
     failpoint("kept_log.dropped")
     copy_slot(connection, max(older, key=lambda kept: kept.start.lsn).name, slot)
     failpoint("kept_log.copied")
+    then()
     # As in the ordinary course of the job: what is before is not decoded again, tables were published meanwhile.
     advance_slot(connection, slot, position)
     return True
