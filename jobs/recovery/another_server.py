@@ -339,10 +339,6 @@ def _require_whole(job: JobFile, now: EnumeratorState, leaving: Collection[Table
         raise LogPositionLostError(
             f"Epoch {now.epoch} was read from the other server's log, but perhaps not written.", START_OVER_NOW
         )
-    if now.prepared:
-        raise LogPositionLostError(
-            "XA transactions were prepared in the other server's log, and their outcome was not read.", START_OVER_NOW
-        )
     if leaving and job.mode != "full+incremental":
         raise LogPositionLostError("Tables have joined the job, and are not followed yet.", START_OVER_NOW)
 

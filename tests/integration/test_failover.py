@@ -1,5 +1,6 @@
 """The source fails over to a replica: the job goes on there (docs/adr/0035)."""
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -87,6 +88,46 @@ def test_a_job_goes_on_at_the_promoted_replica_and_back(
     source.execute(*UPDATE_ALL)
     assert set(run_epochs(job_of(source, tmp_path))) == {"stream"}
     assert_copied(tmp_path / "out", source)
+
+
+@pytest.fixture
+def prepared(source: Database) -> Iterator[list[str]]:
+    """Names of XA transactions of the test. What it leaves on the primary is rolled back."""
+    names = [f"{source.name}-{name}" for name in "klm"]
+    yield names
+    source.execute(*(f"XA ROLLBACK '{name}'" for name in names))
+
+
+def prepare(database: Database, xid: str, statement: str) -> None:
+    """Leaves an XA transaction prepared."""
+    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
+        for each in (f"XA START '{xid}'", statement, f"XA END '{xid}'", f"XA PREPARE '{xid}'"):
+            cursor.execute(each)
+
+
+def test_xa_transactions_are_prepared_when_the_primary_dies(
+    source: Database, pair: tuple[Server, Server], prepared: list[str], tmp_path: Path
+) -> None:
+    """They end on the promoted replica, whose log has their rows. The job has passed two of them before."""
+    run_epochs(job_of(source, tmp_path))
+    prepare(source, prepared[0], "UPDATE orders SET version = version + 1 WHERE id = 3")
+    prepare(source, prepared[1], "DELETE FROM customers")
+    source.execute("UPDATE orders SET version = version + 1 WHERE id = 4", "FLUSH BINARY LOGS")
+    run_epochs(job_of(source, tmp_path))
+    prepare(source, prepared[2], "DELETE FROM orders WHERE id = 5")
+    there = fail_over(source, pair)
+    there.execute("UPDATE orders SET version = version + 1 WHERE id = 7")
+    notes = Notes()
+    assert set(run_epochs(job_of(there, tmp_path), notes=notes)) == {"stream"}
+    assert ["has all that the job has read" in text for text in moved(notes)] == [True]
+    assert_copied(tmp_path / "out", there)
+    for end, name in zip(("COMMIT", "ROLLBACK", "COMMIT"), prepared, strict=True):
+        there.execute(f"XA {end} '{name}'")
+        assert set(run_epochs(job_of(there, tmp_path))) == {"stream"}
+        assert_copied(tmp_path / "out", there)
+    there.execute("UPDATE orders SET version = version + 1 WHERE id < 9")
+    run_epochs(job_of(there, tmp_path))
+    assert_copied(tmp_path / "out", there)
 
 
 @pytest.mark.servers_in_turn("own_pair", "sink")
