@@ -352,7 +352,8 @@ class FindsLost(FindsPlace, Protocol):
     def place_without(
         self, state: JobState, since: Position, position: Position, lost: LostTransactions, read_us: int | None = None
     ) -> Position:
-        """Returns what `same_place` does, but without the lost transactions. They all are between `since` and `position`."""
+        """Returns what `same_place` does, but without the lost transactions. They all are between `since` and `position`. May
+        return the place of `since` instead: the caller reads all rows again that the job has found changed after it."""
 
 
 @runtime_checkable

@@ -305,11 +305,17 @@ class FoundMySql(FoundTables):
         lost: LostTransactions,
         read_us: int | None = None,
     ) -> BinlogPosition:
-        """`tidemark.readers.source.FindsLost`. The place of `since` proves that both servers' logs are of one topology."""
+        """`tidemark.readers.source.FindsLost`. The place of `since` proves that both servers' logs are of one topology. On
+        MariaDB it is returned where it can't be proven that what both have after it is the same."""
         assert isinstance(lost, LostGtids)
-        self.same_place(state, since)
+        earlier, positions = self.same_place(state, since), self._positions()
         schemas = {schema.table: schema for schema in state.schemas}
-        place = self._positions().same_place(binlog_position(position), schemas, lost=lost.gtids, read_us=read_us)
+        try:
+            place = positions.same_place(binlog_position(position), schemas, lost=lost.gtids, read_us=read_us)
+        except LogPositionLostError:
+            if not positions.has_state:
+                raise  # the place of `since` is known by numbers alone
+            return earlier
         return self._with_file_start(place)
 
     def _has_file_of(self, position: BinlogPosition) -> bool:
