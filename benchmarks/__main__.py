@@ -4,7 +4,19 @@ import argparse
 import os
 import platform
 
-from benchmarks import catch_up, delta, latency, log, memory, planning, postgres_log, readers, reconcile, snapshot
+from benchmarks import (
+    catch_up,
+    delta,
+    latency,
+    log,
+    memory,
+    planning,
+    postgres_log,
+    readers,
+    reconcile,
+    reconcile_files,
+    snapshot,
+)
 from benchmarks.bench import Bench
 
 SUBJECTS = {
@@ -16,6 +28,7 @@ SUBJECTS = {
     "catch_up": catch_up.run,
     "delta": delta.run,
     "reconcile": reconcile.run,
+    "reconcile_files": reconcile_files.run,
     "latency": latency.run,
     "memory": memory.run,
     "postgres_memory": memory.run_postgres,

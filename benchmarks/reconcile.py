@@ -30,7 +30,7 @@ def run(bench: Bench) -> None:
         rows.append([f"{name}: first load", load.wall_seconds, "", "", ""])
         ports = {source.server.port: "source", target.port: "target"}
         with Sampler(ports) as sampler:
-            seconds = _compared(job, bench.rows)
+            seconds = compared(job, bench.rows)
         cpu = sampler.cpu_seconds()
         of_target = cpu.get("target", 0.0) + cpu.get(POSTGRES, 0.0)
         of_command = sum(cpu.get(role, 0.0) for role in JOB)
@@ -44,7 +44,7 @@ def run(bench: Bench) -> None:
     )
 
 
-def _compared(job: Path, row_count: int) -> float:
+def compared(job: Path, row_count: int) -> float:
     began = time.monotonic()
     command = [sys.executable, "-m", "tidemark.jobs.cli", "reconcile", str(job)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
@@ -59,12 +59,17 @@ def _read(source: Server, database: str, target: Server, table: str, row_count: 
     with Sampler(ports) as sampler:
         copies = f"{target.url}{DATABASE}", TableId("public" if target.kind == "postgres" else DATABASE, table)
         for url, name in ((f"{source.url}{database}", TableId(database, table)), copies):
-            with table_rows(parse_endpoint(url), None, name, _columns()) as rows:
-                for first in range(1, row_count + 1, SPLIT_ROWS):
-                    rows.read(f"id >= {first} AND id < {first + SPLIT_ROWS}")
+            read_rows(url, name, row_count)
     cpu = sampler.cpu_seconds()
     of_target = cpu.get("target", 0.0) + cpu.get(POSTGRES, 0.0)
     return [time.monotonic() - began, cpu.get("source", 0.0), time.process_time() - used, of_target]
+
+
+def read_rows(url: str, table: TableId, row_count: int) -> None:
+    """Reads rows of orders range by range, as a snapshot does."""
+    with table_rows(parse_endpoint(url), None, table, _columns()) as rows:
+        for first in range(1, row_count + 1, SPLIT_ROWS):
+            rows.read(f"id >= {first} AND id < {first + SPLIT_ROWS}")
 
 
 def _columns() -> list[str]:

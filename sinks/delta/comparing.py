@@ -28,7 +28,7 @@ from tidemark.sinks.delta.locations import Location, current_version, quoted
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.folded.comparing import FoldedComparison
 from tidemark.sinks.folded.hashing import key_kinds, probe
-from tidemark.sinks.folded.state import DELETE, TRUNCATE, FoldedState
+from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.integer_range import IntegerRange
 from tidemark.state.table import TableSchema
 
@@ -97,12 +97,10 @@ def keys_in_table(
         place = "struct(_commit_version, _seq)"
         folded = (
             f"SELECT {keys}, max_by(_change_type, {place}) AS kind, max({place}) AS place FROM {location.relation} "
-            f"WHERE _change_type <> '{TRUNCATE}' AND {condition} GROUP BY {keys}"
+            f"WHERE _change_type <> 'truncate' AND {condition} GROUP BY {keys}"
         )
-        truncated = f"(SELECT max({place}) FROM {location.relation} WHERE _change_type = '{TRUNCATE}')"
-        held = (
-            f"SELECT {keys} FROM ({folded}) WHERE kind <> '{DELETE}' AND (place > {truncated} OR {truncated} IS NULL)"
-        )
+        truncated = f"(SELECT max({place}) FROM {location.relation} WHERE _change_type = 'truncate')"
+        held = f"SELECT {keys} FROM ({folded}) WHERE kind <> 'delete' AND (place > {truncated} OR {truncated} IS NULL)"
     with spark_errors(location):
         return [tuple(row) for row in session.sql(f"SELECT {texts} FROM ({held}) LIMIT {limit}").collect()]
 

@@ -1,8 +1,7 @@
 """Compares expected rows with the files of a copy.
 
-Rows of JSON Lines go through the sink's own writing into a file, and that file is read as those of the copy are. Parquet keeps
-Arrow's values as they are, so expected rows are hashed at once. So an expected value is exactly what the sink would have
-written.
+Rows of JSON Lines go through the sink's own writing, and the lines are read as those of the copy are. Parquet keeps Arrow's
+values as they are, so expected rows are hashed at once. So an expected value is exactly what the sink would have written.
 
 While the rows of splits stay in their files (`split_files.py`), a range is compared with what these files and the state have of
 it. Otherwise all is in the state.
@@ -46,8 +45,9 @@ def comparable_files(folder: Path, schema: TableSchema, file_format: Format) -> 
         tempfile.TemporaryDirectory(prefix="tidemark-reconcile-") as temporary,
         FoldedState.opened(schema, str(folder), Path(temporary)) as state,
     ):
-        is_read_by_ranges = file_format == "parquet" and has_integer_key(schema)
-        folding = Folding(state, folder, file_format, splits=SplitFiles(state.hashing) if is_read_by_ranges else None)
+        folding = Folding(state, folder, file_format)
+        if has_integer_key(schema):
+            folding.splits = SplitFiles(state.hashing, folding.changes_in, Path(temporary))
         numbers = itertools.count()
 
         def compared(

@@ -13,18 +13,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from tidemark.sinks.files import reading
+from tidemark.sinks.files.json_values import LineValues, values_of
 from tidemark.sinks.files.merging import log_files
-from tidemark.sinks.files.part import Format, open_table_file
-from tidemark.sinks.files.reading import changes_in
+from tidemark.sinks.files.part import Format
 from tidemark.sinks.files.split_files import SplitFiles
-from tidemark.sinks.folded.hashing import key_kinds, key_names, key_text, literal, quoted
-from tidemark.sinks.folded.state import TRUNCATE, FoldedState
+from tidemark.sinks.folded.hashing import PLACE_KIND, key_names
+from tidemark.sinks.folded.state import FoldedState
+from tidemark.sinks.rows.json_lines import json_rows
+from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import SinkError
 from tidemark.state.integer_range import IntegerRange
 
 FRESH_BYTES = 512 << 20
 """Files are read together until they have this size."""
 FRESH_FILES = 1000
+ROWS_AT_ONCE = 16384
 _ATTEMPTS = 20
 _EPOCH = re.compile(r"e(\d+)-")
 
@@ -54,32 +58,27 @@ class Folding:
     """All log changes up to this epoch were taken in."""
 
     def stage(self, table: str, batches: Iterable[pa.RecordBatch]) -> int:
-        """Creates a table with the rows as the sink writes them. Returns their number. Parquet keeps Arrow's values as they
-        are."""
+        """Creates a table with the rows as the sink writes them. Returns their number."""
         count = 0
         self.state.create(table)
-        if self.file_format == "parquet":
-            for batch in batches:
-                self.state.insert(table, self.expected(batch))
-                count += batch.num_rows
-            return count
-        path = self.state.temporary / f"{table}.{self.file_format}"
-        path.unlink(missing_ok=True)
-        file = open_table_file(self.file_format, path, self.state.schema)
-        try:
-            for batch in batches:
-                file.write([batch])
-                count += batch.num_rows
-        finally:
-            file.close()
-        self.load(table, [path])
-        path.unlink()
+        for batch in batches:
+            self.state.insert(table, self.expected(batch))
+            count += batch.num_rows
         return count
 
     def expected(self, batch: pa.RecordBatch) -> pa.Table:
-        """Returns a change batch of expected rows as `RowHashing.changes` does. Parquet keeps Arrow's values as they are."""
-        columns = {name: batch.column(name) for name in self.state.schema.arrow_schema().names}
-        return self.state.hashing.changes(columns, batch.num_rows)
+        """Returns a change batch of expected rows as `RowHashing.changes` does. Parquet keeps Arrow's values as they are. JSON
+        Lines are written."""
+        names = self.state.schema.arrow_schema().names
+        if self.file_format == "parquet":
+            columns = {name: batch.column(name) for name in names}
+            return self.state.hashing.changes(columns, batch.num_rows)
+        values = batch.select(names)
+        found = [self.nothing()]
+        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+            for lines in values_of(json_rows(values.slice(start, ROWS_AT_ONCE)).data, self.state.schema):
+                found.append(self._of_lines(lines, is_logged=False))
+        return pa.concat_tables(found[1:] or found)
 
     def nothing(self) -> pa.Table:
         return self.state.hashing.changes({}, 0)
@@ -144,64 +143,51 @@ class Folding:
         paths = [file.path for file in files]
         others = paths if self.splits is None else self.splits.add(paths)
         self._load_fresh(others)
-        if self.splits is not None and self._leaves_values_out():
+        if self.splits is not None and self.state.leaves_values_out():
             # Such a value is that of the row before: it must be in the state.
             self.splits.forget(paths)
             self.take_splits()
             self._load_fresh(paths)
         if files[0].is_partly_known:
-            self.state.execute(f"DELETE FROM fresh WHERE o <= {self.state.log_place}")
+            self.state.execute(f"DELETE FROM fresh WHERE o <= CAST({self.state.log_place} AS {PLACE_KIND})")
         self.state.take_changes()
         self._taken.update(file.path.name for file in files)
         self._log_epoch = max(self._log_epoch, *(file.log_epoch for file in files))
 
     def _load_fresh(self, paths: Sequence[Path]) -> None:
-        self.state.create("fresh")
-        self.load("fresh", paths)
-
-    def _leaves_values_out(self) -> bool:
-        flags = " OR ".join(f"u{i}" for i in range(len(self.state.schema.toastable)))
-        return bool(flags and self.state.execute(f"SELECT 1 FROM fresh WHERE {flags} LIMIT 1"))
+        with self.state.transaction():
+            self.state.create("fresh")
+            self.load("fresh", paths)
 
     def load(self, table: str, paths: Sequence[Path]) -> None:
         """Adds the changes of files to a table (`change_kinds`)."""
-        if self.file_format == "parquet":
-            for path in paths:
-                self._add_parquet(table, path)
-        else:
-            self._add_json(table, paths)
+        for path in paths:
+            for changes in self.changes_in(path):
+                self.state.insert(table, changes)
         if self.within is not None:
-            wanted = f"kind = {literal(TRUNCATE)} OR ({self.within.condition(self.state.key_column)})"
+            wanted = f"kind = {ChangeType.TRUNCATE:d} OR ({self.within.condition(self.state.key_column)})"
             self.state.execute(f"DELETE FROM {table} WHERE ({wanted}) IS NOT TRUE")
 
-    def _add_parquet(self, table: str, path: Path) -> None:
+    def changes_in(self, path: Path) -> Iterator[pa.Table]:
         is_logged = _LOGGED.search(path.name) is not None
-        for batch in changes_in(path, self.state.schema):
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            self.state.insert(table, self.state.hashing.changes(columns, batch.num_rows, is_logged=is_logged))
+        if self.file_format == "parquet":
+            for batch in reading.changes_in(path, self.state.schema):
+                columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                yield self.state.hashing.changes(columns, batch.num_rows, is_logged=is_logged)
+        else:
+            for lines in reading.lines_in(path, self.state.schema):
+                yield self._of_lines(lines, is_logged=is_logged)
 
-    def _add_json(self, table: str, paths: Sequence[Path]) -> None:
+    def _of_lines(self, lines: LineValues, *, is_logged: bool) -> pa.Table:
         schema = self.state.schema
-        kinds = {column.name: "JSON" for column in schema.captured} | _JSON_META
-        typed = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in kinds.items())
-        listed = ", ".join(literal(_without_wildcards(path)) for path in paths)
-        source = f"read_ndjson([{listed}], columns = {{{typed}}}, {_OPTIONS}, {_JSON_OPTIONS})"
-        texts = {column.name: f"v{i}" for i, column in enumerate(schema.captured)}
-        found = [f"nullif(CAST({quoted(name)} AS VARCHAR), 'null') AS {text}" for name, text in texts.items()]
-        for name, key, kind in zip(key_names(schema), schema.key, key_kinds(schema), strict=True):
-            text = key_text(quoted(key), "JSON", is_binary=schema.column(key).arrow_type == "binary")
-            found.append(f"TRY_CAST({text} AS {kind}) AS {name}")
-        found += [*_JSON_META, f"regexp_matches({_FILE}, {literal(_LOGGED.pattern)}) AS is_logged"]
-        for rows in self.state.read(f"SELECT {', '.join(found)} FROM {source}"):
-            self.state.insert(table, self.state.hashing.changes_of_texts(rows, texts))
+        others = {k: lines.keys(schema, name) for k, name in zip(key_names(schema), schema.key, strict=True)}
+        if "_change_type" in lines.names:
+            others |= {"_change_type": lines.kinds()}
+            others |= {name: lines.integers(name) for name in ("_commit_version", "_seq")}
+        if "_unchanged" in lines.names:
+            others["_unchanged"] = lines.unchanged()
+        texts = {column.name: lines.column(column.name) for column in schema.captured}
+        return self.state.hashing.changes_of_texts(texts, others, len(lines), is_logged=is_logged)
 
 
 _LOGGED = re.compile(r"-log[.][a-z]+$")
-_FILE = "_tidemark_file"
-_OPTIONS = f"hive_partitioning = false, filename = '{_FILE}'"
-_JSON_OPTIONS = f"maximum_object_size = {32 << 20}"
-_JSON_META = {"_change_type": "VARCHAR", "_commit_version": "BIGINT", "_seq": "INTEGER", "_unchanged": "VARCHAR[]"}
-
-
-def _without_wildcards(path: Path) -> str:
-    return re.sub(r"[*?\[]", lambda match: f"[{match[0]}]", str(path))

@@ -1,4 +1,4 @@
-"""Reads the changes that a Parquet file of a copy has."""
+"""Reads the changes that a file of a copy has."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemark.conf.tables import TableName
+from tidemark.sinks.files.json_values import LineValues, NotALineError, values_in
 from tidemark.state.change_batch import UNCHANGED_FIELD
 from tidemark.state.errors import SinkError
 from tidemark.state.remedies import read_again
@@ -28,6 +29,15 @@ def changes_in(path: Path, schema: TableSchema, row_groups: Sequence[int] | None
         if isinstance(error, FileNotFoundError):
             raise
         raise unreadable(path, schema, error) from error
+
+
+def lines_in(path: Path, schema: TableSchema) -> Iterator[LineValues]:
+    """Yields the values of a file of JSON Lines. Raises SinkError for a damaged file, FileNotFoundError."""
+    with path.open("rb") as file:
+        try:
+            yield from values_in(file, schema)
+        except NotALineError as error:
+            raise unreadable(path, schema, error) from error
 
 
 def unreadable(path: Path, schema: TableSchema, error: Exception) -> SinkError:

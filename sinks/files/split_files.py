@@ -1,23 +1,26 @@
-"""The Parquet files of splits, whose rows are read where a range needs them, and not taken into the state.
+"""The files of splits, whose rows are read where a range needs them, and not taken into the state.
 
-Their footers tell which integers the leading column of the key has. A split's file has a row for each key of a small range, so
-a range of the source needs one or two of them. What the log changed is in the state, and overlays these rows.
+The footers of Parquet files tell which integers the leading column of the key has. Files of JSON Lines are read once, and their
+keys and hashes kept on disk. A split's file has a row for each key of a small range, so a range of the source needs one or two
+of them. What the log changed is in the state, and overlays these rows.
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidemark.sinks.files.reading import changes_in, unreadable
-from tidemark.sinks.folded.hashed_rows import HashedRows, ordinals, together
-from tidemark.sinks.folded.hashing import RowHashing
+from tidemark.sinks.folded.hashed_rows import HashedRows, NoOrdinalError, ordinals, together
+from tidemark.sinks.folded.hashing import RowHashing, key_names
+from tidemark.state.change_batch import ChangeType
 from tidemark.state.errors import SinkError
 from tidemark.state.table import TableSchema, arrow_type_of
 
@@ -25,7 +28,10 @@ MAX_GROUP_ROWS = 1 << 20
 MAX_OVERLAPS = 8
 """A row group that shares its range of keys with more others is no part of one split."""
 CACHED_ROWS = 4 << 20
-_SPLIT_FILE = re.compile(r"e\d+-s\d+\.parquet")
+KEPT = ".kept"
+MAX_LINES_BYTES = 512 << 20
+"""A larger file of JSON Lines is taken into the state, bit by bit."""
+_SPLIT_FILE = re.compile(r"e\d+-s\d+\.(?:parquet|jsonl)")
 _UNSIGNED = pa.decimal128(20, 0)
 
 
@@ -49,22 +55,27 @@ def has_integer_key(schema: TableSchema) -> bool:
 
 @dataclass(slots=True)
 class SplitFiles:
+    """`lines`: reads a file of JSON Lines as `RowHashing.changes` returns its rows. `temporary`: a folder for what is kept of
+    them."""
+
     hashing: RowHashing
+    lines: Callable[[Path], Iterable[pa.Table]]
+    temporary: Path
+    _files: dict[Path, list[RowGroup]] = field(default_factory=dict)
     _groups: list[RowGroup] = field(default_factory=list)
-    _paths: dict[Path, None] = field(default_factory=dict)
     _least: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _greatest: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _cached: OrderedDict[tuple[Path, int], HashedRows] = field(default_factory=OrderedDict)
 
     @property
     def paths(self) -> Sequence[Path]:
-        return tuple(self._paths)
+        return tuple(self._files)
 
     def add(self, paths: Iterable[Path]) -> list[Path]:
         """Takes the files that are those of splits. Returns the others. Raises SinkError for a damaged file."""
         others, found = list[Path](), dict[Path, list[RowGroup]]()
         for path in paths:
-            if path in self._paths:
+            if path in self._files:
                 continue
             groups = self._groups_of(path) if _SPLIT_FILE.fullmatch(path.name) else None
             if groups is None:
@@ -78,18 +89,17 @@ class SplitFiles:
             if any(_overlaps(group, least, greatest) > MAX_OVERLAPS for group in groups):
                 others.append(path)
             else:
-                self._groups += groups
-                self._paths[path] = None
+                self._files[path] = groups
         self._place()
         return others
 
     def forget(self, paths: Iterable[Path]) -> None:
-        forgotten = set(paths)
-        self._groups = [group for group in self._groups if group.path not in forgotten]
-        self._paths = {path: None for path in self._paths if path not in forgotten}
+        for path in paths:
+            self._files.pop(path, None)
         self._place()
 
     def _place(self) -> None:
+        self._groups = [group for groups in self._files.values() for group in groups]
         self._least = np.array([group.least for group in self._groups], np.uint64)
         self._greatest = np.array([group.greatest for group in self._groups], np.uint64)
 
@@ -115,6 +125,8 @@ class SplitFiles:
         return rows
 
     def _read(self, group: RowGroup) -> HashedRows:
+        if group.path.suffix == KEPT:
+            return HashedRows.loaded(group.path, self.hashing.schema)
         parts = []
         try:
             for batch in changes_in(group.path, self.hashing.schema, [group.number]):
@@ -126,6 +138,8 @@ class SplitFiles:
 
     def _groups_of(self, path: Path) -> list[RowGroup] | None:
         """Returns the file's row groups; None if it may have other rows than those of one split."""
+        if path.suffix == ".jsonl":
+            return self._kept(path)
         schema = self.hashing.schema
         try:
             with pq.ParquetFile(path) as file:
@@ -152,6 +166,28 @@ class SplitFiles:
                 return None
             groups.append(RowGroup(path, number, of_group.num_rows, least, greatest, versions[1]))
         return groups
+
+    def _kept(self, path: Path) -> list[RowGroup] | None:
+        """Keeps the rows of a file of JSON Lines as one row group. Returns None as `_groups_of` does."""
+        if path.stat().st_size > MAX_LINES_BYTES:
+            return None
+        parts = []
+        for changes in self.lines(path):
+            kinds = changes.column("kind")
+            if kinds.null_count or not pc.all(pc.equal(kinds, int(ChangeType.INSERT))).as_py():
+                return None
+            if any(changes.column(name).null_count for name in key_names(self.hashing.schema)):
+                return None
+            try:
+                parts.append(HashedRows.of(changes, self.hashing.schema))
+            except NoOrdinalError:
+                return None
+        if not parts:
+            return []
+        rows, kept = together(parts), self.temporary / f"{path.name}{KEPT}"
+        rows.save(kept)
+        least, greatest = int(rows.keys[0].min()), int(rows.keys[0].max())
+        return [RowGroup(kept, 0, len(rows), least, greatest, int(rows.version.max()))]
 
 
 def _overlaps(group: RowGroup, least: np.ndarray[Any, Any], greatest: np.ndarray[Any, Any]) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidemark.sinks.comparing import Key, Pair
+from tidemark.sinks.folded.hashing import literal
 from tidemark.sinks.folded.state import FoldedState
 from tidemark.state.copied_range import CopiedRange
 
@@ -52,12 +53,19 @@ class FoldedComparison:
 
     def differing(self) -> list[Pair]:
         state = self.state
-        held = state.rows(f"SEMI JOIN {self._staged} USING ({state.key_list})")
+        held = state.rows(f"SEMI JOIN {self._staged} USING ({state.key_list}) WHERE {self._between_ends()}")
         differs = " OR ".join(f"s.{name} IS DISTINCT FROM c.{name}" for name in state.hashes)
         return self._pairs(
             f"SELECT {self._texts('s')}, {self._digest('s')}, CASE WHEN c.o IS NOT NULL THEN {self._digest('c')} END "
             f"FROM {self._staged} s LEFT JOIN ({held}) c USING ({state.key_list}) WHERE c.o IS NULL OR {differs}"
         )
+
+    def _between_ends(self) -> str:
+        """Returns a condition that the staged rows meet, with which few blocks of the state are read."""
+        ((least, greatest),) = self.state.execute(f"SELECT min(k0), max(k0) FROM {self._staged}")
+        if least is None or "\0" in f"{least}{greatest}":
+            return "TRUE"
+        return f"k0 BETWEEN {_literal(least)} AND {_literal(greatest)}"
 
     def surplus(self, within: CopiedRange | None, limit: int) -> list[Pair]:
         condition = ""
@@ -103,6 +111,10 @@ class FoldedComparison:
 
     def _digest(self, alias: str) -> str:
         return f"concat_ws(',', {', '.join(f'coalesce({alias}.{name}, 0)' for name in self.state.hashes)})"
+
+
+def _literal(value: Any) -> str:
+    return literal(value) if isinstance(value, str) else str(value)
 
 
 def _key(values: tuple[Any, ...]) -> Key:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -60,6 +61,19 @@ class HashedRows:
             gone,
             tuple(np.asarray(columns[name]) for name in ("d", *toast_names(schema))),
         )
+
+    @classmethod
+    def loaded(cls, path: Path, schema: TableSchema) -> "HashedRows":
+        """Returns what `save` has kept."""
+        with path.open("rb") as file:
+            arrays = [np.load(file) for _ in range(len(schema.key) + 3 + 1 + len(schema.toastable))]
+        keys, (version, seq, gone, *hashes) = arrays[: len(schema.key)], arrays[len(schema.key) :]
+        return cls(tuple(keys), version, seq, gone, tuple(hashes))
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            for array in (*self.keys, self.version, self.seq, self.gone, *self.hashes):
+                np.save(file, array)
 
     def __len__(self) -> int:
         return len(self.version)

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidemark.sinks.folded.row_hashes import hashes_of
+from tidemark.sinks.folded.row_hashes import Texts, hashes_of, hashes_of_texts
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, ChangeType
 from tidemark.state.table import TableSchema, arrow_type_of
 
 PLACES = pa.decimal128(38, 0)
 """The Arrow type of a change's place: `_commit_version` * 2**32 + `_seq`."""
-_INSERT = "insert"
+PLACE_KIND = "DECIMAL(38, 0)"
 _OTHER = np.uint64(0x9E3779B97F4A7C15)
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -50,10 +51,10 @@ def toast_names(schema: TableSchema) -> list[str]:
 
 
 def change_kinds(schema: TableSchema) -> dict[str, str]:
-    """Returns the columns of changes with DuckDB's types: the key (`k0` …), `o` (the place), `is_logged`, `kind`, hashes as in
-    `hash_names`, and for each column that may be left out whether it is (`u0` …)."""
+    """Returns the columns of changes with DuckDB's types: the key (`k0` …), `o` (the place), `is_logged`, `kind` (ChangeType),
+    hashes as in `hash_names`, and for each column that may be left out whether it is (`u0` …)."""
     kinds = dict(zip(key_names(schema), key_kinds(schema), strict=True))
-    kinds |= {"o": "HUGEINT", "is_logged": "BOOLEAN", "kind": "VARCHAR"}
+    kinds |= {"o": PLACE_KIND, "is_logged": "BOOLEAN", "kind": "TINYINT"}
     kinds |= dict.fromkeys(hash_names(schema), "UBIGINT")
     return kinds | {f"u{i}": "BOOLEAN" for i in range(len(schema.toastable))}
 
@@ -102,18 +103,17 @@ class RowHashing:
             found[f"t{i}"] = self._hashes([kept[name]], row_count, [others[name]])
         return self._table(found, columns.get("_unchanged"))
 
-    def changes_of_texts(self, rows: pa.RecordBatch, texts: Mapping[str, str]) -> pa.Table:
-        """Returns the same for rows that have their key as `change_kinds`, and values as texts. `texts`: the columns' names in
-        `rows`."""
+    def changes_of_texts(
+        self, texts: Mapping[str, Texts | None], others: Mapping[str, pa.Array], row_count: int, *, is_logged: bool
+    ) -> pa.Table:
+        """Returns the same for rows whose values are texts. `others`: their key (`k0` …), and the columns of the changelog."""
         toastable = self.schema.toastable
-        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        found = {name: columns[name] for name in key_names(self.schema)}
-        found |= _meta(columns, rows.num_rows, columns["is_logged"])
-        whole = [columns[texts[column.name]] for column in self.schema.captured if column.name not in toastable]
-        found["d"] = self._hashes(whole, rows.num_rows)
+        found = dict(others) | _meta(others, row_count, is_logged)
+        whole = [texts[column.name] for column in self.schema.captured if column.name not in toastable]
+        found["d"] = pa.array(hashes_of_texts(whole, row_count, self.seed))
         for i, name in enumerate(toastable):
-            found[f"t{i}"] = self._hashes([columns[texts[name]]], rows.num_rows)
-        return self._table(found, columns.get("_unchanged"))
+            found[f"t{i}"] = pa.array(hashes_of_texts([texts[name]], row_count, self.seed))
+        return self._table(found, others.get("_unchanged"))
 
     def _hashes(self, columns: list[pa.Array], row_count: int, others: Sequence[_Flags] = ()) -> pa.Array:
         """`others`: rows with a value that the column can't have now."""
@@ -134,10 +134,13 @@ def _meta(columns: Mapping[str, pa.Array], row_count: int, is_logged: bool | pa.
         is_logged = pa.array(np.full(row_count, is_logged))
     if "_change_type" not in columns:
         no_place = np.zeros(row_count, np.int64)
-        insert = pa.DictionaryArray.from_arrays(np.zeros(row_count, np.int8), [_INSERT])
-        return {"o": _places(no_place, no_place), "is_logged": is_logged, "kind": insert}
+        insert = np.full(row_count, ChangeType.INSERT, np.int8)
+        return {"o": _places(no_place, no_place), "is_logged": is_logged, "kind": pa.array(insert)}
     version, seq = (np.asarray(pc.fill_null(columns[n], 0)).astype(np.int64) for n in ("_commit_version", "_seq"))
-    return {"o": _places(version, seq), "is_logged": is_logged, "kind": columns["_change_type"]}
+    kind = columns["_change_type"]
+    if not pa.types.is_integer(kind.type):
+        kind = pc.index_in(kind, pa.array(CHANGE_TYPE_NAMES)).cast(pa.int8())
+    return {"o": _places(version, seq), "is_logged": is_logged, "kind": kind}
 
 
 def _places(version: _Numbers, seq: _Numbers) -> pa.Array:
@@ -164,18 +167,21 @@ def _canonical(column: pa.Array | None, kind: pa.DataType, row_count: int) -> tu
         return pa.nulls(row_count, kind), others
     if column.type == kind:
         return column, others
-    cast = _cast(column, kind)
+    cast = cast_where_possible(column, kind)
     return cast, np.asarray(cast.is_null()) & np.asarray(column.is_valid())
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_where_possible(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns a column with another type, NULL for values that this type does not have."""
     try:
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         if len(column) <= 1:
             return pa.nulls(len(column), kind)
     half = len(column) // 2
-    return pa.concat_arrays([_cast(column.slice(0, half), kind), _cast(column.slice(half), kind)])
+    return pa.concat_arrays(
+        [cast_where_possible(column.slice(0, half), kind), cast_where_possible(column.slice(half), kind)]
+    )
 
 
 def _key_kind(arrow_type: str) -> str:
@@ -186,11 +192,8 @@ def _key_kind(arrow_type: str) -> str:
     return "BIGINT" if pa.types.is_integer(kind) else "VARCHAR"
 
 
-def key_text(expression: str, kind: str, *, is_binary: bool = False) -> str:
-    """Returns the expression of a key's value as text. `is_binary`: JSON has it as base64."""
-    if kind == "JSON":
-        text = f"({expression}->>'$')"
-        return f"'0x' || lower(hex(from_base64({text})))" if is_binary else text
+def key_text(expression: str, kind: str) -> str:
+    """Returns the expression of a key's value as text."""
     return f"'0x' || lower(hex({expression}))" if kind == "BLOB" else _value_text(expression, kind)
 
 

@@ -8,12 +8,15 @@ Each eight bytes are mixed into the hash of what came before, as XXH64 mixes the
 taken: it is the same for texts that differ in the highest bits of their bytes 8 and 16, and for NULL and an empty list.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidemark.sinks.rows.fields import validity
-from tidemark.state.kernel import Int, Int32s, Int64s, inner_kernel, kernel
+from tidemark.state.kernel import Int, Int64s, inner_kernel, kernel
 
 Hashes = npt.NDArray[np.uint64]
 _Flags = npt.NDArray[np.bool_]
@@ -36,6 +39,29 @@ def hashes_of(columns: list[pa.Array], row_count: int, seed: int) -> Hashes:
     return hashes
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A column of texts: where they begin and end in `words`, which has eight bytes each, and which are not NULL."""
+
+    words: Hashes
+    starts: Int64s
+    ends: Int64s
+    valid: _Flags
+
+
+def hashes_of_texts(columns: Sequence[Texts | None], row_count: int, seed: int) -> Hashes:
+    """Returns a hash of each row. None: a column that is NULL."""
+    hashes = np.full(row_count, seed, np.uint64)
+    nothing = np.zeros(row_count, np.bool_)
+    for column in columns:
+        if column is None:
+            _take_words(hashes, np.zeros(row_count, np.uint64), nothing)
+        else:
+            _take_texts(hashes, column.starts, column.ends, column.words, column.valid)
+    _finish(hashes)
+    return hashes
+
+
 def _take(hashes: Hashes, array: pa.Array) -> None:
     """Mixes the values of a column into the hashes of its rows."""
     kind, valid = array.type, validity(array)
@@ -49,8 +75,10 @@ def _take(hashes: Hashes, array: pa.Array) -> None:
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
         _, offsets, data = array.buffers()
         if len(array):
-            places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-            _take_texts(hashes, places - places[0], _in_words(data, places[0], places[-1]), valid)
+            places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+            words = _in_words(data, places[0], places[-1])
+            places -= places[0]
+            _take_texts(hashes, places[:-1].copy(), places[1:].copy(), words, valid)
     else:
         for words in _words(array):
             _take_words(hashes, words, valid)
@@ -107,12 +135,12 @@ def _take_words(hashes: Hashes, words: Hashes, valid: _Flags) -> None:
 
 
 @kernel
-def _take_texts(hashes: Hashes, offsets: Int32s, words: Hashes, valid: _Flags) -> None:
+def _take_texts(hashes: Hashes, starts: Int64s, ends: Int64s, words: Hashes, valid: _Flags) -> None:
     for i in range(len(hashes)):
         if not valid[i]:
             hashes[i] = _mixed(hashes[i], _NULL)
             continue
-        start, size = offsets[i], offsets[i + 1] - offsets[i]
+        start, size = starts[i], ends[i] - starts[i]
         mixed = _mixed(hashes[i], np.uint64(size))
         place, shift = start >> 3, np.uint64((start & 7) * 8)
         for _ in range(size >> 3):

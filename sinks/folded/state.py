@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tidemark.sinks.folded.hashed_rows import HashedRows, ordinal
 from tidemark.sinks.folded.hashing import (
+    PLACE_KIND,
     RowHashing,
     change_kinds,
     hash_names,
@@ -44,7 +45,7 @@ RECENT_SHARE = 8
 """`recent` goes into `base` once it has this part of its keys, and at least RECENT_ROWS."""
 RECENT_ROWS = 100_000
 BATCH_ROWS = 1 << 16
-DELETE, _INSERT, TRUNCATE = (t.name.lower() for t in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
+_DELETE, _INSERT, _TRUNCATE = (int(kind) for kind in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE))
 _SETTINGS = (
     f"memory_limit = '{MEMORY_LIMIT}'",
     "threads = 2",
@@ -85,7 +86,7 @@ class FoldedState:
             for setting in (*_SETTINGS, f"temp_directory = {literal(str(temporary / 'spilled'))}"):
                 engine.execute(f"SET {setting}")
             kinds = [f"{name} {kind}" for name, kind in zip(key_names(schema), key_kinds(schema), strict=True)]
-            kinds += ["o HUGEINT", "gone BOOLEAN", *(f"{name} UBIGINT" for name in hash_names(schema))]
+            kinds += [f"o {PLACE_KIND}", "gone BOOLEAN", *(f"{name} UBIGINT" for name in hash_names(schema))]
             for table in ("base", "recent"):
                 engine.execute(f"CREATE TABLE {table} ({', '.join(kinds)})")
             yield cls(schema, copy, temporary, engine, secrets.randbits(64))
@@ -164,12 +165,22 @@ class FoldedState:
         finally:
             self.engine.unregister("changes")
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+
     def rows(self, restricted: str) -> str:
         """Returns a query of the state's rows, with the columns of `base`. `restricted`: the end of a query of one table."""
         return (
             f"SELECT * FROM (WITH r AS (SELECT * FROM recent {restricted}), b AS (SELECT * FROM base {restricted}) "
             f"SELECT * FROM r UNION ALL SELECT * FROM b ANTI JOIN r USING ({self.key_list})) "
-            f"WHERE NOT gone AND o > {self.truncated}"
+            f"WHERE NOT gone AND o > CAST({self.truncated} AS {PLACE_KIND})"
         )
 
     def rows_between(self, least: int, greatest: int) -> list[HashedRows]:
@@ -182,18 +193,18 @@ class FoldedState:
         bounds = " AND ".join(
             f"k0 {operator} {number - ordinal(0, kind)}" for operator, number in ((">=", least), ("<=", greatest))
         )
-        columns = f"{self.key_list}, CAST(o AS DECIMAL(38, 0)) AS o, gone, {', '.join(self.hashes)}"
+        columns = f"{self.key_list}, o, gone, {', '.join(self.hashes)}"
         query = f"SELECT {columns} FROM recent WHERE {bounds} UNION ALL SELECT {columns} FROM base WHERE {bounds}"
         return [HashedRows.of(pa.table(batch), self.schema) for batch in self.read(query) if batch.num_rows]
 
     def take_changes(self) -> None:
         """Takes the changes in `fresh` in, and drops that table."""
         ((truncated, last),) = self.execute(
-            f"SELECT max(o) FILTER (kind = '{TRUNCATE}'), max(o) FILTER (is_logged) FROM fresh"
+            f"SELECT max(o) FILTER (kind = {_TRUNCATE}), max(o) FILTER (is_logged) FROM fresh"
         )
-        self.truncated = max(self.truncated, -1 if truncated is None else truncated)
-        self.log_place = max(self.log_place, -1 if last is None else last)
-        self.execute(f"DELETE FROM fresh WHERE kind = '{TRUNCATE}' OR o <= {self.truncated} OR {self.no_key}")
+        self.truncated = max(self.truncated, -1 if truncated is None else int(truncated))
+        self.log_place = max(self.log_place, -1 if last is None else int(last))
+        self.execute(f"DELETE FROM fresh WHERE kind = {_TRUNCATE} OR o <= {self.truncated} OR {self.no_key}")
         self._follow_keys()
         self._fold()
         self.execute("DROP TABLE fresh")
@@ -215,17 +226,22 @@ class FoldedState:
             self.execute(f"INSERT INTO base {rows}")
         self.execute("DROP TABLE fresh")
 
+    def leaves_values_out(self) -> bool:
+        """Returns whether a change in `fresh` leaves a value out."""
+        flags = " OR ".join(f"u{i}" for i in range(len(self._toasts)))
+        return bool(flags and self.execute(f"SELECT 1 FROM fresh WHERE {flags} LIMIT 1"))
+
     def _follow_keys(self) -> None:
         """Gives rows under a new key the values that the log left out: those of the row that had the key before."""
         if not self._toasts:
             return
-        moved = f"kind = '{_INSERT}' AND ({' OR '.join(f'u{i}' for i in range(len(self._toasts)))})"
+        moved = f"kind = {_INSERT} AND ({' OR '.join(f'u{i}' for i in range(len(self._toasts)))})"
         if not self.execute(f"SELECT 1 FROM fresh WHERE {moved} LIMIT 1"):
             return
         before = ", ".join(f"d.{name} AS from_{name}" for name in self.keys)
         self.execute(
             f"CREATE OR REPLACE TABLE moves AS SELECT DISTINCT {', '.join(f'i.{name}' for name in self.keys)}, i.o, {before} "
-            f"FROM (SELECT * FROM fresh WHERE {moved}) i JOIN fresh d ON d.o = i.o - 1 AND d.kind = '{DELETE}'"
+            f"FROM (SELECT * FROM fresh WHERE {moved}) i JOIN fresh d ON d.o = i.o - 1 AND d.kind = {_DELETE}"
         )
         at_origin = " AND ".join(f"h.{name} = m.from_{name}" for name in self.keys)
         origins = ", ".join(f"from_{name} AS {name}" for name in self.keys)
@@ -235,7 +251,7 @@ class FoldedState:
         for i, hashed in enumerate(self._toasts):
             history = (
                 f"SELECT {self.key_list}, o, u{i} AS is_open, coalesce({hashed}, 0) AS t FROM fresh "
-                f"WHERE kind <> '{DELETE}' AND (NOT u{i} OR kind = '{_INSERT}') "
+                f"WHERE kind <> {_DELETE} AND (NOT u{i} OR kind = {_INSERT}) "
                 f"UNION ALL SELECT {self.key_list}, o, false, coalesce({hashed}, 0) FROM origins"
             )
             values = (
@@ -247,21 +263,21 @@ class FoldedState:
             while changed:  # once for each time that a row got another key
                 ((changed,),) = self.execute(
                     f"UPDATE fresh SET {hashed} = v.t, u{i} = false FROM ({values}) v "
-                    f"WHERE {known} AND fresh.o = v.o AND NOT v.is_open AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+                    f"WHERE {known} AND fresh.o = v.o AND NOT v.is_open AND fresh.u{i} AND fresh.kind = {_INSERT}"
                 )
             # Rows that are there twice have their values. What is unknown equals no value.
             self.execute(
                 f"DELETE FROM fresh USING (FROM recent UNION ALL FROM base) v "
-                f"WHERE {known} AND fresh.o <= v.o AND fresh.u{i} AND fresh.kind = '{_INSERT}'"
+                f"WHERE {known} AND fresh.o <= v.o AND fresh.u{i} AND fresh.kind = {_INSERT}"
             )
-            self.execute(f"UPDATE fresh SET {hashed} = 0, u{i} = false WHERE u{i} AND kind = '{_INSERT}'")
+            self.execute(f"UPDATE fresh SET {hashed} = 0, u{i} = false WHERE u{i} AND kind = {_INSERT}")
 
     def _fold(self) -> None:
         """Takes `fresh` into `recent`, or both into `base` if they are many."""
         kept = f"SELECT {self.key_list}, o, gone, {', '.join(self.hashes)}{self._all_there} FROM"
         flags = "".join(f", u{i}" for i in range(len(self._toasts)))
         sources = [
-            f"SELECT {self.key_list}, o, kind = '{DELETE}' AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
+            f"SELECT {self.key_list}, o, kind = {_DELETE} AS gone, {', '.join(self.hashes)}{flags} FROM fresh",
             f"{kept} recent",
         ]
         ((more,),) = self.execute("SELECT (SELECT count(*) FROM fresh) + (SELECT count(*) FROM recent)")
@@ -270,7 +286,7 @@ class FoldedState:
             self._replace("base", [*sources, f"{kept} base"], sort=True)
             self.execute("DELETE FROM recent")
             return
-        if self._toasts:  # values that are left out are in the row before
+        if self.leaves_values_out():  # they are in the row before
             sources.append(f"{kept} base SEMI JOIN fresh USING ({self.key_list})")
         self._replace("recent", sources)
 
@@ -280,7 +296,7 @@ class FoldedState:
 
     def _replace(self, table: str, sources: Sequence[str], *, sort: bool = False) -> None:
         rows, order = f"({' UNION ALL '.join(sources)})", " ORDER BY ALL" if sort else ""
-        if self._toasts:
+        if self.leaves_values_out():
             columns = ["max(o) AS o", "arg_max(gone, o) AS gone", "arg_max(d, o) AS d"]
             columns += [
                 f"arg_max({name}, o) FILTER (NOT u{i} AND NOT gone) AS {name}" for i, name in enumerate(self._toasts)
@@ -288,7 +304,7 @@ class FoldedState:
             last = f"SELECT {self.key_list}, {', '.join(columns)} FROM {rows} GROUP BY {self.key_list}"
         else:  # half as expensive
             last = (
-                f"SELECT {self.key_list}, o, gone, d FROM {rows} "
+                f"SELECT {self.key_list}, o, gone, {', '.join(self.hashes)} FROM {rows} "
                 f"QUALIFY row_number() OVER (PARTITION BY {self.key_list} ORDER BY o DESC) = 1"
             )
         self.execute(f"CREATE OR REPLACE TABLE next AS {last}{order}")

@@ -92,6 +92,11 @@ def _texts(fields: Fields) -> list[str]:
     return [data[start:end].decode() for start, end in itertools.pairwise(fields.offsets.tolist())]
 
 
+def float_text(value: float, kind: pa.DataType) -> str:
+    """Returns the form in which `json_rows` writes a value of a column of floats."""
+    return str(_float_texts(pa.array([value], kind))[0])
+
+
 def _float_texts(array: pa.Array) -> pa.Array:
     text = pc.cast(array, pa.string())
     text = pc.if_else(pc.equal(text, "-0"), "-0.0", text)  # many readers parse -0 as an integer, which is 0

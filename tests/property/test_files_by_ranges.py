@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidemark.sinks.files import comparing
 from tidemark.sinks.files.comparing import comparable_files
-from tidemark.sinks.files.part import open_table_file
+from tidemark.sinks.files.part import Format, open_table_file
 from tidemark.state.change_batch import ChangeType, batch_schema
 from tidemark.state.copied_range import CopiedRange
 from tidemark.state.integer_range import IntegerRange
@@ -83,10 +83,10 @@ logs = st.builds(
 file_lists = st.lists(splits | logs, min_size=1, max_size=6)
 
 
-def write(folder: Path, schema: TableSchema, files: Sequence[File]) -> None:
+def write(folder: Path, schema: TableSchema, files: Sequence[File], file_format: Format) -> None:
     for epoch, file in enumerate(files, 1):
-        name = f"e{epoch:010d}-{'s' + str(epoch) if file.is_split else 'log'}.parquet"
-        written = open_table_file("parquet", folder / name, schema)
+        name = f"e{epoch:010d}-{'s' + str(epoch) if file.is_split else 'log'}.{file_format}"
+        written = open_table_file(file_format, folder / name, schema)
         if file.changes:
             half = (len(file.changes) + 1) // 2
             for first in range(0, len(file.changes), half):
@@ -150,10 +150,12 @@ def folded(files: Sequence[File]) -> dict[int, tuple[int, int | None]]:
     return rows
 
 
-def found(folder: Path, schema: TableSchema, expected: dict[int, int], ends: Sequence[int]) -> set[tuple[str, Any]]:
+def found(
+    folder: Path, schema: TableSchema, expected: dict[int, int], ends: Sequence[int], file_format: Format
+) -> set[tuple[str, Any]]:
     """Keys and kinds of what differs, looked at range by range, twice."""
     bounds = [None, *sorted(set(ends)), None]
-    with comparable_files(folder, schema, "parquet") as comparisons:
+    with comparable_files(folder, schema, file_format) as comparisons:
         looks = []
         for wanted in (None, []):
             pairs = set()
@@ -200,8 +202,9 @@ def unlike(files: Sequence[File], expected: dict[int, int], schema: TableSchema)
     return kinds
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
 @pytest.mark.parametrize("kind", SCHEMAS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     files=file_lists,
     changes=st.dictionaries(st.integers(0, 26), st.none() | st.integers(0, 3), max_size=5),
@@ -217,7 +220,7 @@ def unlike(files: Sequence[File], expected: dict[int, int], schema: TableSchema)
     ends=[2],
 )
 def test_ranges_of_files_are_compared_as_the_folded_state(
-    kind: str, files: list[File], changes: dict[int, int | None], ends: list[int]
+    kind: str, file_format: Format, files: list[File], changes: dict[int, int | None], ends: list[int]
 ) -> None:
     if kind == "integer":  # each of four numbers has the same one
         files = [File(file.is_split, tuple({c.key // 4: in_fours(c) for c in file.changes}.values())) for file in files]
@@ -230,8 +233,8 @@ def test_ranges_of_files_are_compared_as_the_folded_state(
         if value is None:
             expected.pop(key, None)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        write(Path(name), schema, files)
-        by_ranges = found(Path(name), schema, expected, ends)
+        write(Path(name), schema, files, file_format)
+        by_ranges = found(Path(name), schema, expected, ends, file_format)
         patched.setattr(comparing, "has_integer_key", lambda _: False)
-        assert by_ranges == found(Path(name), schema, expected, ends)
+        assert by_ranges == found(Path(name), schema, expected, ends, file_format)
         assert by_ranges == unlike(files, expected, schema)
