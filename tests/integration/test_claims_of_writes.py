@@ -529,6 +529,20 @@ def test_changes_at_the_end_of_a_log_that_a_crash_lost_are_never_seen(kind: str,
             run_epochs(path)
 
 
+def test_rows_that_a_crash_lost_and_the_log_has_stay_in_the_copy(tmp_path: Path) -> None:
+    with start_server("mariadb", {"innodb_flush_log_at_timeout": 60}) as server, fresh_database(server) as source:
+        source.execute("CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+        path = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": str(tmp_path / "out")})
+        run_epochs(path)
+        source.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 0", "INSERT INTO t VALUES (2)")
+        run_epochs(path)
+        server.kill()
+        server.start()
+        run_epochs(path)
+        assert source.query("SELECT id FROM t") == [(1,)]
+        assert [row["id"] for row in read_history(tmp_path / "out", source.name, "t").to_pylist()] == [1, 2]
+
+
 def test_a_table_that_is_published_by_name_is_followed_after_pg_repack(tmp_path: Path) -> None:
     """pg_repack writes a new table and swaps the files of the two, which the test does as pg_repack does: in pg_class."""
     swap = "UPDATE pg_class AS c SET relfilenode = o.relfilenode FROM pg_class AS o WHERE {} AND {}"
