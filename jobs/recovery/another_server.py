@@ -153,11 +153,11 @@ def _go_on_there(
         rolled_back_from=place.rolled_back_from,
         rolled_back_log=place.rolled_back_log,
     )
+    named = {reread.file for joined in (*state.joined, moved) for reread in joined.rereads}
+    unknown = set(checkpoint.repair_files()) - named if place.rereads else set()  # of attempts that died
     checkpoint.create_joined(state, moved)
     failpoint("another_server.moved")
-    if place.rereads:
-        named = {reread.file for joined in (*state.joined, moved) for reread in joined.rereads}
-        checkpoint.forget_repairs(set(checkpoint.repair_files()) - named)  # of attempts that died
+    checkpoint.forget_repairs(unknown)  # not those of another driver, if this one was frozen
     events.note("moved", start=str(place.start), text=f"{what} {place.text}")
 
 

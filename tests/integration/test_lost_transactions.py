@@ -28,9 +28,10 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.signal import resnapshot
 from tidemark.jobs.epoch import kept_cuts, read_parts
+from tidemark.jobs.recovery import another_server
 from tidemark.jobs.recovery.rollback import roll_back
 from tidemark.readers.log import touched_keys
-from tidemark.state.checkpoint.layout import Checkpoint
+from tidemark.state.checkpoint.layout import Checkpoint, repair_file
 from tidemark.state.errors import LogPositionLostError
 
 pytestmark = pytest.mark.integration
@@ -363,6 +364,38 @@ def test_a_job_that_was_rolled_back_has_more_in_its_copy_than_its_position_says(
     copy.check(there)
     there.execute(*AFTERWARDS)
     assert copy.run(there) == ["stream"]
+    copy.check(there)
+
+
+class StoreAtMove(Notes):
+    """Notes whether a file is in the checkpoint when the job has moved."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        super().__init__()
+        self.checkpoint, self.name, self.seen = checkpoint, name, list[bool]()
+
+    def note(self, event: str, **facts: Any) -> None:
+        super().note(event, **facts)
+        if event == "moved":
+            self.seen.append(self.checkpoint.store.exists(self.name))
+
+
+@pytest.mark.servers_in_turn("own_pair", "copy")
+def test_a_driver_that_was_frozen_leaves_the_rows_that_another_one_has_read_since(
+    source: Database, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has noted that the job moved, and another driver has taken the job over when it goes on."""
+    there = copy.lose(source, *LOST)
+    checkpoint, others = Checkpoint.at(str(copy.folder / "checkpoint")), repair_file(7, 1)
+
+    def freeze(point: str) -> None:
+        if point == "another_server.moved":
+            checkpoint.store.create(others, b"rows")
+
+    monkeypatch.setattr(another_server, "failpoint", freeze)
+    copy.notes = notes = StoreAtMove(checkpoint, others)
+    copy.run(there)
+    assert notes.seen == [True]
     copy.check(there)
 
 
