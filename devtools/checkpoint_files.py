@@ -25,6 +25,7 @@ from tidemark.state.log_range import LogRange, LogReport, LogTotals, PreparedXa,
 from tidemark.state.partitions import KeptPartitions, Partition, Partitions, WatchedTable
 from tidemark.state.phase import Phase
 from tidemark.state.plan import (
+    Aside,
     AwaitedLog,
     AwaitedSplits,
     Cursor,
@@ -70,7 +71,11 @@ BOUND = Bound(("18446744073709551615", "_utf8mb4 0x61"), "00ff")
 REREAD = KeyRepair(3, TABLE, 1, "repairs/n3-1700000000000000", LATER, 5, KeyRange(BOUND, None))
 SNAPSHOT = SharedSnapshot("00000003-0000001B-1", HIGH, 1_700_000_000_000_000, 16_385)
 SPLIT = Split(7, TABLE, 1, ("a", "b"), KeyRange(None, BOUND))
-CHUNKS = (replace(SPLIT, id=8, pages=StageChunk(8, SNAPSHOT)), replace(SPLIT, id=9, pages=ReleaseChunk(8)))
+CHUNKS = (
+    replace(SPLIT, id=8, pages=StageChunk(8, SNAPSHOT)),
+    replace(SPLIT, id=9, pages=ReleaseChunk(8)),
+    replace(SPLIT, id=10, pages=ReleaseChunk(8, "7d0c")),
+)
 CURSORS: tuple[Cursor, ...] = (
     Untouched(),
     Stepping(-5, None, 2**64 - 1, 50_000, unsigned=True),
@@ -79,6 +84,8 @@ CURSORS: tuple[Cursor, ...] = (
     Walking(BOUND, BOUND, 10),
     Staging(8, SNAPSHOT, None, 90, 10),
     Releasing(8, 20, 90, 10),
+    Aside(8, LATER),
+    Releasing(8, 20, 90, 1, "7d0c"),
     Exhausted(),
 )
 CHANGES = (TableChanges(TABLE, 1, 2, 3),)

@@ -10,10 +10,10 @@ source give the same plan. The caller must still use a plan that was written onc
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tidemark.enumerator.pages import next_pages, staged, started
+from tidemark.enumerator.pages import after_aside, begun_aside, is_read_aside, next_pages, staged, started
 from tidemark.enumerator.splitting import next_ranges
 from tidemark.state.errors import CheckpointError, concerning
 from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
@@ -22,6 +22,7 @@ from tidemark.state.log_extent import KnownLog, LogExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.phase import Phase, move
 from tidemark.state.plan import (
+    Aside,
     AwaitedLog,
     AwaitedSplits,
     Backfill,
@@ -38,7 +39,7 @@ from tidemark.state.plan import (
 from tidemark.state.position import Position
 from tidemark.state.reached import NOTHING_REACHED, Reached
 from tidemark.state.remedies import RESTORE_CHECKPOINT
-from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
+from tidemark.state.split import AsideRead, ReleaseChunk, Report, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
 TARGET_EPOCH_SECONDS = 10.0
@@ -111,7 +112,8 @@ class Observation:
     `log`: the extent of the source's log. `goal`: the position at which the run ends (trigger `once`: the log's end when the
     run started), None for a run that continues. `outcome`: of the epoch that the state awaits, None if it awaits none.
     `joined`: JobState.joined. `splits_wait`: no splits are to be read now, except those of a table without a key that is being
-    read. `stopped`: the same for these tables only.
+    read. `stopped`: the same for these tables only. `aside`: the reads beside the epochs that this run has begun, as for
+    `after_aside`; None: this run begins none.
     """
 
     log: LogExtent
@@ -120,6 +122,7 @@ class Observation:
     joined: tuple[Joined, ...] = ()
     splits_wait: bool = False
     stopped: frozenset[TableId] = frozenset()
+    aside: Mapping[int, AsideRead | None] | None = None
 
 
 def first_state(job: JobState, settings: Settings, mode: Mode | None = None) -> EnumeratorState:
@@ -181,6 +184,8 @@ def plan_epoch(
     state = join(state, observation.joined)
     if state.phase is Phase.DONE:
         return None, state
+    aside = observation.aside
+    state = replace(state, tables=tuple(after_aside(table, aside or {}) for table in state.tables))
     extent = observation.log
     if state.empties:
         return _plan_empties(state)
@@ -197,15 +202,18 @@ def plan_epoch(
     if are_visible:
         state = replace(state, unseen=())
     splits_wait = observation.splits_wait or are_all_stopped(state, observation.stopped)
+    awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
+    limit = _limit(state, observation.goal, extent.end, awaited_join)
     plan: Plan | None = None
     if state.phase is not Phase.SNAPSHOT or _is_turn_of_log(
         state, settings, are_visible=are_visible, splits_wait=splits_wait
     ):
-        awaited_join = observation.joined[state.joined].start if state.joined < len(observation.joined) else None
-        plan, state = _plan_log(state, extent, _limit(state, observation.goal, extent.end, awaited_join))
+        plan, state = _plan_log(state, extent, limit)
     if plan is None and are_visible and (not splits_wait or _is_reading_pages(state)):
         left_out = {table.table for table in state.tables} if splits_wait else observation.stopped
-        plan, state = _plan_splits(state, source, settings, left_out)
+        plan, state = _plan_splits(state, source, settings, left_out, can_begin=aside is not None)
+        if plan is None and settings.interleave:  # all that is left is read beside the epochs
+            plan, state = _plan_log(state, extent, limit)
     return None if plan is None else replace(plan, bytes_behind=behind), state
 
 
@@ -226,8 +234,13 @@ def _are_visible(state: EnumeratorState, source: KeySource) -> bool:
 
 def are_all_stopped(state: EnumeratorState, stopped: Collection[TableId]) -> bool:
     """True if splits are left, but only of tables of which none are to be read."""
-    unread = [table.table for table in state.tables if not isinstance(table.cursor, Exhausted)]
+    unread = [table.table for table in state.tables if not isinstance(table.cursor, (Exhausted, Aside))]
     return bool(unread) and all(table in stopped for table in unread)
+
+
+def reads_aside(state: EnumeratorState) -> bool:
+    """True if a table is being read beside the epochs."""
+    return any(isinstance(table.cursor, Aside) for table in state.tables)
 
 
 def _is_turn_of_log(state: EnumeratorState, settings: Settings, *, are_visible: bool, splits_wait: bool) -> bool:
@@ -422,20 +435,28 @@ def _settled(state: EnumeratorState) -> EnumeratorState:
 
 
 def _plan_splits(
-    state: EnumeratorState, source: KeySource, settings: Settings, left_out: Collection[TableId]
-) -> tuple[Plan, EnumeratorState]:
+    state: EnumeratorState,
+    source: KeySource,
+    settings: Settings,
+    left_out: Collection[TableId],
+    *,
+    can_begin: bool,
+) -> tuple[Plan | None, EnumeratorState]:
     """`left_out`: tables of which no splits are planned, except those without a key that are being read: all their chunks see
-    one snapshot."""
+    one snapshot. `can_begin`: tables may be read beside the epochs. If there is nothing else to read, the plan that begins
+    with one is that of an empty range of the log. None if all that is left is being read, or waits for that."""
     wanted = settings.parallelism * state.splits_per_task
     if settings.max_splits is not None:
         wanted = min(wanted, settings.max_splits)
     tables = list(state.tables)
     splits: list[Split] = []
+    begun: list[int] = []
+    may_begin = max(1, settings.parallelism // 2) - sum(isinstance(table.cursor, Aside) for table in tables)
     for i, table in enumerate(tables):
         if len(splits) == wanted:
             break
         waits = table.table in left_out and not isinstance(table.cursor, (Staging, Releasing))
-        if isinstance(table.cursor, Exhausted) or waits:
+        if isinstance(table.cursor, (Exhausted, Aside)) or waits:
             continue
         first_id, count = state.next_split_id + len(splits), wanted - len(splits)
         pages: StageChunk | ReleaseChunk | None = None
@@ -445,21 +466,31 @@ def _plan_splits(
                 table = started(
                     table, source, split_rows=settings.split_rows, attempt=first_id, base=at, epoch=state.epoch
                 )
+                if can_begin and is_read_aside(table, source, split_rows=settings.split_rows):
+                    if len(begun) < may_begin:
+                        begun.append(i)
+                    continue
             if isinstance(table.cursor, (Staging, Releasing)):
                 ranges, pages, tables[i] = next_pages(table, count)
             else:
                 ranges, tables[i] = next_ranges(table, source, split_rows=settings.split_rows, count=count)
         for split_id, key_range in enumerate(ranges, first_id):
             splits.append(Split(split_id, table.table, table.schema_version, table.columns, key_range, pages))
+    end_id = state.next_split_id + len(splits)
+    for attempt, i in enumerate(begun, end_id):
+        tables[i] = begun_aside(tables[i], source, attempt=attempt, base=state.position, epoch=state.epoch)
+    state = replace(state, tables=tuple(tables))
+    if not splits and begun:
+        return _plan_no_range(replace(state, next_split_id=end_id + len(begun)))
+    if not splits:
+        return None, state
     tasks = tuple(tuple(splits[i :: settings.parallelism]) for i in range(min(settings.parallelism, len(splits))))
     anchor = state.position if state.last_high is None else state.last_high
-    end_id = state.next_split_id + len(splits)
     plan = Plan(state.epoch + 1, state.phase, SnapshotWork(tasks, anchor))
     return plan, replace(
         state,
         epoch=plan.epoch,
-        tables=tuple(tables),
-        next_split_id=end_id,
+        next_split_id=end_id + len(begun),
         awaited=AwaitedSplits(state.next_split_id, end_id),
         reached=state.reached and replace(state.reached, splits=state.reached.splits + len(splits)),
     )
@@ -475,22 +506,27 @@ def _plan_log(state: EnumeratorState, extent: LogExtent, limit: Position) -> tup
     return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0))
 
 
-def _plan_empties(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
-    """Plans the emptying of copies whose rows are about to be read: an epoch of the log, of no range."""
+def _plan_no_range(
+    state: EnumeratorState, *, empties: tuple[TableId, ...] = (), backfills: tuple[Backfill, ...] = ()
+) -> tuple[Plan, EnumeratorState]:
+    """Plans an epoch of the log, of no range. Its plan makes the state durable."""
     nothing = LogRange(state.position, state.position, state.prepared)
-    plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, empties=state.empties))
-    awaited = AwaitedLog(nothing, 0)
-    return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0), empties=())
+    work = LogWork(nothing, after=state.reached, empties=empties, backfills=backfills)
+    plan = Plan(state.epoch + 1, state.phase, work)
+    awaited = AwaitedLog(nothing, sum(backfill.withheld.log_bytes for backfill in backfills))
+    return plan, replace(state, epoch=plan.epoch, awaited=awaited, reached=Reached(plan.epoch, 0))
+
+
+def _plan_empties(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
+    """Plans the emptying of copies whose rows are about to be read."""
+    return _plan_no_range(replace(state, empties=()), empties=state.empties)
 
 
 def _plan_backfills(state: EnumeratorState) -> tuple[Plan, EnumeratorState]:
-    """Plans the emission of withheld changes: an epoch of the log, of no range."""
-    nothing = LogRange(state.position, state.position, state.prepared)
+    """Plans the emission of withheld changes."""
     due = tuple(Backfill(t.table, t.withheld) for t in state.tables if t.withheld is not None and _is_due(t))
     tables = tuple(replace(table, withheld=None) if _is_due(table) else table for table in state.tables)
-    plan = Plan(state.epoch + 1, state.phase, LogWork(nothing, after=state.reached, backfills=due))
-    awaited = AwaitedLog(nothing, sum(backfill.withheld.log_bytes for backfill in due))
-    return plan, replace(state, epoch=plan.epoch, tables=tables, awaited=awaited, reached=Reached(plan.epoch, 0))
+    return _plan_no_range(replace(state, tables=tables), backfills=due)
 
 
 def _plan_rereads(state: EnumeratorState, extent: LogExtent) -> tuple[Plan | None, EnumeratorState]:

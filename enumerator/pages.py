@@ -7,8 +7,12 @@ attempt's staged chunks are discarded (no sink has seen them), and the next atte
 
 The log is followed meanwhile. The table's own changes since the snapshot are withheld: they wait in the checkpoint until all
 chunks are released (docs/adr/0062).
+
+A table that has no such pages (MySQL, MariaDB, a partitioned table, a standby) can't be cut, and its one SELECT may take hours.
+A task reads it beside the epochs and stages its rows in chunks, which are released in the same way (docs/adr/0084).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tidemark.enumerator.splitting import MAX_SPLIT_BYTES
@@ -16,6 +20,7 @@ from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_source import KeySource, SharesSnapshots
 from tidemark.state.key_statistics import PageStatistics
 from tidemark.state.plan import (
+    Aside,
     EnumeratorState,
     Exhausted,
     Plan,
@@ -27,7 +32,7 @@ from tidemark.state.plan import (
     Withheld,
 )
 from tidemark.state.position import Position
-from tidemark.state.split import Bound, KeyRange, ReleaseChunk, Report, StageChunk
+from tidemark.state.split import AsideRead, Bound, KeyRange, ReleaseChunk, Report, StageChunk
 
 MAX_FAILED_ATTEMPTS = 5
 """After so many the table is read as one split, which needs no exported snapshot."""
@@ -40,7 +45,7 @@ def started(
     that was never used. `base`: up to where the log has been read, by epochs up to `epoch`."""
     if not isinstance(source, SharesSnapshots):
         return table
-    if isinstance(table.cursor, Releasing):
+    if isinstance(table.cursor, Releasing) and not table.cursor.reader:
         source.release_snapshot(table.table)
     if isinstance(table.cursor, Staging) and not source.is_shared(table.table, table.cursor.snapshot):
         table = _discarded(table)
@@ -67,7 +72,7 @@ def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], StageChun
     starts = list(range(cursor.next_start, cursor.until, cursor.pages)[:count])
     end = starts[-1] + cursor.pages
     more = end < cursor.until
-    ranges = [KeyRange(_bound(start), _bound(start + cursor.pages)) for start in starts]
+    ranges = [KeyRange(page_bound(start), page_bound(start + cursor.pages)) for start in starts]
     if not more:
         ranges[-1] = replace(ranges[-1], end=None)
     match cursor:
@@ -81,7 +86,7 @@ def next_pages(table: TableState, count: int) -> tuple[list[KeyRange], StageChun
             )
         case Releasing():
             rest = replace(cursor, next_start=end) if more else Exhausted()
-            return ranges, ReleaseChunk(cursor.attempt), replace(table, cursor=rest)
+            return ranges, ReleaseChunk(cursor.attempt, cursor.reader), replace(table, cursor=rest)
 
 
 def staged(table: TableState, reports: list[Report]) -> TableState:
@@ -109,7 +114,42 @@ def attempts(plan: Plan, state: EnumeratorState) -> set[int]:
     """Returns the attempts whose staged chunks are still needed, by this plan or after it."""
     splits = [split for task in plan.work.tasks for split in task] if isinstance(plan.work, SnapshotWork) else []
     planned = {split.pages.attempt for split in splits if split.pages is not None}
-    return planned | {t.cursor.attempt for t in state.tables if isinstance(t.cursor, (Staging, Releasing))}
+    return planned | {t.cursor.attempt for t in state.tables if isinstance(t.cursor, (Staging, Aside, Releasing))}
+
+
+def is_read_aside(table: TableState, source: KeySource, *, split_rows: int) -> bool:
+    """True for a table without a key that is larger than a split, and of which nothing is planned yet: not even its pages."""
+    if table.columns or not isinstance(table.cursor, Untouched) or table.failed_attempts >= MAX_FAILED_ATTEMPTS:
+        return False
+    size = source.size(table.table)
+    known = size.row_estimate is not None and size.data_bytes is not None
+    return not known or (size.row_estimate or 0) > split_rows or (size.data_bytes or 0) > MAX_SPLIT_BYTES
+
+
+def begun_aside(table: TableState, source: KeySource, *, attempt: int, base: Position, epoch: int) -> TableState:
+    """Returns the table once its read beside the epochs is planned. `attempt`, `base`, `epoch`: as in `started`."""
+    estimated_rows = source.size(table.table).row_estimate
+    return replace(table, cursor=Aside(attempt, base), withheld=Withheld(epoch), estimated_rows=estimated_rows)
+
+
+def after_aside(table: TableState, reads: Mapping[int, AsideRead | None]) -> TableState:
+    """Returns the table as the driver finds it. `reads`: those that this run has begun, by attempt; None for one that is not
+    done. A read of an earlier run has ended with it."""
+    cursor = table.cursor
+    if not isinstance(cursor, Aside):
+        return table
+    if cursor.attempt not in reads:
+        return _discarded(table)
+    read = reads[cursor.attempt]
+    if read is None:
+        return table
+    return replace(
+        table,
+        cursor=Releasing(cursor.attempt, 0, read.chunk_count, 1, read.reader),
+        planned_splits=table.planned_splits + read.chunk_count,
+        done_splits=table.done_splits + read.chunk_count,
+        done_rows=table.done_rows + read.row_count,
+    )
 
 
 def _discarded(table: TableState) -> TableState:
@@ -124,5 +164,6 @@ def _discarded(table: TableState) -> TableState:
     )
 
 
-def _bound(page: int) -> Bound | None:
+def page_bound(page: int) -> Bound | None:
+    """Returns the bound at the start of a page, or of a chunk's number; None for the first."""
     return Bound((f"({page},0)",), encode_integer(page, unsigned=True).hex()) if page else None

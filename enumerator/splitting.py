@@ -18,7 +18,7 @@ from tidemark.state.errors import SourceNotUsableError
 from tidemark.state.key_encoding import encode_integer
 from tidemark.state.key_source import KeySource
 from tidemark.state.key_statistics import IntegerKey, KeyStatistics
-from tidemark.state.plan import Cursor, Exhausted, Releasing, Staging, Stepping, TableState, Untouched, Walking
+from tidemark.state.plan import Aside, Cursor, Exhausted, Releasing, Staging, Stepping, TableState, Untouched, Walking
 from tidemark.state.split import Bound, KeyRange
 
 MAX_SPLIT_BYTES = 64 << 20
@@ -68,6 +68,8 @@ def estimated_splits(table: TableState) -> int | None:
             if table.estimated_rows is None:
                 return None
             return max(table.planned_splits + 1, -(-table.estimated_rows // rows) + 1)
+        case Aside():
+            return None
         case Staging(_, _, _, until, pages) | Releasing(_, _, until, pages):
             return -(-until // pages)
 

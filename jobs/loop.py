@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from tidemark.enumerator.enumerator import in_mode, of_job
 from tidemark.jobs.engine import Engine
+from tidemark.jobs.epoch.aside_reads import AsideReads
 from tidemark.jobs.epoch.label_watch import LabelWatch
 from tidemark.jobs.epoch.planner import Planner
 from tidemark.jobs.epoch.run_context import RunContext
@@ -46,6 +47,7 @@ class EpochLoop:
     """One per run. `run` blocks until the run is done; another thread may call `stop` and read the attributes.
 
     `interval_seconds`: the trigger's interval, None to end at the log's present end. `steering`: what signals have set.
+    `aside`: reads tables beside the epochs; None: tables without a key are one split each.
     `running`: the plan of the epoch in
     work. `progress`: after the newest committed epoch, None before the first plan.
     """
@@ -60,6 +62,7 @@ class EpochLoop:
         *,
         interval_seconds: float | None,
         steering: Steering = UNSTEERED,
+        aside: AsideReads | None = None,
     ) -> None:
         self._context = context
         self._writing = writing
@@ -68,6 +71,7 @@ class EpochLoop:
         self._notes = notes
         self._interval_seconds = interval_seconds
         self._steering = steering
+        self._aside = aside
         self._labels = LabelWatch(writing)
         self._stop = threading.Event()
         self._epoch_seconds = 0.0
@@ -111,16 +115,20 @@ class EpochLoop:
                 stopped = self._steering.stopped_us is not None
                 tables = frozenset(self._steering.stopped_tables)
                 wait = stopped or began < waits_until
-                epoch = planner.next_epoch(self.committed, splits_wait=wait, stopped=tables)
+                epoch = planner.next_epoch(self.committed, splits_wait=wait, stopped=tables, aside=self._aside)
                 if epoch > self.committed:
                     record = planner.record(epoch)
+                    if self._aside is not None:
+                        self._aside.begin(self._context, record)
                     self._labels.look(planner)
                     self._run(planner, record)
                     self._mark()
                     if self._interval_seconds is None or self._has_parts or not _reads_all(record):
                         continue
-                elif planner.has_splits_left(self.committed) and (
-                    stopped or planner.is_stopped(self.committed, tables)
+                elif (
+                    planner.has_splits_left(self.committed)
+                    and (stopped or planner.is_stopped(self.committed, tables))
+                    and not planner.reads_aside(self.committed)
                 ):
                     if self._interval_seconds is None:
                         raise _snapshot_stopped(planner.state_after(self.committed), tables, of_job=stopped)
@@ -129,6 +137,8 @@ class EpochLoop:
                         self._wait_for_replica(planner.lag_seconds)
                     elif planner.locked:
                         self._wait_for_tables(planner)
+                    elif planner.reads_aside(self.committed):
+                        self._stop.wait(min(MAX_PAUSE_SECONDS, self._interval_seconds or WAIT_SECONDS))
                     elif began < waits_until:
                         self._stop.wait(min(MAX_PAUSE_SECONDS, waits_until - began))
                     else:

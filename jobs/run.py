@@ -14,6 +14,7 @@ from types import FrameType
 from tidemark.conf.model import JobFile
 from tidemark.conf.quantities import Every
 from tidemark.jobs.engine import Engine
+from tidemark.jobs.epoch.aside_reads import AsideReads
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.loop import EpochLoop
 from tidemark.jobs.monitoring.ending import INTERRUPTED, INTERRUPTION
@@ -84,6 +85,7 @@ def _run_job(
 ) -> None:
     started = time.monotonic()
     sessions = SparkSessions(job, notes)
+    aside = AsideReads() if local_slots(job) is not None else AsideReads(sessions.read_aside)
     needs_spark = _needs_spark(job)
     try:
         if needs_spark and not standby:
@@ -96,7 +98,7 @@ def _run_job(
             discovery = Discovery(job)
             for attempts_left in reversed(range(ATTEMPTS if before_upgrade else 1)):
                 before = log_end_of(job, opened.held.state) if before_upgrade else None
-                while not _ran_to_end(job, opened, sessions, events, notes, summary, discovery):
+                while not _ran_to_end(job, opened, sessions, aside, events, notes, summary, discovery):
                     opened = opened.again()
                 opened.held.require_lease()
                 if before is None or summary.interrupted or leave_mark(job, opened.held.state, before, events):
@@ -119,6 +121,7 @@ def _ran_to_end(
     job: JobFile,
     opened: OpenedJob,
     sessions: SparkSessions,
+    aside: AsideReads,
     events: Events,
     notes: Notes,
     summary: RunSummary,
@@ -127,7 +130,7 @@ def _ran_to_end(
     """Runs epochs. Returns False if the job must be opened again: a table was parked, a signal was given or goes on, or a new
     table was found."""
     context = RunContext(opened.job, opened.held.server, opened.held.state)
-    run = _Run(context, opened, sessions, events, notes, summary, discovery)
+    run = _Run(context, opened, sessions, aside, events, notes, summary, discovery)
     try:
         with run.signals():
             run.follow()
@@ -190,6 +193,7 @@ class _Run:
         context: RunContext,
         opened: OpenedJob,
         sessions: SparkSessions,
+        aside: AsideReads,
         events: Events,
         notes: Notes,
         summary: RunSummary,
@@ -217,6 +221,7 @@ class _Run:
             notes,
             interval_seconds=interval_seconds,
             steering=steering,
+            aside=aside,
         )
         self._running_splits = RunningSplits(context.checkpoint)
         self._shown: JobProgress | None = None

@@ -7,7 +7,7 @@ The database orders and compares keys. The enumerator never does: it passes boun
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tidemark.state.key_statistics import KeyStatistics, PageStatistics
+from tidemark.state.key_statistics import KeyStatistics, PageStatistics, TableSize
 from tidemark.state.position import Position
 from tidemark.state.split import Bound, SharedSnapshot
 from tidemark.state.table import TableId
@@ -34,6 +34,9 @@ class KeySource(Protocol):
         Between two of them, and between `after` (or the table's beginning) and the first, there are `rows` rows, or more if
         rows share the last key. If there are fewer than `count`, no further boundary exists before `until`.
         """
+
+    def size(self, table: TableId) -> TableSize:
+        """Returns the size of a table without a key. It is asked often, and may be as old as this object."""
 
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         """Tells whether every split that is read from now on will contain the log up to `position`. `unseen`: transactions

@@ -30,6 +30,14 @@ class KeyStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class TableSize:
+    """The server's estimates of a table's size; None where it has none. They may be wrong by any factor."""
+
+    row_estimate: int | None
+    data_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PageStatistics:
     """The present size of a table without a key: `page_count` pages, and `data_bytes` in them and in out-of-line values.
     `row_estimate`: the server's estimate, None if it has none."""

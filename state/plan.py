@@ -69,13 +69,27 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """A table without a key that one task reads beside the epochs, because it can't be cut (docs/adr/0084).
+
+    `base`: up to where the log had been read before. The rows contain it.
+    """
+
+    attempt: int
+    base: Position
+    kind: Literal["aside"] = "aside"
+
+
+@dataclass(frozen=True, slots=True)
 class Releasing:
-    """All chunks of `attempt` are staged. They are released with the same boundaries, from page `next_start` on."""
+    """All chunks of `attempt` are staged. They are released with the same boundaries, from page `next_start` on. `reader`: as
+    in AsideRead, empty for pages."""
 
     attempt: int
     next_start: int
     until: int
     pages: int
+    reader: str = ""
     kind: Literal["releasing"] = "releasing"
 
 
@@ -86,7 +100,7 @@ class Exhausted:
     kind: Literal["exhausted"] = "exhausted"
 
 
-Cursor = Untouched | Stepping | Walking | Staging | Releasing | Exhausted
+Cursor = Untouched | Stepping | Walking | Staging | Aside | Releasing | Exhausted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +119,10 @@ class TableState:
 
     `columns`: the split key, () without one. `estimated_rows`: the server's estimate when the first split was planned.
     `done_splits`, `done_rows`: of committed splits; chunks count when they are staged. `failed_attempts`: how often the
-    chunks of a table without a key were discarded. `passed`: the log had passed all highs of the table when other tables
-    joined the job. Before that, the phase tells. `first_split`: the table's splits have this id or greater ones; those of an
-    earlier stay in the job have smaller ones. `withheld`: set while a table is read whose rows must all be of one moment; the
-    log goes on meanwhile.
+    chunks of a table without a key were discarded, or its read beside the epochs. `passed`: the log had passed all highs of
+    the table when other tables joined the job. Before that, the phase tells. `first_split`: the table's splits have this id
+    or greater ones; those of an earlier stay in the job have smaller ones. `withheld`: set while a table is read whose rows
+    must all be of one moment; the log goes on meanwhile.
     """
 
     table: TableId

@@ -57,10 +57,22 @@ class StageChunk:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseChunk:
-    """Emit the rows that the attempt has staged for the range. Nothing is read from the source."""
+    """Emit the rows that the attempt has staged for the range. Nothing is read from the source. `reader`: as in AsideRead,
+    empty for pages."""
 
     attempt: int
+    reader: str = ""
     kind: Literal["release"] = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class AsideRead:
+    """A table that a task has read beside the epochs (docs/adr/0084). `reader`: a name that no other task has. `chunk_count`:
+    how many chunks it has staged, at least one."""
+
+    reader: str
+    chunk_count: int
+    row_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,8 @@ class Split:
 
     `id`: unique in the job and never reused. `columns`: the split-key columns, a prefix of an index's columns; () for a
     table without a key. Such a table is one split, or is read in chunks of pages. Then `pages` is set, and the bounds are
-    row addresses, `(page,0)` (docs/adr/0017).
+    row addresses, `(page,0)` (docs/adr/0017). The same is true of chunks that were read beside the epochs: they are numbered as
+    pages are (docs/adr/0084).
     """
 
     id: int

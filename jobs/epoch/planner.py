@@ -11,6 +11,7 @@ the next plan is durable: until then everything can be read again.
 
 import time
 from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from tidemark.conf.model import JobFile
 from tidemark.enumerator.enumerator import (
@@ -24,6 +25,7 @@ from tidemark.enumerator.enumerator import (
     join,
     of_job,
     plan_epoch,
+    reads_aside,
 )
 from tidemark.enumerator.pages import attempts
 from tidemark.jobs.epoch.kept_cuts import KeptCuts
@@ -43,12 +45,18 @@ from tidemark.state.plan import EnumeratorState, Exhausted, LogWork, Plan, PlanR
 from tidemark.state.position import Position
 from tidemark.state.remedies import RESTORE_CHECKPOINT
 from tidemark.state.signals import Answer
+from tidemark.state.split import AsideRead
 from tidemark.state.table import TableId
 
 LEFT_BEFORE = "The table has left the job. If it comes back, all its rows are read."
 """The outcome of reading rows again of a table that has left the job since."""
 NOT_WRITTEN = "The log was read from another position on, so these rows were not written."
 """The same if the job has passed over the epoch that had to write them."""
+
+
+class FindsAsideReads(Protocol):
+    def found(self, state: EnumeratorState) -> Mapping[int, AsideRead | None]:
+        """Returns the reads beside the epochs that the run has begun of the state's tables, as in `Observation.aside`."""
 
 
 class Planner:
@@ -131,16 +139,26 @@ class Planner:
         state = self.state_after(committed)
         return state.phase is Phase.SNAPSHOT and any(not isinstance(t.cursor, Exhausted) for t in state.tables)
 
+    def reads_aside(self, committed: int) -> bool:
+        """True if `next_epoch` has found nothing to run, and a table is read beside the epochs."""
+        return reads_aside(self.state_after(committed))
+
     def is_stopped(self, committed: int, stopped: Collection[TableId]) -> bool:
         """True if splits are left, but only of these tables."""
         return are_all_stopped(self.state_after(committed), stopped)
 
     def next_epoch(
-        self, committed: int, *, splits_wait: bool = False, stopped: frozenset[TableId] = frozenset()
+        self,
+        committed: int,
+        *,
+        splits_wait: bool = False,
+        stopped: frozenset[TableId] = frozenset(),
+        aside: FindsAsideReads | None = None,
     ) -> int:
         """Returns the number of the epoch after `committed`, whose plan is durable; `committed` if there is nothing to run now.
-        `splits_wait`: no splits are planned now. `stopped`: none of these tables.
-        Raises CheckpointError, LogPositionLostError, SourceNotUsableError."""
+        `splits_wait`: no splits are planned now. `stopped`: none of these tables. `aside`: the reads beside the epochs of this
+        run; None: it begins none.
+        Raises CheckpointError, LogPositionLostError, SourceNotUsableError, and what a read beside the epochs has raised."""
         planned = self._checkpoint.plan_epochs()
         latest = max(planned, default=0)
         if latest == committed + 1:
@@ -160,13 +178,15 @@ class Planner:
         self.locked = self._locked(state)
         extent = self._known_extent(state)
         left_out = stopped.union(self.locked)
-        observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, left_out)
+        reads = None if aside is None else aside.found(state)
+        observation = Observation(extent, self._goal, None, self._job_state.joined, splits_wait, left_out, reads)
         plan, state = plan_epoch(state, observation, self._access.keys, self._settings)
         if state.phase is not Phase.DONE:
             self._partitions.look(committed)
         if isinstance(self._access, RetainsLog):
             self._access.committed(state.position)
         if plan is None:
+            self._absorbed = (committed, state)  # a read beside the epochs may have ended
             self._recorder.save(at_once=self._goal is not None)
             return committed
         failpoint("planner.before_plan")

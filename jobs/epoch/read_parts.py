@@ -52,11 +52,11 @@ from tidemark.state.job_state import CameBack, Joined
 from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_range import LogRange, LogReport, TableChanges
 from tidemark.state.phase import Phase
-from tidemark.state.plan import Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork
+from tidemark.state.plan import Aside, Backfill, Exhausted, LogWork, PlanRecord, SnapshotWork, TableState
 from tidemark.state.position import Position, WalPosition, is_known_elsewhere
 from tidemark.state.projection import TableProjection, outputs_of
 from tidemark.state.reached import Reached
-from tidemark.state.split import ReleaseChunk, Split, StageChunk
+from tidemark.state.split import KeyRange, ReleaseChunk, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
 _FILTERED = frozenset({Phase.SNAPSHOT, Phase.CATCH_UP})
@@ -190,6 +190,15 @@ def _task(
         came_back={table: back for table, back in context.state.came_back.items() if table in tables},
         version_offset=context.state.version_offset(record.state.joined),
     )
+
+
+def task_aside(context: RunContext, record: PlanRecord, table: TableState, cursor: Aside) -> PartTask:
+    """The task that reads a whole table beside the epochs. Its split is numbered by its attempt."""
+    state = record.state
+    split = Split(cursor.attempt, table.table, table.schema_version, (), KeyRange(None, None))
+    anchor = state.position if state.last_high is None else state.last_high
+    schemas = _schemas_of([split], context.state.schemas_after(state.joined))
+    return _task(context, record, schemas, SplitsTask((split,), anchor, cursor.base))
 
 
 def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tuple[TableSchema, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tidemark.conf.model import JobFile
+from tidemark.jobs.epoch.aside_reads import read_aside
 from tidemark.jobs.epoch.read_parts import LogTask, PartTask
 from tidemark.jobs.epoch.write_parts import TaskReading, TaskStaging, TaskWriting, Writing, Written
 from tidemark.jobs.monitoring.events import Notes, tell_outage
@@ -17,6 +18,7 @@ from tidemark.sinks.staging import StagedTask, StagesParts
 from tidemark.state.change_batch import TRANSPORT
 from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import from_text
+from tidemark.state.split import AsideRead
 from tidemark.state.table import TableId
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class SparkSessions:
         self._job = job
         self._notes = notes
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._starter: threading.Thread | None = None
         self._session: SparkSession | None = None
         self._workers: threading.Thread | None = None
@@ -122,6 +125,11 @@ class SparkSessions:
         """Runs each task on an executor, where it stages its rows. Only reports come back."""
         return self.run(tasks, staging, tasks[0].job_uuid, _description(tasks[0]))
 
+    def read_aside(self, task: PartTask) -> AsideRead:
+        """Reads a table beside the epochs, on an executor. The thread that runs them goes on meanwhile."""
+        name = f"tidemark {task.job.job}: {task.schemas[0].table} beside the epochs"
+        return self.run([task], read_aside, task.job_uuid, name)[0]
+
     def write_staged(
         self, tasks: Sequence[PartTask], staged: Sequence[StagedTask], sink: StagesParts, writing: Writing
     ) -> list[Written]:
@@ -138,12 +146,14 @@ class SparkSessions:
         """Tells at the end which servers were out of reach of executors."""
         from tidemark.jobs.spark.outages import TaskOutages
 
-        if self._task_outages is None:
-            self._task_outages = TaskOutages(context)
+        with self._telling:
+            if self._task_outages is None:
+                self._task_outages = TaskOutages(context)
         try:
             yield self._task_outages.told_by_tasks
         finally:
-            self._task_outages.tell(partial(tell_outage, self._notes))
+            with self._telling:
+                self._task_outages.tell(partial(tell_outage, self._notes))
 
     def _try_to_start(self) -> None:
         try:

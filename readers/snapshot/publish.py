@@ -49,7 +49,8 @@ def published_name(epoch: int, split: Split) -> str:
     if split.pages is None:
         return published_split_file(epoch, split.id)
     first = 0 if split.range.start is None else int(split.range.start.encoded_key, 16)
-    return staged_chunk_file(split.pages.attempt, first)
+    reader = split.pages.reader if isinstance(split.pages, ReleaseChunk) else ""
+    return staged_chunk_file(split.pages.attempt, first, reader)
 
 
 def publish(

@@ -48,6 +48,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
     published/e42-p9-3      rows that epoch 42 read again (docs/adr/0016), named by the position of their first change.
                             Written by a task. Removed by the planner when the epoch is committed and the next is planned.
     staged/g5-1200          a chunk of a table without a key (docs/adr/0017): attempt 5, from page 1200 on.
+    staged/g5-7d0c…-2       the same of a table that was read beside the epochs (docs/adr/0084): by reader 7d0c…, number 2.
                             Written by a task. Removed by the planner when no plan needs the attempt.
     withheld/e0000000042-9f2c…  changes of a table, of epoch 42, that wait until the table's rows are written (docs/adr/0062).
                             Written by the epoch's task, before its log report. Removed by the planner once no plan needs them.
@@ -240,8 +241,9 @@ def published_files(store: CheckpointStore, epoch: int) -> list[str]:
     return [name for name in store.list(PUBLISHED_FOLDER) if name.startswith(f"{PUBLISHED_FOLDER}/e{epoch}-")]
 
 
-def staged_chunk_file(attempt: int, first_page: int) -> str:
-    return f"{STAGED_FOLDER}/g{attempt}-{first_page}"
+def staged_chunk_file(attempt: int, first: int, reader: str = "") -> str:
+    """`first`: the chunk's first page, or, if `reader` is set, its number."""
+    return f"{STAGED_FOLDER}/g{attempt}-{reader}-{first}" if reader else f"{STAGED_FOLDER}/g{attempt}-{first}"
 
 
 def withheld_file(epoch: int, table: TableId) -> str:

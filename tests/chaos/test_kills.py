@@ -15,7 +15,7 @@ import pytest
 from devtools.servers import start_server
 from tests.support.history import assert_copied
 from tests.support.jobs import BY_DRIVER, BY_SPARK, Process, running, source_of, start_tidemark, write_job
-from tests.support.keyless import CREATE, KeylessWriter, assert_keyless_copied
+from tests.support.keyless import CREATE, CREATE_MYSQL, KeylessWriter, assert_keyless_copied
 from tests.support.kills import armed, run_until_done
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import KEYS, Uids, Writers, XaWriters, create_tables
@@ -258,3 +258,16 @@ def test_kill_while_a_table_is_read_by_pages(long_version: None, postgres18_data
             run_until_done(job, environment)
         run_until_done(job, environment)
     assert_keyless_copied(tmp_path, postgres18_database)
+
+
+def test_kill_while_a_table_is_read_beside_the_epochs(
+    long_version: None, source_database: Database, tmp_path: Path
+) -> None:
+    source_database.execute(*CREATE_MYSQL)
+    job = _files_job(tmp_path, source_database)
+    failpoints = ("aside.read", "aside.staged", "planner.after_plan", "sink.before_commit")  # five ends make it a split
+    with armed(tmp_path, failpoints) as environment:
+        with KeylessWriter(source_database):
+            run_until_done(job, environment)
+        run_until_done(job, environment)
+    assert_keyless_copied(tmp_path, source_database)

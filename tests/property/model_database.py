@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from tidemark.state.key_encoding import encode_bytes, encode_composite, encode_integer
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics, TableSize
 from tidemark.state.log_extent import BinlogExtent, LogExtent, LogFile, WalExtent
 from tidemark.state.log_range import LogRange
 from tidemark.state.position import BinlogPosition, Position, WalPosition, binlog_position
@@ -258,6 +258,9 @@ class ModelDatabase:
             bounds.append(self._bound(table, keys[at]))
         return bounds
 
+    def size(self, table: TableId) -> TableSize:
+        return TableSize(None, None)
+
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         return not self.is_exact or self.prefix(position) <= len(self.visible)
 
@@ -275,6 +278,7 @@ class ModelDatabase:
 class WalDatabase(ModelDatabase):
     """PostgreSQL: a transaction's position is that of its commit record, and a range may end at any position."""
 
+    has_pages: bool = True
     kept_from_lsn: int = 0
     exported: dict[TableId, tuple[SharedSnapshot, frozenset[int]]] = field(default_factory=dict)
     """The snapshots that the driver's sessions hold: each with the transactions that it contains."""
@@ -304,6 +308,8 @@ class WalDatabase(ModelDatabase):
         return {numbers[xid] for xid in unseen} <= self.visible
 
     def pages(self, table: TableId) -> PageStatistics | None:
+        if not self.has_pages:
+            return None
         rows = sum(t == table for t, _ in self.rows_at(self.visible))
         return PageStatistics(PAGE_COUNT, 1, rows or None)
 

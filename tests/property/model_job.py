@@ -6,7 +6,7 @@ visible.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -41,7 +41,7 @@ from tidemark.enumerator.enumerator import (
     of_job,
     plan_epoch,
 )
-from tidemark.enumerator.pages import attempts
+from tidemark.enumerator.pages import attempts, page_bound
 from tidemark.jobs.recovered_state import splits_of_job
 from tidemark.readers.log.gap_filter import GapFilter, merge_segments, segment_of
 from tidemark.readers.snapshot.publish import published_name
@@ -52,6 +52,7 @@ from tidemark.state.job_state import JobState, Joined, Left, Mode, SplitKey
 from tidemark.state.log_range import LogReport
 from tidemark.state.phase import Phase
 from tidemark.state.plan import (
+    Aside,
     Backfill,
     EnumeratorState,
     Exhausted,
@@ -59,10 +60,11 @@ from tidemark.state.plan import (
     Plan,
     PlanRecord,
     SnapshotWork,
+    TableState,
     Withheld,
 )
 from tidemark.state.position import Position, WalPosition, binlog_position
-from tidemark.state.split import ReleaseChunk, Report, Split, StageChunk
+from tidemark.state.split import AsideRead, KeyRange, ReleaseChunk, Report, Split, StageChunk
 from tidemark.state.table import TableId, TableSchema
 
 SOURCE = (SERVER_UUID, "")
@@ -151,6 +153,7 @@ class Job:
     split by pages without the shared snapshot. `bounded`: False lets the log be read beyond the position where tables
     join. `hasty`: True plans splits though the log has been read beyond what is visible. `withholds`: False forgets the changes
     of tables that are read by pages. `mode`: the job file's, now.
+    `reads_aside`: whether tables without a key that have no pages are read beside the epochs.
     `logged_epoch`: Spark's offset log. `marked_epoch`: the last epoch that Spark has certainly marked as committed."""
 
     database: ModelDatabase
@@ -166,6 +169,11 @@ class Job:
     mode: Mode = "full+incremental"
     logged_epoch: int = 0
     marked_epoch: int = 0
+    reads_aside: bool = False
+    aside_highs: dict[str, Position] = field(default_factory=dict)
+    """The high of each read beside the epochs, by its reader."""
+    aside_keys: dict[tuple[str, KeyRange], set[Key]] = field(default_factory=dict)
+    """The keys in each of its chunks."""
 
     def create(self, mode: Mode, tables: Sequence[ModelTable] = TABLES) -> None:
         self.mode = mode
@@ -258,6 +266,7 @@ class Driver:
         self.attempts: dict[int, Attempt] = {}
         self.output: list[Entry] | None = None
         self.running: Plan | None = None
+        self.aside: dict[int, AsideRead | None] = {}
         if isinstance(job.database, WalDatabase):
             job.database.exported.clear()
         if job.logged_epoch == 0:
@@ -267,6 +276,7 @@ class Driver:
             self.state = in_mode(of_job(record.state, job.job_state()), job.mode)
             if job.marked_epoch < job.logged_epoch:
                 self.running = record.plan
+                self._begin_aside(record)
 
     # --- Plan
 
@@ -277,7 +287,13 @@ class Driver:
         if job.store.read(name) is None:
             outcome = self._outcome(seconds)
             after = self.state if outcome is None else absorb(self.state, outcome, job.settings)
-            observation = Observation(job.database.extent(), self.goal, outcome, job.joined(after))
+            cursors = [table.cursor for table in after.tables]
+            reads = {
+                c.attempt: self.aside[c.attempt] for c in cursors if isinstance(c, Aside) and c.attempt in self.aside
+            }
+            observation = Observation(
+                job.database.extent(), self.goal, outcome, job.joined(after), aside=reads if job.reads_aside else None
+            )
             plan, state = plan_epoch(self.state, observation, job.database, job.settings)
             job.database.committed(state.position)
             if plan is None:
@@ -298,6 +314,43 @@ class Driver:
         job.logged_epoch = epoch
         self.running, self.state = record.plan, in_mode(of_job(record.state, job.job_state()), job.mode)
         self.attempts, self.output = {}, None
+        self._begin_aside(record)
+
+    # --- Aside
+
+    def _begin_aside(self, record: PlanRecord) -> None:
+        for table in record.state.tables:
+            is_new = table.withheld is not None and table.withheld.after_epoch == record.plan.epoch - 1
+            if isinstance(table.cursor, Aside) and is_new:
+                self.aside.setdefault(table.cursor.attempt, None)
+
+    def unread_aside(self) -> list[TableState]:
+        """The tables whose read beside the epochs was begun and is not done."""
+        cursors = [(table, table.cursor) for table in self.state.tables]
+        return [table for table, c in cursors if isinstance(c, Aside) and self.aside.get(c.attempt, c) is None]
+
+    def read_aside(self, table: TableState, meanwhile: Callable[[], None]) -> None:
+        """Reads the table, or does nothing if the anchor is not visible yet. `meanwhile` happens after the SELECT."""
+        assert isinstance(table.cursor, Aside)
+        job, state, number = self.job, self.state, table.cursor.attempt
+        split = Split(number, table.table, table.schema_version, (), KeyRange(None, None))
+        attempt = self._low(split, state.position if state.last_high is None else state.last_high)
+        if attempt is None:
+            return
+        self.select(attempt)
+        meanwhile()
+        report, rows = self._at_high(attempt)
+        reader, keys = f"r{len(job.aside_highs)}", sorted(rows)
+        half = len(keys) // 2
+        job.aside_highs[reader] = report.high
+        for place, some in enumerate((keys[:half], keys[half:])):
+            key_range = KeyRange(page_bound(place), None if place else page_bound(1))
+            chunk = replace(split, range=key_range, pages=ReleaseChunk(number, reader))
+            job.aside_keys[reader, key_range] = set(some)
+            of_chunk = replace(report, kind="staged", row_count=len(some))
+            entries = json.dumps([[list(key), list(rows[key])] for key in some])
+            assert job.store.create(_name(chunk), REPORT.encode(of_chunk) + entries.encode())
+        self.aside[number] = AsideRead(reader, 2, len(keys))
 
     def _outcome(self, seconds: float | None) -> Outcome | None:
         if self.state.awaited is None:
@@ -332,24 +385,29 @@ class Driver:
 
     def low(self, split: Split) -> bool:
         """Takes the split's low. False if the anchor is not visible yet: the reader waits."""
-        database = self.job.database
         assert self.running is not None
         assert isinstance(self.running.work, SnapshotWork)
         if isinstance(split.pages, ReleaseChunk):
             return True
+        attempt = self._low(split, self.running.work.anchor)
+        if attempt is not None:
+            self.attempts[split.id] = attempt
+        return attempt is not None
+
+    def _low(self, split: Split, anchor: Position) -> Attempt | None:
+        database = self.job.database
         if self.job.reading in {"prefix", "snapshot", "lsn"}:
             low: set[int] = set()
         elif self.job.reading == "naive":
             low = set(range(1, len(database.log) + 1))
         else:
             low = set(database.visible)
-            anchor = binlog_position(self.running.work.anchor).gtid_set()
-            if not GtidSet({}).union(GtidSet({SOURCE: tuple((n, n + 1) for n in low)})).contains_all(anchor):
-                return False
-        if self.job.reading == "prefix" and database.prefix(self.running.work.anchor) > len(database.visible):
-            return False
-        self.attempts[split.id] = Attempt(split, self.running.work.anchor, low)
-        return True
+            gtids = binlog_position(anchor).gtid_set()
+            if not GtidSet({}).union(GtidSet({SOURCE: tuple((n, n + 1) for n in low)})).contains_all(gtids):
+                return None
+        if self.job.reading == "prefix" and database.prefix(anchor) > len(database.visible):
+            return None
+        return Attempt(split, anchor, low)
 
     def select(self, attempt: Attempt) -> None:
         table = _table(attempt.split.table)
@@ -391,6 +449,15 @@ class Driver:
 
     def publish(self, attempt: Attempt) -> None:
         """Publishes the split. An attempt that loses the race leaves the winner's file as it is."""
+        split = attempt.split
+        report, found = self._at_high(attempt)
+        if isinstance(split.pages, StageChunk):
+            report = replace(report, kind="expired" if attempt.is_expired else "staged")
+        rows = json.dumps([[list(key), list(state)] for key, state in found.items()])
+        self.job.store.create(_name(split), REPORT.encode(report) + rows.encode())
+        del self.attempts[split.id]
+
+    def _at_high(self, attempt: Attempt) -> tuple[Report, dict[Key, State]]:
         database, split = self.job.database, attempt.split
         assert attempt.rows is not None
         assert attempt.selected_at is not None
@@ -408,11 +475,7 @@ class Driver:
                         if not change.is_delete:
                             attempt.rows[change.key] = change.state
         report = Report(split.id, split.table, split.schema_version, high, len(attempt.rows), replayed)
-        if isinstance(split.pages, StageChunk):
-            report = replace(report, kind="expired" if attempt.is_expired else "staged")
-        rows = json.dumps([[list(key), list(state)] for key, state in attempt.rows.items()])
-        self.job.store.create(_name(split), REPORT.encode(report) + rows.encode())
-        del self.attempts[split.id]
+        return report, attempt.rows
 
     def published(self, split: Split) -> tuple[Report, list[Entry]]:
         """The published split's report, and the entries that the sink gets of it."""

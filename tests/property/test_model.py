@@ -89,6 +89,7 @@ class TidemarkModel(RuleBasedStateMachine):
         absent=st.sets(st.integers(0, 4), max_size=4),
         follows=st.booleans(),
         interleave=st.booleans(),
+        reads_aside=st.booleans(),
     )
     def init(
         self,
@@ -101,6 +102,7 @@ class TidemarkModel(RuleBasedStateMachine):
         absent: Any = (),
         follows: bool = False,
         interleave: bool = True,
+        reads_aside: bool = False,
     ) -> None:
         """`absent` tables are found by a later start; if the job `follows` the log, it has copied the others
         already."""
@@ -109,6 +111,8 @@ class TidemarkModel(RuleBasedStateMachine):
             for key in keys:
                 initial.setdefault((table, table.unique(key)), (table, key))
         self.database = (WalDatabase if self.is_wal else ModelDatabase)(frozenset(initial.values()))
+        if isinstance(self.database, WalDatabase):
+            self.database.has_pages = not reads_aside
         for some in before:
             self.database.write(some, 100, rotate=False)
         self.database.is_exact = self.reading == "prefix" and not self.hasty
@@ -121,6 +125,7 @@ class TidemarkModel(RuleBasedStateMachine):
             shared=self.shared,
             hasty=self.hasty,
             withholds=self.withholds,
+            reads_aside=reads_aside,
         )
         self.absent = [TABLES[i] for i in sorted(absent)]
         # Reads need no SELECT of what was before; a slot's start has waited for all transactions before it.
@@ -133,7 +138,10 @@ class TidemarkModel(RuleBasedStateMachine):
         while follows and absent and self.driver.settled_state().phase in {Phase.SNAPSHOT, Phase.CATCH_UP}:
             self.show_all()
             self.driver.plan(9.0, crash_before_offset=False)
-            self.read_and_commit([(0, 0, 0, 0), (2, 1, 0, 0)], crash=False)
+            if self.driver.unread_aside():
+                self.read_aside([])
+            if self.driver.running is not None:
+                self.read_and_commit([(0, 0, 0, 0), (2, 1, 0, 0)], crash=False)
 
     # --- the source
 
@@ -196,6 +204,13 @@ class TidemarkModel(RuleBasedStateMachine):
     @rule()
     def read_log(self) -> None:
         self.driver.read_log()
+
+    @precondition(lambda self: self.driver.unread_aside())
+    @rule(also=wishes)
+    def read_aside(self, also: Any) -> None:
+        """A table is read beside the epochs, with a Write after the SELECT."""
+        table = self.driver.unread_aside()[0]
+        self.driver.read_aside(table, lambda: self.database.write(also, 50, rotate=False))
 
     @precondition(lambda self: isinstance(self.database, WalDatabase) and self.database.exported)
     @rule()
@@ -346,6 +361,10 @@ class TidemarkModel(RuleBasedStateMachine):
     def has(self, split: Split, high: set[int], table: ModelTable, key: Key) -> bool:
         if not isinstance(split.pages, ReleaseChunk):
             return in_range(table, key, split.range)
+        if split.pages.reader:
+            keys = self.job.aside_keys[split.pages.reader, split.range]
+            others = [k for (r, _), some in self.job.aside_keys.items() if r == split.pages.reader for k in some]
+            return key in keys or (split.range.start is None and key not in others)
         state = self.database.rows_at(high - {0}).get((table.id, key))
         return on_pages(0 if state is None else page_of(key, state), split.range)
 
@@ -371,6 +390,8 @@ class TidemarkModel(RuleBasedStateMachine):
         """The high of a split. The files of emitted splits may be gone, but not the plans that had them staged."""
         if not isinstance(split.pages, ReleaseChunk):
             return self.driver.published(split)[0].high
+        if split.pages.reader:
+            return self.job.aside_highs[split.pages.reader]
         works = [self.job.record(epoch).plan.work for epoch in self.job.sink.ledger]
         planned = [s for work in works if isinstance(work, SnapshotWork) for s in splits_of(work)]
         (high,) = {
@@ -427,6 +448,9 @@ class TidemarkModel(RuleBasedStateMachine):
         while True:
             if self.driver.running is None:
                 self.driver.plan(None, crash_before_offset=False)
+                if self.driver.running is None and self.driver.unread_aside():
+                    self.read_aside([])
+                    continue
                 if self.driver.running is None:
                     break
             for split in self.unpublished():
@@ -506,7 +530,7 @@ class UnfilteredModel(TidemarkModel):
     filtered = False
 
 
-LOST = r"hole, repeat or step back|row is missing|source != sink"
+LOST = r"hole, repeat or step back|row is missing|rows of a split that is not done|source != sink"
 COMMON = settings(deadline=None, stateful_step_count=60, suppress_health_check=list(HealthCheck), print_blob=False)
 TestReplay = TidemarkModel.TestCase
 TestReplay.settings = settings(COMMON, max_examples=examples(25, 700))

@@ -8,6 +8,7 @@ import pytest
 
 from tidemark.conf.load import load_job_file
 from tidemark.jobs.engine import Engine
+from tidemark.jobs.epoch.aside_reads import AsideReads
 from tidemark.jobs.epoch.run_context import RunContext
 from tidemark.jobs.loop import EpochLoop
 from tidemark.jobs.monitoring import events
@@ -50,6 +51,7 @@ def run_epochs(
     at_most: int | None = None,
     notes: Notes | None = None,
     interval_seconds: float | None = None,
+    aside: AsideReads | None = None,
 ) -> list[str]:
     """Runs the job of a job file up to the log's end, or, with an interval, on and on. Returns the phase of each epoch, or
     raises as a run does."""
@@ -58,6 +60,7 @@ def run_epochs(
     # The server may still be ending the connection of the run before, which held the lease.
     with open_job(job, kept, standby=True) as opened:
         phases: list[str] = []
+        aside = AsideReads() if aside is None else aside
         while True:
             context = RunContext(opened.job, opened.held.server, opened.held.state)
             engine = LocalEngine(context, opened.writing, SparkSessions(job, told))
@@ -72,6 +75,7 @@ def run_epochs(
                 told,
                 interval_seconds=interval_seconds,
                 steering=steering,
+                aside=aside,
             )
             try:
                 loop.run(max_epochs=1 if opened.finishes else at_most)

@@ -30,7 +30,7 @@ from tidemark.readers.mysql.session import Row, SqlSession
 from tidemark.readers.mysql.snapshot.watermark import snapshot_position
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_composite
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, TableSize
 from tidemark.state.position import Position
 from tidemark.state.remedies import LEAVE_OUT
 from tidemark.state.split import Bound, KeyRange
@@ -48,6 +48,7 @@ class MySqlKeys:
         self._method = method
         self._schemas = schemas
         self._cached_collation_keys: CollationKeys | None = None
+        self._sizes: dict[TableId, TableSize] = {}
 
     def sees(self, position: Position, unseen: Sequence[int]) -> bool:
         """See state/key_source.py. MySQL: always true, for a split's high is the log's end. A MariaDB snapshot may be a little
@@ -55,6 +56,13 @@ class MySqlKeys:
         if self._method != "consistent_snapshot":
             return True
         return self._session.ask(snapshot_position).order >= position.order
+
+    def size(self, table: TableId) -> TableSize:
+        """See state/key_source.py."""
+        if table not in self._sizes:
+            found = self._session.ask(lambda connection: table_statistics(connection, table))
+            self._sizes[table] = TableSize(found.row_estimate, found.data_bytes)
+        return self._sizes[table]
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         """See state/key_source.py."""

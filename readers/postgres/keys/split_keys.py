@@ -31,7 +31,7 @@ from tidemark.readers.postgres.snapshot.pages import SharedSnapshots, page_stati
 from tidemark.state import marks
 from tidemark.state.errors import SchemaChangedError, SourceNotUsableError
 from tidemark.state.key_encoding import encode_integer
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, PageStatistics, TableSize
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import Bound, KeyRange, SharedSnapshot
@@ -52,6 +52,14 @@ class PostgresKeys:
         self._schemas = schemas
         self._shared = SharedSnapshots(session.another)
         self._known: dict[tuple[TableId, tuple[str, ...]], TableKey] = {}
+        self._sizes: dict[TableId, TableSize] = {}
+
+    def size(self, table: TableId) -> TableSize:
+        """See state/key_source.py."""
+        if table not in self._sizes:
+            found = self._session.ask(lambda connection: table_statistics(connection, table))
+            self._sizes[table] = TableSize(found.row_estimate, found.data_bytes)
+        return self._sizes[table]
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         """See state/key_source.py."""
