@@ -36,6 +36,8 @@ from tidemark.state.split import AsideRead, Bound, KeyRange, ReleaseChunk, Repor
 
 MAX_FAILED_ATTEMPTS = 5
 """After so many the table is read as one split, which needs no exported snapshot."""
+UNKNOWN_BYTES = 8 << 20
+"""The most bytes of one split of a table without a key whose rows the server has never counted."""
 
 
 def started(
@@ -122,8 +124,9 @@ def is_read_aside(table: TableState, source: KeySource, *, split_rows: int) -> b
     if table.columns or not isinstance(table.cursor, Untouched) or table.failed_attempts >= MAX_FAILED_ATTEMPTS:
         return False
     size = source.size(table.table)
-    known = size.row_estimate is not None and size.data_bytes is not None
-    return not known or (size.row_estimate or 0) > split_rows or (size.data_bytes or 0) > MAX_SPLIT_BYTES
+    if size.data_bytes is None or size.data_bytes > (UNKNOWN_BYTES if size.row_estimate is None else MAX_SPLIT_BYTES):
+        return True
+    return size.row_estimate is not None and size.row_estimate > split_rows
 
 
 def begun_aside(table: TableState, source: KeySource, *, attempt: int, base: Position, epoch: int) -> TableState:

@@ -28,6 +28,7 @@ from tidemark.sinks.staging import StagedTask, StagesParts
 from tidemark.state.change_batch import LOG_PART, split_part
 from tidemark.state.errors import SinkError, TidemarkError
 from tidemark.state.plan import (
+    Aside,
     AwaitedLog,
     AwaitedSplits,
     EnumeratorState,
@@ -270,9 +271,11 @@ def _rows_of(table: TableState, split_rows: int) -> float:
 
 
 def _rows_left(tables: Sequence[TableState], split_rows: int) -> float:
-    """Estimates the rows that the snapshot has not read before this epoch. Infinite if nothing is known about a table."""
+    """Estimates the rows that epochs have not read before this one. Infinite if nothing is known about a table."""
     left = 0.0
     for table in tables:
+        if isinstance(table.cursor, Aside):  # its rows are staged by a task beside the epochs
+            continue
         if table.done_splits < table.planned_splits or not isinstance(table.cursor, Exhausted):
             estimated = _rows_of(table, split_rows) if table.estimated_rows is None else table.estimated_rows
             left += max(estimated - table.done_rows, 0)

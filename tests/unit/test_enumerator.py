@@ -27,13 +27,13 @@ from tidemark.enumerator.splitting import MAX_SPLIT_BYTES, next_ranges
 from tidemark.state.errors import CheckpointError, LogPositionLostError, SourceNotUsableError
 from tidemark.state.job_state import JobState, Joined, Mode, SplitKey
 from tidemark.state.key_encoding import encode_integer
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, TableSize
 from tidemark.state.log_extent import BinlogExtent, LogFile
 from tidemark.state.log_range import LogReport, PreparedXa
 from tidemark.state.phase import NEXT, Phase, move
-from tidemark.state.plan import EnumeratorState, LogWork, Plan, Releasing, SnapshotWork, TableState, Walking
+from tidemark.state.plan import Aside, EnumeratorState, LogWork, Plan, Releasing, SnapshotWork, TableState, Walking
 from tidemark.state.position import BinlogPosition, Position
-from tidemark.state.split import Bound, KeyRange, Report
+from tidemark.state.split import AsideRead, Bound, KeyRange, Report
 from tidemark.state.table import TableId, TableSchema
 
 START = BinlogPosition("b.000001", 1000, "a:1-10")
@@ -558,6 +558,47 @@ def test_a_table_without_a_key_that_is_being_read_does_not_wait() -> None:
     plan, _ = plan_epoch(absorb(state, splits_read(plan), INTERLEAVED), waiting, EvenTables(), INTERLEAVED)
     assert plan is not None
     assert isinstance(plan.work, LogWork)
+
+
+class SizedTables(EvenTables):
+    """The table `n<rows>` has so many rows, of 10 bytes each, by the server's estimate; `n0`: the server has counted none."""
+
+    def size(self, table: TableId) -> TableSize:
+        rows = int(table.name[1:])
+        return TableSize(rows, rows * 10) if rows else TableSize(None, 1000)
+
+
+def test_tables_without_a_key_are_read_beside_the_epochs_only_so_many_at_the_same_time() -> None:
+    """A table that waits for its turn does not keep the log waiting, nor tables that are smaller than a split."""
+    settings = replace(INTERLEAVED, parallelism=3)
+    state, extent = first_state(job(keyless=["n900", "n0", "n800", "n5"]), settings), BinlogExtent(FILES)
+    reads: dict[int, AsideRead | None] = {}
+    events: list[str] = []
+    outcome: SplitsRead | LogRead | None = None
+    while len(events) < 50:
+        plan, state = plan_epoch(state, Observation(extent, outcome=outcome, aside=reads), SizedTables(), settings)
+        outcome = None
+        for found in state.tables:
+            if isinstance(found.cursor, Aside) and found.cursor.attempt not in reads:
+                events.append(f"begin {found.table.name}")
+                reads[found.cursor.attempt] = None
+        being_read = [attempt for attempt, read in reads.items() if read is None]
+        if plan is None and not being_read:
+            break
+        if plan is None:
+            (attempt,) = being_read
+            reads[attempt] = AsideRead("r", 1, 7)
+            events.append("done")
+        elif isinstance(plan.work, LogWork):
+            events.append("log")
+            outcome = log_read(plan)
+        else:
+            events.append(" ".join(sorted(split.table.name for task in plan.work.tasks for split in task)))
+            outcome = splits_read(plan)
+    seen = [event for i, event in enumerate(events) if event != "log" or events[i - 1] != "log"]
+    assert seen == ["begin n900", "n0 n5", "log", "done", "begin n800", "n900", "done", "n800"]
+    assert len(reads) == 2
+    assert state.phase is Phase.STREAM
 
 
 def test_tables_join_a_job_without_a_snapshot_by_the_log_alone() -> None:
