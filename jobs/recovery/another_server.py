@@ -39,7 +39,7 @@ from tidemark.state.key_repair import KeyRepair
 from tidemark.state.log_extent import KnownLog
 from tidemark.state.partitions import Partitions
 from tidemark.state.phase import Phase
-from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
+from tidemark.state.plan import Aside, AwaitedLog, AwaitedSplits, EnumeratorState, Releasing, SnapshotWork, Staging
 from tidemark.state.position import Position
 from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.split import ReleaseChunk
@@ -322,8 +322,8 @@ def _reaches_beyond(checkpoint: Checkpoint, state: JobState, now: EnumeratorStat
             highs += highs_so_far(checkpoint, now.epoch)
         case None:
             pass
-    if any(isinstance(cursor, Releasing) for cursor in cursors):
-        return True  # the chunks' high is in their files only
+    if any(isinstance(cursor, (Aside, Releasing)) for cursor in cursors):
+        return True  # the chunks' high is in their files only, or not known yet
     return any(position.order > until.order for position in highs)
 
 

@@ -1,18 +1,25 @@
 """The source is a standby. Another standby is promoted, and that of the job follows it, or is made anew from it
 (docs/adr/0083)."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.test_postgres_lost_transactions import AFTERWARDS, LOST
-from tests.support.epochs import Notes, before_the_next_epoch, run_epochs
+from tests.support.epochs import LocalEngine, Notes, before_the_next_epoch, run_epochs
 from tests.support.history import assert_copied, assert_newest_rows, read_history
 from tests.support.jobs import source_of, write_workload_job
+from tests.support.keyless import CREATE, assert_keyless_copied
 from tests.support.postgres_standby import Standbys, primary_logs, two_standbys
 from tests.support.workload import KEYS, UPDATE_ALL, Uids, create_tables
+from tidemark.jobs.epoch.aside_reads import AsideReads, read_aside
+from tidemark.jobs.epoch.read_parts import PartTask
 from tidemark.state.errors import LogPositionLostError
+from tidemark.state.phase import Phase
+from tidemark.state.plan import Aside, LogWork, PlanRecord
+from tidemark.state.split import AsideRead
 
 pytestmark = pytest.mark.integration
 
@@ -187,3 +194,58 @@ def test_splits_that_have_rows_of_lost_transactions_are_read_again(servers: Stan
         copy.run(*one_by_one)
     assert_copied(copy.folder / "out", servers.promoted)
     assert copy.emptied != []
+
+
+class LoadedError(Exception):
+    """The first load is complete."""
+
+
+def test_a_table_that_was_read_beside_the_epochs_is_read_again(servers: Standbys, tmp_path: Path, monkeypatch) -> None:
+    """The read is done, but its chunks are not released yet. It has rows of transactions that the new primary lacks."""
+    database, copy, kept = servers.pair.database, Copy(servers, tmp_path / "job"), tmp_path / "slots"
+    database.execute(*CREATE, "ALTER PUBLICATION shop ADD TABLE t")
+    servers.pair.await_standby()
+    copy.start(at_most=1)
+    may_read, is_read = threading.Event(), threading.Event()
+    reads: list[AsideRead] = []
+
+    def reading(task: PartTask) -> AsideRead:
+        assert may_read.wait(60)
+        try:
+            reads.append(next(read_aside([task])))
+        finally:
+            is_read.set()
+        return reads[-1]
+
+    is_small = LocalEngine.is_small
+
+    def acting(engine: LocalEngine, record: PlanRecord) -> bool:
+        is_aside = any(isinstance(table.cursor, Aside) for table in record.state.tables)
+        if record.plan.phase is Phase.STREAM:
+            raise LoadedError
+        if is_aside and isinstance(record.plan.work, LogWork) and not may_read.is_set():
+            servers.await_other()
+            servers.keep_slots(kept)
+            servers.other.stop()
+            database.execute("INSERT INTO t VALUES (1, 900, 'lost')", "DELETE FROM t WHERE uid = 2")
+            servers.pair.await_standby()
+            with primary_logs(servers.pair):
+                may_read.set()
+                assert is_read.wait(60)
+            servers.fail_over()
+            servers.promoted.execute(*UPDATE_ALL, "DELETE FROM t WHERE uid = 3")
+            servers.rebuild(kept)
+            servers.await_standby()
+        elif may_read.is_set():
+            servers.promoted.execute("UPDATE orders SET version = version + 1 WHERE id = 1")
+        return is_small(engine, record)
+
+    monkeypatch.setattr(LocalEngine, "is_small", acting)
+    with pytest.raises(LoadedError):
+        run_epochs(copy.job, notes=copy.notes, interval_seconds=0.01, aside=AsideReads(reading))
+    monkeypatch.setattr(LocalEngine, "is_small", is_small)
+    servers.await_standby()
+    copy.run()
+    assert len(copy.moved) == 1
+    assert_keyless_copied(copy.folder, servers.promoted)
+    assert len(reads) == 2
