@@ -22,6 +22,7 @@ from tidemark.jobs.epoch.aside_reads import AsideReads, read_aside
 from tidemark.jobs.epoch.read_parts import PartTask
 from tidemark.jobs.monitoring.events import Notes
 from tidemark.jobs.spark.sessions import SparkSessions
+from tidemark.readers.mysql.snapshot import split_reader
 from tidemark.readers.postgres.keys import split_keys
 from tidemark.state import failpoints
 from tidemark.state.errors import PausedError, SourceNotUsableError
@@ -325,6 +326,26 @@ def test_no_more_splits_but_it_is_read_to_its_end(source: Database, tmp_path: Pa
         run_epochs(job)
     resume(load_job_file(job), [])
     run(job)
+    assert_copied(tmp_path, source)
+
+
+def test_the_log_of_before_the_read_may_go_meanwhile(source: Database, tmp_path: Path, monkeypatch) -> None:
+    """It is in the checkpoint by then. A read may take longer than the source keeps its log."""
+    if source.kind == "postgres":
+        pytest.skip("its slot keeps the log that the job needs")
+    job, run = job_of(source, tmp_path), Run(source, monkeypatch)
+    purged: list[str] = []
+
+    def purging(name: str) -> None:
+        if name == "snapshot.after_select" and threading.current_thread().name.startswith("tidemark: rows"):
+            source.execute("FLUSH BINARY LOGS")
+            run._wait()  # the job goes on in the new file
+            purged.append(source.query("SHOW BINARY LOGS")[-1][0])
+            source.execute(f"PURGE BINARY LOGS TO '{purged[-1]}'")
+
+    monkeypatch.setattr(split_reader, "failpoint", purging)
+    run(job)
+    assert len(purged) == run.reads == 1
     assert_copied(tmp_path, source)
 
 

@@ -185,6 +185,8 @@ class SplitReader(RetryingSplitReader[Connection]):
         hooks.after_low()
         if not low.exact and not schema.key:
             return self._read_at_rest(connection, split, schema, low, anchor)
+        if low.exact:  # the high: the SELECT may take longer than the source keeps its log
+            low = replace(low, start=self._dated(low.start, anchor))
         rows = self._select(connection, split, schema, in_transaction=low.exact)
         hooks.before_high()
         high, settled = self._watermarks.high(connection, low), 0
@@ -212,6 +214,7 @@ class SplitReader(RetryingSplitReader[Connection]):
         high = self._replay(schema, low, end, lambda rows: changes.append(rows.num_rows))
         if changes:
             raise SplitChangedError(f"{schema.table}, which has no key, changed.")
+        high = self._dated(high, anchor)  # before the SELECT, as above
         rows = self._select(connection, split, schema, in_transaction=True)
         return _split_read(split, rows, self._anchored(high, anchor), 0, low)
 
