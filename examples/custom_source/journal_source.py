@@ -33,7 +33,7 @@ from tidemark.state.change_batch import ChangeType, batch_schema
 from tidemark.state.errors import JobHeldError, LogPositionLostError
 from tidemark.state.job_state import JobState
 from tidemark.state.key_encoding import encode_integer
-from tidemark.state.key_statistics import IntegerKey, KeyStatistics
+from tidemark.state.key_statistics import IntegerKey, KeyStatistics, TableSize
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.log_range import LogRange, LogReport
 from tidemark.state.partitions import Partitions
@@ -110,6 +110,9 @@ class JournalKeys:
     """`KeySource`: the smallest and the greatest key of the table, and possible split boundaries."""
 
     journal: Journal
+
+    def size(self, table: TableId) -> TableSize:
+        return TableSize(len(list(self.journal.rows(self.journal.end()))), None)
 
     def describe(self, table: TableId, columns: tuple[str, ...]) -> KeyStatistics:
         keys = list(self.journal.rows(self.journal.end()))

@@ -35,7 +35,7 @@ from tidemark.state.job_state import JobState
 pytestmark = pytest.mark.integration
 
 AGAIN = "source.on_log_lost=resnapshot"
-SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE slot_name !~ '_[0-9]+_[0-9]{10}$' ORDER BY 1"
+SLOTS = "SELECT slot_name FROM pg_replication_slots WHERE slot_name !~ '_[0-9]+_[0-9]{10}f?$' ORDER BY 1"
 """Without those of `checkpoints.keep`."""
 ADVANCE_ALL = "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn()) FROM pg_replication_slots"
 

@@ -175,18 +175,18 @@ def test_it_is_compared_meanwhile(
         stop_receiving(own_pair[1])
         source.execute(*lost)
         run_epochs(job)
-    look, moved = TableComparison._look_here, []
+    look, moved = TableComparison._looks_here, []
 
-    def looking(comparison: TableComparison, looks: Any, each: Any) -> Any:
-        found = look(comparison, looks, each)
-        if not moved:
-            moved.append(fail_over(own_pair, address, source))
-            moved[0].execute("UPDATE orders SET version = version + 1 WHERE id IN (5, 6, 100)")
-            cut_off(own_pair[0], source)
-        return found
+    def looking(comparison: TableComparison, looks: Any, ranges: Any) -> Any:
+        for found in look(comparison, looks, ranges):
+            if not moved:
+                moved.append(fail_over(own_pair, address, source))
+                moved[0].execute("UPDATE orders SET version = version + 1 WHERE id IN (5, 6, 100)")
+                cut_off(own_pair[0], source)
+            yield found
 
     with monkeypatch.context() as patch:
-        patch.setattr(TableComparison, "_look_here", looking)
+        patch.setattr(TableComparison, "_looks_here", looking)
         with pytest.raises(LogPositionLostError, match="This is server") as caught:
             differences(job)
     assert caught.value.remedy.startswith("Run the job (tidemark run JOB.yaml): it goes on")
