@@ -11,8 +11,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.support.epochs import LocalEngine, run_epochs
+from tests.support.failover import await_replica, on, promote, replicated
 from tests.support.jobs import source_of, write_job
-from tests.support.servers import Database
+from tests.support.servers import Database, fresh_database
 from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.enumerator.pages import MAX_FAILED_ATTEMPTS
@@ -65,6 +66,7 @@ class Run:
     def __init__(self, source: Database, monkeypatch: pytest.MonkeyPatch, *, waits: int = 3) -> None:
         self._source, self._waits = source, waits
         self.number = 0
+        self.is_over = False
         self.stages: list[str] = []
         self.before: Callable[[PlanRecord], None] = lambda _: None
         self.reads = 0
@@ -88,13 +90,13 @@ class Run:
     def __call__(self, job: Path, *overrides: str) -> None:
         with pytest.raises(LoadedError):
             self.once(job, *overrides)
-        self._is_over = True
+        self.is_over = True
         for version in (-1, -2):  # files that are not needed go with the next plan
             self._source.execute(f"UPDATE k SET version = {version}")
             run_epochs(job, *overrides)
 
     def once(self, job: Path, *overrides: str) -> None:
-        self._is_over = False
+        self.is_over = False
         run_epochs(job, *overrides, interval_seconds=0.01, aside=AsideReads(lambda task: self._read(task)))
 
     def _read(self, task: PartTask) -> AsideRead:
@@ -108,7 +110,7 @@ class Run:
             self._epoch.wait_for(lambda: self.number >= until, timeout=30)
 
     def _act(self, record: PlanRecord) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         self.stages.append(stage_of(record))
         self.before(record)
@@ -360,6 +362,44 @@ def test_one_run_from_start_to_end(source: Database, tmp_path: Path, format_: st
     assert len(list(changes_of(tmp_path / "out" / f"{source.schema}.t"))) > ROWS
     assert len(reads) == 1
     assert_copied(tmp_path, source)
+
+
+def test_a_job_that_ends_with_its_rows_can_go_on(source: Database, tmp_path: Path, monkeypatch) -> None:
+    """Mode `full` ends at one position of the log over all tables."""
+    job, run = job_of(source, tmp_path), Run(source, monkeypatch, waits=0)
+    phases = run_epochs(job, "mode=full", aside=AsideReads(run._read))
+    assert "stream" not in phases
+    assert run.reads == 1
+    run.is_over = True
+    run_epochs(job)
+    assert_copied(tmp_path, source)
+
+
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.every_server)])
+def test_the_primary_dies_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    with replicated(kind) as (primary, replica), fresh_database(primary) as source:
+        source.execute("CREATE TABLE t (uid bigint, version int, note text)", f"INSERT INTO t VALUES {VALUES}")
+        source.execute(
+            "ANALYZE TABLE t", "CREATE TABLE k (id int PRIMARY KEY, version int)", "INSERT INTO k VALUES (1, 0)"
+        )
+        run = Run(source, monkeypatch)
+
+        def before(record: PlanRecord) -> None:
+            if run.stages.count("log aside") == 2:
+                raise StoppedError
+
+        run.before = before
+        with pytest.raises(StoppedError):
+            run.once(job_of(source, tmp_path))
+        await_replica(primary, replica)
+        promote(replica)
+        run.is_over, there = True, on(replica, source)
+        there.execute("UPDATE t SET version = 9 WHERE uid < 50", "DELETE FROM t WHERE uid > 3990")
+        run_epochs(job_of(there, tmp_path))
+        assert_copied(tmp_path, there)
+        there.execute("UPDATE t SET version = 10 WHERE uid < 50")
+        run_epochs(job_of(there, tmp_path))
+        assert_copied(tmp_path, there)
 
 
 def test_a_task_of_spark_reads_it(mysql_database: Database, tmp_path: Path) -> None:
