@@ -1,7 +1,7 @@
 """Hashes of rows: 64 bits of the values of Arrow columns, bit by bit.
 
 Equal values have equal hashes. -0 and 0 are two values, all NaN are one, and NULL, an empty text and an empty list are three.
-Different rows have the same hash with a probability of 2**-64. The `seed` is drawn anew for each comparison: what one does not
+Different rows have the same hash with a probability of 2**-64. Each comparison draws a `seed` of its own: what one does not
 see by chance, the next one sees.
 
 Each eight bytes are mixed into the hash of what came before, as XXH64 mixes them (https://xxhash.com). DuckDB's own hash is not

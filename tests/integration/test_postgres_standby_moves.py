@@ -1,4 +1,4 @@
-"""The source is a standby. Another standby is promoted, and that of the job follows it, or is made anew from it
+"""The source is a standby. Another standby is promoted, and that of the job follows it, or is rebuilt from it
 (docs/adr/0083)."""
 
 import threading

@@ -154,7 +154,7 @@ class Standbys:
         _until(self.pair.standby, f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn")
 
     def rebuild(self, kept: Path | None = None) -> None:
-        """Makes the standby that the jobs read anew, from the files of the promoted one, which had got less. Its slots are gone
+        """Rebuilds the standby that the jobs read from the files of the promoted one, which had got less. Its slots are gone
         unless they were copied to `kept` before."""
         data = self.pair.standby.data_folder
         assert data is not None

@@ -95,8 +95,8 @@ def after_failover(connection: Connection, server: ServerInfo, slot: str) -> str
     """Returns what a job does after a standby of the server was promoted."""
     if server.in_recovery:
         return (
-            "If this standby is promoted, or follows another one that was promoted, the job continues here. If it must be made "
-            "anew for that, all rows are read again (source.on_log_lost)."
+            "If this standby is promoted, or follows another one that was promoted, the job continues here. If it must be "
+            "rebuilt for that, all rows are read again (source.on_log_lost)."
         )
     if server.version[0] < FAILOVER_MAJOR:
         return (
