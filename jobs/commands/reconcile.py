@@ -110,6 +110,8 @@ def _raise_unless_equal(results: Sequence[TableResult], *, repair: bool) -> None
             "Run the job (tidemark run JOB.yaml), and compare while it runs, or after it has caught up.",
         )
     skipped = [result for result in results if result.skipped is not None]
+    if skipped and skipped[0].error is not None:
+        raise skipped[0].error
     if skipped:
         raise DifferencesError(
             f"{_name(skipped[0])} was not compared: {skipped[0].skipped}.",

@@ -17,11 +17,13 @@ from tidemark.readers.findings import raise_refusals
 from tidemark.readers.projection.settings import require_same_projections
 from tidemark.sinks.sink import JobIdentity, raise_problems
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import JobFileError, LogPositionLostError
+from tidemark.state.errors import JobFileError, LogPositionLostError, SchemaChangedError, TidemarkError
 from tidemark.state.job_state import JobState
 from tidemark.state.table import TableId, TableSchema
 
 RUN_FIRST = "Run the job (tidemark run JOB.yaml): it goes on, or says why it can't. Then compare again."
+
+ALTERED = "it was altered or dropped since the comparison began"
 
 
 def reconcile_tables(
@@ -37,7 +39,8 @@ def reconcile_tables(
     """Yields the result of each table, or of those named. `patience_seconds`: see CopyProgress. `repair`: results have what is
     to be read again. `tasks`: for large tables. Raises JobFileError for a sink or a mode that can't be compared,
     CheckpointError for a job that was never started, and what reading and comparing raise. If another server answers, such as
-    after a failover, raises LogPositionLostError: only the job can go on there."""
+    after a failover, raises LogPositionLostError: only the job can go on there. An error that is about one table is in its
+    result."""
     try:
         yield from _results(job, tables, watch, examples, patience_seconds, tasks, repair=repair)
     except LogPositionLostError as error:
@@ -99,6 +102,13 @@ def _results(
                 yield result
             except NotComparableError as error:
                 yield TableResult(outputs[schema.table], skipped=str(error), passes=error.passes)
+            except TidemarkError as error:
+                if error.table != schema.table:
+                    raise
+                if isinstance(error, SchemaChangedError):
+                    yield TableResult(outputs[schema.table], skipped=ALTERED)
+                else:
+                    yield TableResult(outputs[schema.table], skipped=error.message.rstrip("."), error=error)
 
 
 def _require_existing_rows(job: JobFile) -> None:

@@ -17,6 +17,7 @@ from tidemark.jobs.reconcile.unread_log import may_have_changed
 from tidemark.jobs.tables.key_orders import copied_orders
 from tidemark.readers.source import PlannerAccess, SourceServer, SplitReading
 from tidemark.sinks.comparing import ComparableSink, ComparesTable, Comparisons, Key, Pair
+from tidemark.state.errors import TidemarkError
 from tidemark.state.position import Position
 from tidemark.state.projection import TableProjection
 from tidemark.state.split import KeyRange
@@ -64,6 +65,8 @@ class TableResult:
     skipped: str | None = None
     passes: bool = True
     """False if a table that was skipped can't be compared later either."""
+    error: TidemarkError | None = None
+    """That for which the table was skipped, if it has a remedy of its own."""
     examples: list[Example] = field(default_factory=list)
     keys: dict[int, list[Key]] = field(default_factory=dict)
     """All keys that differ, by the number of their range; EVERYWHERE for keys that may be in any."""

@@ -36,16 +36,19 @@ from tidemark.conf.load import load_job_file
 from tidemark.conf.tables import TableName
 from tidemark.jobs.commands.reconcile import reconcile
 from tidemark.jobs.reconcile import range_looks, table_comparison
-from tidemark.jobs.reconcile.range_looks import RangeLook, TableLook
+from tidemark.jobs.reconcile.range_looks import RangeLook, RangeLooks, TableLook
 from tidemark.jobs.reconcile.ranges import Range
 from tidemark.jobs.reconcile.reconcile import reconcile_tables
 from tidemark.jobs.reconcile.suspects import Verdict
 from tidemark.jobs.reconcile.table_comparison import TableResult
+from tidemark.readers import session
+from tidemark.readers.mysql import connect as mysql_connect
 from tidemark.readers.mysql.snapshot import table_rows as table_rows_of_mysql
 from tidemark.readers.postgres.snapshot import table_rows as table_rows_of_postgres
+from tidemark.readers.snapshot import split_reader
 from tidemark.sinks.mirror.comparing import MirrorComparison
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.errors import DifferencesError
+from tidemark.state.errors import DifferencesError, TableLockedError
 
 pytestmark = pytest.mark.integration
 
@@ -358,12 +361,92 @@ def test_a_table_that_gets_columns_meanwhile_is_not_called_equal(
 
     class Altering(Silent):
         def ranges(self, done: int, rows: int) -> None:
-            if done == 1:
+            if rows == 60:  # no thread reads the source any more
                 source.execute("ALTER TABLE orders ADD COLUMN more INT")
                 run_epochs(job, "sink.on_schema_change=evolve")
 
     (result,) = reconcile_tables(load_job_file(job), [TableName(source.schema, "orders")], watch=lambda _: Altering())
     assert result.skipped == "it got new columns since the comparison began"
+
+
+ALTERATIONS = {
+    "a column more": "ALTER TABLE orders ADD COLUMN more INT",
+    "a column less": "ALTER TABLE orders DROP COLUMN note",
+    "dropped": "DROP TABLE orders",
+    "renamed": "ALTER TABLE orders RENAME TO orders_of_old",
+}
+
+
+@pytest.mark.parametrize("statement", ALTERATIONS.values(), ids=ALTERATIONS)
+@pytest.mark.parametrize("during", ["the first look", "a later look"])
+@on_pairs(2)
+def test_a_table_that_is_altered_meanwhile_does_not_keep_others_from_being_compared(
+    source: Database, target: Database, tmp_path: Path, statement: str, during: str
+) -> None:
+    create_tables(source, rows=200, uids=Uids())
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 10, "parallelism": 2})
+    run_epochs(job)
+    target.execute("DELETE FROM copy_orders WHERE id = 150")
+    altered: list[str] = []
+
+    class Altering(Silent):
+        def ranges(self, done: int, rows: int) -> None:
+            if during == "the first look" and done == 1:
+                self.alter()
+
+        def looking(self, suspects: int, look: int) -> None:
+            if during == "a later look" and look == 1:
+                self.alter()
+
+        def alter(self) -> None:
+            source.execute(statement)
+            altered.append(statement)
+
+    names = [TableName(source.schema, name) for name in ("orders", "customers")]
+    watchers = {"orders": Altering(), "customers": Silent()}
+    found = {
+        result.schema.table.name: result
+        for result in reconcile_tables(load_job_file(job), names, watch=lambda table: watchers[table.name], repair=True)
+    }
+    assert altered == [statement]
+    if during == "the first look" and "ADD COLUMN" not in statement:
+        assert found["orders"].skipped == "it was altered or dropped since the comparison began"
+    else:  # the known columns may still be read, but the job has not come to the ALTER
+        assert found["orders"].skipped or found["orders"].behind == 1
+    assert (found["customers"].skipped, found["customers"].rows) == (None, 200)
+
+
+def test_a_table_that_is_locked_meanwhile_does_not_keep_others_from_being_compared(
+    mysql_database: Database,
+    postgres_database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, target = mysql_database, postgres_database
+    create_tables(source, rows=200, uids=Uids())
+    job = job_of(source, target, tmp_path, snapshot={"split_rows": 10, "parallelism": 2})
+    run_epochs(job)
+    monkeypatch.setitem(mysql_connect._SESSION, "lock_wait_timeout", "1")
+    monkeypatch.setattr(split_reader, "READ_ATTEMPTS", 1)
+    monkeypatch.setattr(session, "ATTEMPTS", 1)
+    compared_ranges, look = list[int](), RangeLooks.compared
+    with contextlib.closing(source.connect()) as connection, connection.cursor() as cursor:
+
+        def locking(self: RangeLooks, each: Range, *arguments: Any, **settings: Any) -> RangeLook:
+            if self.table.schema.table.name == "orders" and not compared_ranges:
+                compared_ranges.append(each.number)
+                cursor.execute("LOCK TABLES orders WRITE")
+            return look(self, each, *arguments, **settings)
+
+        monkeypatch.setattr(RangeLooks, "compared", locking)
+        names = [TableName(source.schema, name) for name in ("orders", "customers")]
+        with pytest.raises(TableLockedError, match=f"keeps {source.schema}.orders locked"):
+            reconcile(load_job_file(job), names, as_json=True, repair=False)
+    assert compared_ranges == [0]
+    found = {table["table"].rpartition(".")[2]: table for table in json.loads(capsys.readouterr().out)["tables"]}
+    assert "locked" in found["orders"]["skipped"]
+    assert (found["customers"]["skipped"], found["customers"]["rows"]) == (None, 200)
 
 
 def test_a_key_that_may_be_nan_has_no_surplus_rows(
