@@ -34,7 +34,7 @@ def hashes_of(columns: list[pa.Array], row_count: int, seed: int) -> Hashes:
     values."""
     hashes = np.full(row_count, seed, np.uint64)
     for column in columns:
-        _take(hashes, column)
+        _take(hashes, column, np.uint64(seed))
     _finish(hashes)
     return hashes
 
@@ -62,13 +62,13 @@ def hashes_of_texts(columns: Sequence[Texts | None], row_count: int, seed: int) 
     return hashes
 
 
-def _take(hashes: Hashes, array: pa.Array) -> None:
+def _take(hashes: Hashes, array: pa.Array, seed: np.uint64) -> None:
     """Mixes the values of a column into the hashes of its rows."""
     kind, valid = array.type, validity(array)
     if pa.types.is_list(kind):
         elements = array.flatten()
-        of_elements = np.full(len(elements), _P3, np.uint64)
-        _take(of_elements, elements)
+        of_elements = np.full(len(elements), seed ^ _P3, np.uint64)
+        _take(of_elements, elements, seed)
         sizes = np.zeros(len(array), np.int64)
         sizes[valid] = np.asarray(array.value_lengths().drop_null())
         _take_lists(hashes, np.concatenate(([0], np.cumsum(sizes))), of_elements, valid)
@@ -121,6 +121,12 @@ def _mixed(before: Int, word: Int) -> Int:
 
 
 @inner_kernel
+def _null(before: Int) -> Int:
+    """Returns the hash after NULL. Which word would give the same one depends on the hash before, and so on the seed."""
+    return _mixed(((before << np.uint64(32)) | (before >> np.uint64(32))) + _P3, _NULL)
+
+
+@inner_kernel
 def _word_at(words: Int, place: Int, shift: Int) -> Int:
     """Returns the eight bytes that begin `shift` bits after a word's begin."""
     if shift == 0:
@@ -131,14 +137,14 @@ def _word_at(words: Int, place: Int, shift: Int) -> Int:
 @kernel
 def _take_words(hashes: Hashes, words: Hashes, valid: _Flags) -> None:
     for i in range(len(hashes)):
-        hashes[i] = _mixed(hashes[i], words[i] if valid[i] else _NULL)
+        hashes[i] = _mixed(hashes[i], words[i]) if valid[i] else _null(hashes[i])
 
 
 @kernel
 def _take_texts(hashes: Hashes, starts: Int64s, ends: Int64s, words: Hashes, valid: _Flags) -> None:
     for i in range(len(hashes)):
         if not valid[i]:
-            hashes[i] = _mixed(hashes[i], _NULL)
+            hashes[i] = _null(hashes[i])
             continue
         start, size = starts[i], ends[i] - starts[i]
         mixed = _mixed(hashes[i], np.uint64(size))
@@ -156,7 +162,7 @@ def _take_texts(hashes: Hashes, starts: Int64s, ends: Int64s, words: Hashes, val
 def _take_lists(hashes: Hashes, offsets: Int64s, elements: Hashes, valid: _Flags) -> None:
     for i in range(len(hashes)):
         if not valid[i]:
-            hashes[i] = _mixed(hashes[i], _NULL)
+            hashes[i] = _null(hashes[i])
             continue
         mixed = _mixed(hashes[i], np.uint64(offsets[i + 1] - offsets[i]))
         for k in range(offsets[i], offsets[i + 1]):

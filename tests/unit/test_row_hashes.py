@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemark.sinks.folded import row_hashes
 from tidemark.sinks.folded.row_hashes import hashes_of
 
 SEED = 0x5EED
+CONSTANTS = [
+    int(value.astype(np.int64)) for value in vars(row_hashes).values() if isinstance(value, np.uint64) and value > 1
+]
+"""The numbers that the loops mix into hashes, for NULL and otherwise."""
 SOME_VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "bool": (pa.bool_(), [True, False]),
     "int8": (pa.int8(), [0, 1, -1, 127, -128]),
     "int16": (pa.int16(), [0, 1, -1, 32767]),
     "int32": (pa.int32(), [0, 1, -1, 2**31 - 1]),
-    "int64": (pa.int64(), [0, 1, -1, 2**63 - 1, -(2**63)]),
+    "int64": (pa.int64(), [0, 1, -1, 2**63 - 1, -(2**63), *CONSTANTS]),
     "float32": (pa.float32(), [0.0, -0.0, 1.5, float("inf"), float("nan")]),
     "float64": (pa.float64(), [0.0, -0.0, 0.1, 5e-324, float("-inf"), float("nan")]),
     "decimal": (pa.decimal128(38, 2), [Decimal(0), Decimal("0.01"), Decimal("-0.01"), Decimal(2**64), Decimal(-(2**64))]),
@@ -27,6 +32,7 @@ SOME_VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "time": (pa.timestamp("us"), [0, 1, -1]),
     "zoned": (pa.timestamp("us", tz="UTC"), [0, 1, -1]),
     "list of floats": (pa.list_(pa.float32()), [[], [None], [0.0], [-0.0], [0.0, 0.0], [None, 0.0], [0.0, None]]),
+    "list of numbers": (pa.list_(pa.int64()), [[], [None], *([number] for number in CONSTANTS)]),
     "list of texts": (pa.list_(pa.string()), [[], [None], [""], ["", ""], ["ab", ""], ["a", "b"], ["", "ab"]]),
 }  # fmt: skip
 
