@@ -11,6 +11,7 @@ from tidemark.state.errors import (
     SourceNotUsableError,
     SourceUnavailableError,
     TableLockedError,
+    TidemarkError,
     UnreadableRowsError,
     UnreadableTableError,
 )
@@ -105,7 +106,7 @@ class AskingSession(ABC, Generic[Connection]):
         """True if the same query may succeed on another connection. `error` is an `error_class`."""
 
     @staticmethod
-    def unavailable(message: str, error: Any) -> SourceUnavailableError:
+    def unavailable(message: str, error: Any) -> TidemarkError:
         """Returns the error to raise for one that came in each attempt."""
         return SourceUnavailableError(
             message,

@@ -17,7 +17,8 @@ from tidemark.conf.reconnect import AT_START, Reconnect, Reconnecting
 from tidemark.conf.redaction import redact
 from tidemark.conf.row_values import without_postgres_values
 from tidemark.conf.source import Tls
-from tidemark.state.errors import SourceNotUsableError, SourceUnavailableError, TidemarkError
+from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, SourceUnavailableError, TidemarkError
+from tidemark.state.remedies import START_OVER_NOW
 from tidemark.state.table import TableId
 
 Connection: TypeAlias = psycopg2.extensions.connection
@@ -192,6 +193,8 @@ def sql_errors(connection: Connection) -> Iterator[None]:
 
 
 def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError:
+    if is_removed_log(error):
+        return removed_log(error)
     if error.pgcode == CONFLICT:
         return conflict(f"The standby ended a query of the job: {error_text(error)}.")
     if is_transient(error) or connection.closed:
@@ -206,6 +209,26 @@ def _query_error(connection: Connection, error: psycopg2.Error) -> TidemarkError
     else:
         remedy = CORRECT
     return SourceNotUsableError(f"The source refuses a query: {error_text(error)}.", remedy)
+
+
+KEEP_MORE_LOG = (
+    f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
+    "idle_replication_slot_timeout."
+)
+"""The remedy for a slot whose log the server has not kept."""
+
+
+def is_removed_log(error: psycopg2.Error) -> bool:
+    """True if a file of the log that a query decodes is gone, though no slot need be marked as lost. It may pass: while a
+    standby is promoted, the log goes on in files with other names. Its message may be in any language."""
+    return error.pgcode == "58P01" and error.diag.source_file == "xlogutils.c"
+
+
+def removed_log(error: psycopg2.Error) -> LogPositionLostError:
+    """Returns the error for a log of which files are gone."""
+    return LogPositionLostError(
+        f"The source no longer has the log that the job needs: {error_text(error)}.", KEEP_MORE_LOG
+    )
 
 
 _DENIED = "42501"

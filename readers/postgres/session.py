@@ -11,11 +11,13 @@ from tidemark.readers.postgres.connect import (
     conflict,
     error_code,
     error_text,
+    is_removed_log,
     is_too_large,
     is_transient,
+    removed_log,
 )
 from tidemark.readers.session import AskingSession, Row, pause
-from tidemark.state.errors import SourceUnavailableError
+from tidemark.state.errors import TidemarkError
 
 __all__ = ["Row", "SqlSession", "pause", "will_pass"]
 
@@ -44,7 +46,9 @@ class SqlSession(AskingSession[Connection]):
     error_text = staticmethod(error_text)
 
     @staticmethod
-    def unavailable(message: str, error: psycopg2.Error) -> SourceUnavailableError:
+    def unavailable(message: str, error: psycopg2.Error) -> TidemarkError:
+        if is_removed_log(error):
+            return removed_log(error)
         return conflict(message) if error_code(error) == CONFLICT else AskingSession.unavailable(message, error)
 
     @staticmethod

@@ -11,7 +11,7 @@ from devtools.servers import start_server
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored
 from tests.support.jobs import source_of, write_workload_job
-from tests.support.lost_logs import end_of_log, lose_log, reset_log
+from tests.support.lost_logs import drop_kept_slots, end_of_log, kept_slots, lose_log, reset_log
 from tests.support.servers import Database, fresh_database
 from tests.support.workload import UPDATE_ALL, Uids, Writers, create_tables
 from tidemark.jobs.recovery.lost_log import ATTEMPTS
@@ -263,3 +263,108 @@ def test_a_slot_that_the_server_invalidated_is_replaced(tmp_path: Path) -> None:
         run_epochs(job)
         assert_copied(tmp_path / "out", database)
         assert database.query(lost, (database.name,)) != [("lost",)]
+
+
+# The slot is there, and files of its log are gone
+
+
+@pytest.fixture(scope="module", params=["14", "18"])
+def own_postgres(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Its files are removed: other jobs must not need them."""
+    with start_server("postgres", version=request.param) as server:
+        yield server
+
+
+SOON = ("reconnect.attempts=1",)
+
+
+def in_data_folder(database: Database, commands: str) -> None:
+    """Runs a shell's commands in the server's data folder."""
+    database.execute(f"COPY (SELECT 1) TO PROGRAM 'cat > /dev/null; {commands}'")
+
+
+def slot_file(database: Database, slot: str, position: str = "restart_lsn") -> str:
+    """The file of the log that has a position of the slot."""
+    found = database.query(
+        f"SELECT pg_walfile_name({position}) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
+    )
+    return str(found[0][0])
+
+
+def next_file(database: Database) -> None:
+    """The log goes on in another file, and the server keeps only files that slots need."""
+    database.execute("SELECT pg_switch_wal()", "CHECKPOINT")
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_slot_whose_log_is_gone_though_the_server_does_not_say_so(
+    own_postgres: Server, tmp_path: Path, *, is_running: bool
+) -> None:
+    """`wal_status` is `reserved`. Slots that keep older log lack it, too, so all rows are read again. The second job's slot
+    is behind a file that is gone, and has its own."""
+    with fresh_database(own_postgres) as source:
+        create_tables(source, rows=60, uids=Uids())
+        job = job_of(source, tmp_path)
+        run_epochs(job)
+        source.execute(*UPDATE_ALL)
+        if is_running:
+            die_at(job, "planner.after_plan")
+        lost = slot_file(source, source.name)
+        next_file(source)
+        in_data_folder(source, f"rm pg_wal/{lost}")
+        source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+        notes = Notes()
+        assert "snapshot" in run_epochs(job, *SOON, notes=notes)
+        assert any("the rows of all tables are read again" in text for text in warnings(notes))
+        assert_copied(tmp_path / "out", source)
+        source.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        assert_copied(tmp_path / "out", source)
+
+
+def test_a_file_in_the_middle_of_the_log_is_gone(own_postgres: Server, tmp_path: Path) -> None:
+    """The slot's own file is there, and the next one is not. A slot that has only what is behind it reads nothing of it."""
+    with fresh_database(own_postgres) as source:
+        create_tables(source, rows=60, uids=Uids())
+        job = job_of(source, tmp_path)
+        run_epochs(job)
+        next_file(source)
+        source.execute(*UPDATE_ALL)
+        ((lost,),) = source.query("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")
+        next_file(source)
+        in_data_folder(source, f"rm pg_wal/{lost}")
+        source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+        with pytest.raises(LogPositionLostError, match="no longer has the log") as caught:
+            run_epochs(job, *SOON)
+        assert caught.value.exit_code == 4
+
+
+def test_a_slot_is_put_back_whose_log_is_gone_and_copies_of_it_have_all(own_postgres: Server, tmp_path: Path) -> None:
+    with fresh_database(own_postgres) as source:
+        create_tables(source, rows=60, uids=Uids())
+        job = job_of(source, tmp_path, on_log_lost="stop")
+        run_epochs(job)
+        in_data_folder(source, f"cp -r pg_replslot/{source.name} old_slot")
+        lost = slot_file(source, source.name)
+        for _ in range(2):
+            next_file(source)
+            source.execute(*UPDATE_ALL)
+            assert run_epochs(job) == ["stream"]
+        checkpoint = Checkpoint.at(str(tmp_path / "checkpoint"))
+        reached = checkpoint.plan(checkpoint.committed_epoch()).state.position
+        source.query("SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (source.name, str(reached)))
+        drop_kept_slots(source)
+        source.execute(*UPDATE_ALL)
+        assert run_epochs(job) == ["stream"]
+        next_file(source)
+        (kept,) = kept_slots(source)
+        assert slot_file(source, kept) > lost
+        source.execute("DELETE FROM orders WHERE id = 8", *UPDATE_ALL)
+        source.query("SELECT pg_drop_replication_slot(%s)", (source.name,))
+        in_data_folder(source, f"mv old_slot pg_replslot/{source.name}; rm -f pg_wal/{lost}")
+        own_postgres.restart()
+        assert slot_file(source, source.name) == lost
+        notes = Notes()
+        assert run_epochs(job, *SOON, notes=notes) == ["stream"]
+        assert any("reads no rows again" in text for text in warnings(notes))
+        assert_copied(tmp_path / "out", source)

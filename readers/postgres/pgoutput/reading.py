@@ -114,6 +114,8 @@ class Reading:
     def _pause(self, exc: ConnectionLostError, failures: int) -> None:
         options = self._options
         attempts = ATTEMPTS if options.reconnect_attempts is None else options.reconnect_attempts + 1
+        if exc.lost is not None and failures >= min(attempts, ATTEMPTS):
+            raise exc.lost from exc
         if failures >= attempts:
             raise SourceUnavailableError(
                 f"The log connection broke {failures} times in a row at {WalPosition(self._reached[0])}: {exc}",

@@ -17,15 +17,18 @@ import psycopg2.errors
 
 from tidemark.readers.postgres.connect import (
     CORRECT,
+    KEEP_MORE_LOG,
     Connection,
     error_code,
     error_text,
+    is_removed_log,
     is_too_large,
     quote_identifier,
     quote_literal,
+    removed_log,
 )
 from tidemark.readers.postgres.session import will_pass
-from tidemark.readers.postgres.slot.log_source import KEEP_MORE_LOG, ConnectionLostError, let_replicate
+from tidemark.readers.postgres.slot.log_source import ConnectionLostError, let_replicate
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError, TidemarkError
 from tidemark.state.position import WalPosition
 from tidemark.state.remedies import START_OVER_NOW
@@ -41,7 +44,7 @@ _WATCH_CLIENT = "SET client_connection_check_interval = '2s'"
 """Lets the server stop decoding and free the slot when its client is gone."""
 _OF_VALUES = ("22", "54")
 """Classes of errors: a character that UTF-8 lacks, a row that is too long."""
-_IN_USE, _REMOVED, _INVALIDATED, _MISSING, _DENIED = "55006", "58P01", "55000", "42704", "42501"
+_IN_USE, _INVALIDATED, _MISSING, _DENIED = "55006", "55000", "42704", "42501"
 
 
 def peek_query(slot: str, publication: str, stop: WalPosition, *, columns: str = "data") -> str:
@@ -139,9 +142,11 @@ def _duplicate(connection: Connection) -> int:
 def meaning(error: psycopg2.Error, connection: Connection) -> TidemarkError | ConnectionLostError:
     """Returns the error to raise for an error of a log query."""
     code, text = error_code(error), error_text(error)
+    if is_removed_log(error):
+        return ConnectionLostError(text, removed_log(error))
     if code == _IN_USE or will_pass(error, connection):
         return ConnectionLostError(text)
-    if code == _REMOVED or (code == _INVALIDATED and "slot" in text):
+    if code == _INVALIDATED and "slot" in text:
         return LogPositionLostError(f"The source no longer has the log that the job needs: {text}.", KEEP_MORE_LOG)
     if code == _MISSING and "replication slot" in text:
         return LogPositionLostError(f"The source no longer has the job's slot: {text}.", START_OVER_NOW)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import psycopg2
 
 from tidemark.conf.redaction import redact
-from tidemark.readers.postgres.connect import Connection, error_text
+from tidemark.readers.postgres.connect import Connection, error_text, is_removed_log
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot.slot import (
     SlotSource,
@@ -28,6 +28,7 @@ from tidemark.readers.postgres.slot.slot import (
     copy_slot,
     drop_slot,
     end_own_reader,
+    lacks_log,
     survives_failover,
 )
 from tidemark.state.errors import SourceNotUsableError
@@ -153,7 +154,10 @@ def regain_log(
     older = [
         kept
         for kept in kept_slots(connection, slot)
-        if kept.timeline == timeline and not kept.is_lost and kept.start.lsn <= position.lsn
+        if kept.timeline == timeline
+        and not kept.is_lost
+        and kept.start.lsn <= position.lsn
+        and not lacks_log(connection, kept.name)
     ]
     if not older:
         return False
@@ -164,7 +168,12 @@ def regain_log(
     failpoint("kept_log.copied")
     then()
     # As in the ordinary course of the job: what is before is not decoded again, tables were published meanwhile.
-    advance_slot(connection, slot, position)
+    try:
+        advance_slot(connection, slot, position)
+    except psycopg2.Error as error:
+        if is_removed_log(error):
+            return False
+        raise
     return True
 
 

@@ -4,14 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from tidemark.readers.postgres.connect import quote_identifier
+from tidemark.state.errors import LogPositionLostError
 from tidemark.state.position import WalPosition
-from tidemark.state.remedies import START_OVER_NOW
-
-KEEP_MORE_LOG = (
-    f"Drop it (tidemark drop JOB.yaml). {START_OVER_NOW} Then let slots keep more log: max_slot_wal_keep_size, "
-    "idle_replication_slot_timeout."
-)
-"""The remedy for a slot that the server has invalidated."""
 
 
 def let_replicate(role: str) -> str:
@@ -21,7 +15,15 @@ def let_replicate(role: str) -> str:
 
 
 class ConnectionLostError(Exception):
-    """The stream broke. A new connection may help."""
+    """The stream broke. A new connection may help. `lost`: the error to raise if it breaks so again and again, None if the
+    source is out of reach then."""
+
+    def __init__(self, text: str, lost: LogPositionLostError | None = None) -> None:
+        super().__init__(text, lost)
+        self.text, self.lost = text, lost
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class ByteStream(Protocol):

@@ -23,9 +23,11 @@ from tidemark.readers.long_waits import LongWait
 from tidemark.readers.postgres.connect import (
     APPLICATION_NAME,
     CORRECT,
+    KEEP_MORE_LOG,
     Connection,
     error_code,
     error_text,
+    is_removed_log,
     quote_identifier,
     version_of,
 )
@@ -33,7 +35,7 @@ from tidemark.readers.postgres.replay import await_replay, is_in_recovery, stopp
 from tidemark.readers.postgres.server import ServerIdentity, require_same
 from tidemark.readers.postgres.session import will_pass
 from tidemark.readers.postgres.slot import open_transactions as waits
-from tidemark.readers.postgres.slot.log_source import KEEP_MORE_LOG, ConnectionLostError, let_replicate
+from tidemark.readers.postgres.slot.log_source import ConnectionLostError, let_replicate
 from tidemark.state.errors import LogPositionLostError, SourceNotUsableError
 from tidemark.state.log_extent import WalExtent
 from tidemark.state.position import WalPosition
@@ -90,15 +92,17 @@ _ONE_JOB = "Stop whoever reads from it: a slot belongs to one job."
 
 
 def create_slot(connection: Connection, slot: str) -> WalPosition:
-    """Creates the slot unless it exists. Replaces one that the server has invalidated, because nobody can read it any more.
-    Returns the position from which it has the log. Every transaction that commits before that position is visible to every
-    snapshot taken after the call.
+    """Creates the slot unless it exists. Replaces one that the server has invalidated, or whose log is gone, because nobody can
+    read it any more. Returns the position from which it has the log. Every transaction that commits before that position is
+    visible to every snapshot taken after the call.
 
     The publication must exist already: it must be older than the log that is read through it. The connection must be in
     autocommit mode. Raises SourceNotUsableError.
     """
     found = _find(connection, slot)
-    if found is not None and _is_lost(found):
+    if found is not None and not _is_lost(found):
+        _check_kind(found, slot)
+    if found is not None and (_is_lost(found) or lacks_log(connection, slot)):
         drop_slot(connection, slot)
         found = None
     if found is None:
@@ -106,8 +110,6 @@ def create_slot(connection: Connection, slot: str) -> WalPosition:
         found = _find(connection, slot)
         if found is None:
             raise SourceNotUsableError(f"The slot {slot} disappeared while it was created.", "Run the job again.")
-    else:
-        _check_kind(found, slot)
     waits.wait_for_open_transactions(connection)
     return WalPosition(int(found["confirmed"]))
 
@@ -187,7 +189,26 @@ def can_be_read(connection: Connection, slot: str, position: WalPosition) -> boo
     if found is None:
         return False
     _check_kind(found, slot)
-    return not _is_lost(found) and int(found["confirmed"]) <= position.lsn
+    return not _is_lost(found) and int(found["confirmed"]) <= position.lsn and not lacks_log(connection, slot)
+
+
+def lacks_log(connection: Connection, slot: str) -> bool:
+    """Returns whether the file of the log is gone in which reading the slot begins, though the server has not invalidated the
+    slot. False if somebody reads from it now."""
+    try:
+        _one(connection, _FIRST_RECORD, slot)
+    except psycopg2.Error as exc:
+        if is_removed_log(exc):
+            return True
+        if error_code(exc) != _IN_USE:
+            raise
+    return False
+
+
+# Nothing before a slot's position is given to pgoutput, so the name of the publication does not matter.
+_FIRST_RECORD = """
+SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, '0/1', NULL, 'proto_version', '1', 'publication_names', 'none')
+"""
 
 
 def copy_slot(connection: Connection, slot: str, name: str) -> None:
