@@ -154,6 +154,15 @@ def cut_after(checkpoint: Checkpoint, job: JobFile, state: JobState, now: Enumer
     return Cut(epoch, then.position, then.known_log)
 
 
+def cut_before_all(checkpoint: Checkpoint, state: JobState) -> Cut | None:
+    """Returns the cut before the first epoch, None unless the job has read nothing but the log since it was started, of the
+    same tables with the same columns."""
+    is_same = not any(joined.schemas or joined.server_identity for joined in state.joined)
+    if state.mode != "incremental" or state.prepared or not is_same or checkpoint.altered():
+        return None
+    return Cut(0, state.start, None)
+
+
 def forget_unwritten(checkpoint: Checkpoint) -> None:
     """To be called before the job goes on from another position: the planned epoch of the log is passed over. If somebody has
     read it, its report goes, so that it is not taken for the report of an epoch that was written."""

@@ -4,7 +4,7 @@ The target's own record tells the last epoch of the log that it has. If only the
 the position that it had then: what the target lacks is read again from the source's log, with the same versions. If the
 checkpoint no longer has that epoch, a mirror gets the log from an older cut on. Otherwise, or
 if the source no longer has that log, all tables are read again (`source.on_log_lost`). So are tables of which signals had some
-rows read again since: what these mended may be in no log.
+rows read again since: what these mended may be in no log. In mode `incremental` no rows can be read, so the job stops then.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tidemark.conf.model import JobFile
 from tidemark.jobs.monitoring.events import Events
 from tidemark.jobs.recovered_state import is_going_back, offset_from, recover_state
 from tidemark.jobs.recovery.readable_tables import find_readable
-from tidemark.jobs.recovery.rollback import Cut, cut_after, forget_unwritten, require_no_moves
+from tidemark.jobs.recovery.rollback import Cut, cut_after, cut_before_all, forget_unwritten, require_no_moves
 from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.tables.parking import leave_to_come_back
 from tidemark.readers.findings import raise_passing
@@ -73,6 +73,8 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
     if position is not None and again:
         names = ", ".join(map(str, sorted(again)))
         what += f" Signals had rows of {names} read again since then, so all of their rows are read again."
+    if job.mode == "incremental" and not _has_log(job, state, start):
+        return False
     forget_unwritten(checkpoint)  # before tables leave: the report is of an epoch with them
     if position is None or again:
         leave_to_come_back(checkpoint, state, again)
@@ -106,15 +108,20 @@ def _cut_of(
         return None
     with contextlib.suppress(CheckpointError):
         return cut_after(checkpoint, job, state, now, written.log_epoch)
+    first = cut_before_all(checkpoint, state)
+    if written.log_epoch == 0:
+        return first
     keyless = any(not schema.key for schema in state.schemas)
     if job.sink.type != "mirror" or (keyless and sink_needs(job.sink).appends_keyless):
         return None
-    older = [epoch for epoch in checkpoint.plan_epochs() if epoch < written.log_epoch]
-    for epoch in reversed(older):
-        if not checkpoint.has_log_report(epoch):
-            continue
+    older = [
+        epoch for epoch in checkpoint.plan_epochs() if epoch < written.log_epoch and checkpoint.has_log_report(epoch)
+    ]
+    for epoch in reversed([0, *older]):
         try:
-            cut = cut_after(checkpoint, job, state, now, epoch)
+            cut = cut_after(checkpoint, job, state, now, epoch) if epoch else first
+            if cut is None:
+                return None
             if _went_back(state, cut.position, epoch, written.log_epoch):
                 continue
             _require_no_moves_since(job, state, cut.position, now.position)
@@ -126,6 +133,23 @@ def _cut_of(
             return None  # such as a table that was dropped: the next start says what is wrong with it
         return cut
     return None
+
+
+def _has_log(job: JobFile, state: JobState, start: Position) -> bool:
+    """Returns whether the source has the log from `start` on."""
+    with find_readable(job, state) as found:
+        raise_passing(found.findings)
+        if isinstance(found, RegainsLog):
+            found.regain_log(state, start)
+        try:
+            found.require_same_log(state, [start])
+        except LogPositionLostError:
+            return False
+        except SourceNotUsableError as error:
+            if error.table is None:
+                raise
+            return False  # the next start says what is wrong with the table
+    return True
 
 
 def _went_back(state: JobState, position: Position, epoch: int, until: int) -> bool:
@@ -146,8 +170,9 @@ def _require_no_moves_since(job: JobFile, state: JobState, start: Position, stop
 
 def _read_again_since(checkpoint: Checkpoint, state: JobState, epoch: int) -> set[TableId]:
     """Returns the tables of the job of which rows were read again, and perhaps written, after the epoch."""
-    then = checkpoint.plan(epoch).state
-    rereads = [*then.rereads, *(reread for joined in state.joined[then.joined :] for reread in joined.rereads)]
+    then = None if epoch == 0 else checkpoint.plan(epoch).state
+    later = state.joined if then is None else state.joined[then.joined :]
+    rereads = [*(() if then is None else then.rereads), *(reread for joined in later for reread in joined.rereads)]
     versions = {schema.table: schema.version for schema in state.schemas}
     return {reread.table for reread in rereads if versions.get(reread.table) == reread.version}
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from devtools.servers import start_server
 from tests.support.epochs import Notes, die_at, run_epochs
 from tests.support.jobs import source_of, write_job
+from tests.support.lost_logs import purge_log
 from tests.support.servers import Database, fresh_database
 from tests.support.sink_state import SinkCase
 from tidemark.conf.load import load_job_file
@@ -26,11 +28,15 @@ START_OVER = "start over with an empty checkpoint and an empty target"
 
 @pytest.fixture
 def source(mysql_database: Database) -> Database:
-    mysql_database.execute(
+    create_orders(mysql_database)
+    return mysql_database
+
+
+def create_orders(database: Database) -> None:
+    database.execute(
         "CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)",
         "INSERT INTO orders VALUES " + ", ".join(f"({number}, 'first')" for number in range(1, 41)),
     )
-    return mysql_database
 
 
 @pytest.fixture(params=["mysql", "postgres", "parquet"])
@@ -261,6 +267,78 @@ def test_a_target_from_a_backup_of_the_first_load_gets_all_rows_again(
     source.execute("UPDATE orders SET note = 'fourth' WHERE id < 5")
     assert run_epochs(job) == ["stream"]
     assert_complete(target, source, job)
+
+
+INCREMENTAL = "mode=incremental"
+
+
+def test_a_target_from_before_the_first_epoch_gets_all_of_the_log(
+    job: Path, source: Database, target: SinkCase
+) -> None:
+    """Mode incremental: no rows can be read again, and the source's log has all."""
+    run_epochs(job, INCREMENTAL)
+    put_back = target.back_up()
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}'", "DELETE FROM orders WHERE id = 39")
+        assert run_epochs(job, INCREMENTAL) == ["stream"]
+    put_back()
+    source.execute("DELETE FROM orders WHERE id = 38")
+    notes = Notes()
+    assert set(run_epochs(job, INCREMENTAL, notes=notes)) == {"stream"}
+    assert [text for text in warnings(notes) if "the log is read again from" in text]
+    assert_complete(target, source, job)
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id < 5")
+    assert run_epochs(job, INCREMENTAL) == ["stream"]
+    assert_complete(target, source, job)
+
+
+@pytest.mark.parametrize("has", ["nothing", "an epoch"])
+def test_a_job_of_mode_incremental_does_not_go_back_if_the_log_is_purged(tmp_path: Path, has: str) -> None:
+    """It goes on as soon as the target's newest state is put back, as the error says."""
+    target = SinkCase("parquet", None, tmp_path / "out")  # type: ignore[arg-type]
+    with start_server("mysql") as server, fresh_database(server) as source:
+        create_orders(source)
+        job = write_job(tmp_path, source=source_of(source), sink={"type": "files", "path": "./out"}, mode="incremental")
+        run_epochs(job)
+        if has == "an epoch":
+            source.execute("UPDATE orders SET note = 'second'")
+            run_epochs(job)
+        put_back = target.back_up()
+        source.execute("UPDATE orders SET note = 'third'", "FLUSH BINARY LOGS")
+        run_epochs(job)
+        newest = target.back_up()
+        put_back()
+        purge_log(source)
+        with pytest.raises(SinkError, match="The target was set back") as caught:
+            run_epochs(job)
+        assert caught.value.exit_code == 5
+        assert "Put back the newest state of the target" in caught.value.remedy
+        newest()
+        source.execute("DELETE FROM orders WHERE id = 38")
+        assert run_epochs(job) == ["stream"]
+        assert_complete(target, source, job)
+
+
+def test_slots_that_keep_older_log_have_all_that_a_target_from_before_the_first_epoch_lacks(
+    tmp_path: Path, postgres_source_database: Database, postgres_database: Database
+) -> None:
+    source = postgres_source_database
+    source.execute("CREATE TABLE orders (id INT PRIMARY KEY, note TEXT)", "INSERT INTO orders VALUES (1, 'first')")
+    sink = {"type": "mirror", "url": postgres_database.url, "table": "copy_{table}"}
+    job = write_job(tmp_path, mode="incremental", source=source_of(source), sink=sink)
+    target = SinkCase("postgres", None, postgres_database)  # type: ignore[arg-type]
+    run_epochs(job)
+    put_back = target.back_up()
+    for note in ("second", "third"):
+        source.execute(f"UPDATE orders SET note = '{note}'", "INSERT INTO orders SELECT max(id) + 1 FROM orders")
+        run_epochs(job)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fourth' WHERE id = 2")
+    for note in ("fifth", "sixth"):
+        assert run_epochs(job) == ["stream"]
+        found = postgres_database.query("SELECT id, note FROM copy_orders ORDER BY id")
+        assert found == source.query("SELECT id, note FROM orders ORDER BY id")
+        source.execute(f"UPDATE orders SET note = '{note}'")
 
 
 def test_a_log_that_is_purged_meanwhile(
