@@ -18,7 +18,6 @@ from tidemark.jobs.recovered_state import (
     settings_of,
 )
 from tidemark.jobs.recovery.proven_log import require_known_log
-from tidemark.jobs.sinks import sink_needs
 from tidemark.jobs.sources import acquire_lease, find_source
 from tidemark.jobs.tables.parking import to_be_found
 from tidemark.readers.findings import raise_passing
@@ -39,8 +38,9 @@ _LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those th
 
 def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
     """Makes the next start of the job read the log again from the position that it had after `epoch`, durably. Returns the
-    position. Raises CheckpointError if more than the log would have to be read again, LogPositionLostError if the source no
-    longer has that log, JobHeldError if the job runs, unless `standby`: then waits for its end."""
+    position. Raises CheckpointError if more than the log would have to be read again, or if a table has no key,
+    LogPositionLostError if the source no longer has that log, JobHeldError if the job runs, unless `standby`: then waits for
+    its end."""
     try:
         lease = acquire_lease(job, wait=standby)
     except JobHeldError as error:
@@ -53,9 +53,9 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
         if epoch > checkpoint.committed_epoch():
             raise CheckpointError(f"Epoch {epoch} is not committed.", _LIST)
         keyless = [schema.table for schema in state.schemas if not schema.key]
-        if keyless and sink_needs(job.sink).appends_keyless:
+        if keyless:
             raise CheckpointError(
-                f"{keyless[0]} has no key, so its copy would get rows twice (sink.keyless: append).",
+                f"{keyless[0]} has no key, so its copy would get changes twice.",
                 "Let the job continue, and read single tables again: tidemark signal JOB.yaml resnapshot --table NAME.",
             )
         now = recover_state(checkpoint, job, state)

@@ -9,6 +9,7 @@ from tests.support.cli import CommandLine
 from tests.support.epochs import die_at, run_epochs
 from tests.support.history import assert_copied, assert_mirrored, read_history
 from tests.support.jobs import source_of, write_job
+from tests.support.keyless import assert_keyless_copied
 from tests.support.lost_logs import lose_log
 from tests.support.servers import Database
 from tests.support.workload import UPDATE_ALL, Uids, create_tables
@@ -258,6 +259,27 @@ def test_values_that_the_log_leaves_out_are_not_taken_from_other_rows(
     assert tidemark(name, job, *arguments, "--table", table).code == 0
     run_epochs(job)
     assert_same_notes(source, postgres_database)
+
+
+@pytest.mark.servers_in_turn("source")
+@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
+def test_changes_of_a_table_without_a_key_do_not_come_twice(
+    source: Database, tmp_path: Path, tidemark: CommandLine, format_: str
+) -> None:
+    """No reader of the files could tell them from other rows that are alike."""
+    source.execute("CREATE TABLE t (uid int, version int, note text)", "INSERT INTO t VALUES (1, 1, 'a'), (1, 1, 'a')")
+    sink = {"type": "files", "path": "./out", "format": format_}
+    job = write_job(tmp_path, source=source_of(source), sink=sink)
+    run_epochs(job)
+    for _ in range(2):
+        source.execute("INSERT INTO t VALUES (1, 1, 'a')", *UPDATE_ALL)
+        run_epochs(job)
+    told = tidemark("checkpoints", job, "rollback", committed(tmp_path) - 1)
+    assert told.code == 1
+    assert "t has no key, so its copy would get changes twice" in told.last_line
+    source.execute("DELETE FROM t WHERE uid = 1 LIMIT 1")
+    run_epochs(job)
+    assert_keyless_copied(tmp_path, source, format_)
 
 
 def assert_same_notes(source: Database, target: Database) -> None:

@@ -278,7 +278,7 @@ def test_the_log_is_not_read_again_into_them(request: pytest.FixtureRequest, tmp
     run_epochs(case.path)
     case.append(100, 10)
     run_epochs(case.path)
-    with pytest.raises(CheckpointError, match="has no key, so its copy would get rows twice"):
+    with pytest.raises(CheckpointError, match="has no key, so its copy would get changes twice"):
         roll_back(load_job_file(case.path), 1, standby=True)
 
 
