@@ -252,6 +252,9 @@ def _goes_on(error: TidemarkError, job: JobFile, sink: Sink, events: Events, tro
             return False
         trouble.kept.clear()  # the unfinished epoch is passed over
         return True
+    if goes_back(error, job, state, sink, events):
+        trouble.kept.clear()
+        return True
     error = as_schema_change(error, job, state, sink)
     if changes_columns(error, job, state, sink, events) or _leave(
         error, job, state, events, trouble.began_us, at_start=True

@@ -32,6 +32,7 @@ from tidemark.state.phase import Phase
 from tidemark.state.plan import AwaitedLog, EnumeratorState, LogWork
 from tidemark.state.position import Position
 from tidemark.state.remedies import read_again
+from tidemark.state.table import TableId
 
 _LIST = "Choose another epoch: tidemark checkpoints JOB.yaml list shows those that are kept."
 
@@ -60,6 +61,10 @@ def roll_back(job: JobFile, epoch: int, *, standby: bool = False) -> Position:
             )
         now = recover_state(checkpoint, job, state)
         cut = cut_after(checkpoint, job, state, now, epoch)
+        if cut.joined:
+            raise CheckpointError(f"Tables have joined the job after epoch {epoch}.", _LIST)
+        if cut.altered:
+            raise CheckpointError(f"A table has got or lost columns after epoch {epoch}.", _LIST)
         position = cut.position
         if position.order > needed_log(now, state)[0].order:
             raise CheckpointError(
@@ -121,26 +126,29 @@ def require_no_moves(server: SourceServer, state: JobState, log_range: LogRange)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The log's position after an epoch. `known_log`: what the log before it is known by, None if nothing was noted."""
+    """The log's position after an epoch. `known_log`: what the log before it is known by, None if nothing was noted. `joined`,
+    `altered`: the tables of the job that have joined it, or whose columns were changed, since then."""
 
     epoch: int
     position: Position
     known_log: KnownLog | None
+    joined: frozenset[TableId] = frozenset()
+    altered: frozenset[TableId] = frozenset()
 
 
 def cut_after(checkpoint: Checkpoint, job: JobFile, state: JobState, now: EnumeratorState, epoch: int) -> Cut:
-    """Returns the cut after `epoch`. Raises CheckpointError unless only the log was followed since, by the same tables with the
-    same columns."""
+    """Returns the cut after `epoch`. Raises CheckpointError unless only the log was followed since, at the same server."""
     if epoch not in checkpoint.plan_epochs() or not checkpoint.has_log_report(epoch):
         raise CheckpointError(f"Epoch {epoch} read no log, or the checkpoint no longer has what it read.", _LIST)
     record = checkpoint.plan(epoch)
     planned = in_mode(of_job(record.state, state), job.mode)
     if now.phase is not Phase.STREAM or not isinstance(planned.awaited, AwaitedLog):
         raise CheckpointError("The job's first load is not complete.", "Let the job run until it follows the log.")
-    if any(joined.schemas or joined.server_identity for joined in state.joined[planned.joined :]):
-        raise CheckpointError(f"Tables have joined the job, or it moved to another server, after epoch {epoch}.", _LIST)
-    if any(altered.at_us > record.planned_at_us for altered in checkpoint.altered()):
-        raise CheckpointError(f"A table has got or lost columns after epoch {epoch}.", _LIST)
+    later, known = state.joined[planned.joined :], {schema.table for schema in state.schemas}
+    if any(joined.server_identity for joined in later):
+        raise CheckpointError(f"The job moved to another server after epoch {epoch}.", _LIST)
+    joined = {schema.table for each in later for schema in each.schemas}
+    altered = {each.schema.table for each in checkpoint.altered() if each.at_us > record.planned_at_us}
     report = checkpoint.log_report(epoch)
     then = absorb(planned, read_outcome(checkpoint, record, state), settings_of(job))
     if _may_be_passed_over(state, epoch, report):
@@ -151,7 +159,7 @@ def cut_after(checkpoint: Checkpoint, job: JobFile, state: JobState, now: Enumer
         raise CheckpointError(
             f"After epoch {epoch} the first load was not complete, or XA transactions were prepared.", _LIST
         )
-    return Cut(epoch, then.position, then.known_log)
+    return Cut(epoch, then.position, then.known_log, frozenset(joined & known), frozenset(altered & known))
 
 
 def cut_before_all(checkpoint: Checkpoint, state: JobState) -> Cut | None:

@@ -4,7 +4,8 @@ The target's own record tells the last epoch of the log that it has. If only the
 the position that it had then: what the target lacks is read again from the source's log, with the same versions. If the
 checkpoint no longer has that epoch, a mirror gets the log from an older cut on. Otherwise, or
 if the source no longer has that log, all tables are read again (`source.on_log_lost`). So are tables of which signals had some
-rows read again since: what these mended may be in no log. In mode `incremental` no rows can be read, so the job stops then.
+rows read again since: what these mended may be in no log; and tables that have joined the job or got columns since: the
+target may lack these. In mode `incremental` no rows can be read, so the job stops then.
 """
 
 import contextlib
@@ -24,12 +25,13 @@ from tidemark.state.checkpoint.layout import Checkpoint
 from tidemark.state.errors import (
     CheckpointError,
     LogPositionLostError,
+    SinkError,
     SourceNotUsableError,
     TargetSetBackError,
     TidemarkError,
 )
 from tidemark.state.failpoints import failpoint
-from tidemark.state.job_state import JobState, Joined
+from tidemark.state.job_state import JobState, Joined, Left
 from tidemark.state.log_range import LogRange
 from tidemark.state.plan import AwaitedLog, AwaitedSplits, EnumeratorState
 from tidemark.state.position import Position
@@ -39,9 +41,13 @@ from tidemark.state.table import TableId
 
 def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, events: Events) -> bool:
     """Makes the job ready to continue from what the target has, durably. The job must be opened again. Returns False if the
-    error must stop the job."""
+    error must stop the job, or park its table. `error`: also one of copies that are not as the job has left them, if that is
+    because the target was set back to before they were."""
     checkpoint = Checkpoint.at(job.checkpoint)
-    if not isinstance(error, TargetSetBackError) or job.mode == "full" or is_going_back(checkpoint, state):
+    is_of_copies = not isinstance(error, TargetSetBackError)
+    if is_of_copies and not (isinstance(error, SinkError) and not sink_needs(job.sink).commits_tables):
+        return False  # such as a Delta table, which is set back by itself
+    if job.mode == "full" or is_going_back(checkpoint, state):
         return False
     written = sink.written(JobIdentity(state.job_uuid, state.job_name, checkpoint.take_owner()))
     committed = checkpoint.committed_epoch()
@@ -52,12 +58,13 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         return False
     now = recover_state(checkpoint, job, state, committed=committed)
     cut = _cut_of(checkpoint, job, state, now, written)
+    rereads = set() if cut is None else _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
+    again = rereads if cut is None else rereads | cut.joined | cut.altered
+    if cut is None or len(again) == len(state.schemas):
+        cut, again = None, {schema.table for schema in state.schemas}
     position = None if cut is None else cut.position
-    again = {schema.table for schema in state.schemas}
-    if cut is not None:
-        again = _read_again_since(checkpoint, state, cut.epoch)  # such rows may be in no log
     if position is None or again:
-        if job.mode != "full+incremental":
+        if job.mode != "full+incremental" or (is_of_copies and not job.source.reads_again_after_lost_log):
             return False
         if not job.source.reads_again_after_lost_log:
             remedy = f"{error.remedy} Or set source.on_log_lost: resnapshot, and run the job again: it reads all rows."
@@ -72,7 +79,12 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         what = f"So the log is read again from {start} on."
     if position is not None and again:
         names = ", ".join(map(str, sorted(again)))
-        what += f" Signals had rows of {names} read again since then, so all of their rows are read again."
+        why = (
+            f"Signals had rows of {names} read again since then"
+            if again <= rereads
+            else f"{names} joined the job or got columns since then"
+        )
+        what += f" {why}, so all of their rows are read again."
     if job.mode == "incremental" and not _has_log(job, state, start):
         return False
     forget_unwritten(checkpoint)  # before tables leave: the report is of an epoch with them
@@ -95,7 +107,8 @@ def goes_back(error: TidemarkError, job: JobFile, state: JobState, sink: Sink, e
         start_log=None if cut is None else cut.known_log,
     )
     checkpoint.create_joined(state, joined)
-    events.note("warning", text=f"{error.message} {what}")
+    told = f"{error.message} The target was set back to an older state." if is_of_copies else error.message
+    events.note("warning", text=f"{told} {what}")
     return True
 
 
@@ -124,7 +137,9 @@ def _cut_of(
                 return None
             if _went_back(state, cut.position, epoch, written.log_epoch):
                 continue
-            _require_no_moves_since(job, state, cut.position, now.position)
+            again = cut.joined | cut.altered
+            others = state.without([Left(s.table, s.version) for s in state.schemas if s.table in again])
+            _require_no_moves_since(job, others, cut.position, now.position)
         except (CheckpointError, LogPositionLostError):
             return None
         except SourceNotUsableError as error:

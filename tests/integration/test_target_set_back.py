@@ -4,6 +4,7 @@ work."""
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -61,15 +62,18 @@ def warnings(notes: Notes) -> list[str]:
     return [facts["text"] for event, facts in notes.found if event == "warning"]
 
 
+def changes_in_files(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a table's Parquet files in the order of their commits, each with the columns of its file."""
+    rows = [row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+    return sorted(rows, key=lambda row: (row["_commit_version"], row["_seq"]))
+
+
 def assert_complete(target: SinkCase, source: Database, job: Path) -> None:
     """The copy has the last note of each row."""
     expected = dict(source.query("SELECT id, note FROM orders"))
     if target.kind == "parquet":
-        files = sorted((job.parent / "out" / f"{source.name}.orders").glob("*.parquet"))
-        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
-        rows.sort(key=lambda row: (row["_commit_version"], row["_seq"]))
         found: dict[int, str] = {}
-        for row in rows:
+        for row in changes_in_files(job.parent / "out" / f"{source.name}.orders"):
             if row["_change_type"] == "truncate":
                 found.clear()
             elif row["_change_type"] == "delete":
@@ -267,6 +271,122 @@ def test_a_target_from_a_backup_of_the_first_load_gets_all_rows_again(
     source.execute("UPDATE orders SET note = 'fourth' WHERE id < 5")
     assert run_epochs(job) == ["stream"]
     assert_complete(target, source, job)
+
+
+AGAIN = "source.on_log_lost=resnapshot"
+
+
+@pytest.fixture(params=["mysql", "mariadb", "postgres", "parquet"])
+def any_target(request: pytest.FixtureRequest, source: Database, tmp_path: Path) -> Iterator[SinkCase]:
+    if request.param == "parquet":
+        yield SinkCase("parquet", None, tmp_path / "out")  # type: ignore[arg-type]
+    elif request.param == "mysql":
+        with fresh_database(source.server) as database:
+            yield SinkCase("mysql", None, database)  # type: ignore[arg-type]
+    else:
+        database = request.getfixturevalue(f"{request.param}_database")
+        yield SinkCase("postgres" if request.param == "postgres" else "mysql", None, database)  # type: ignore[arg-type]
+
+
+def job_with_copies(source: Database, target: SinkCase, folder: Path) -> Path:
+    sink = (
+        {"type": "files", "path": "./out"} if target.kind == "parquet" else {"type": "mirror", "url": target.place.url}
+    )
+    return write_job(folder, source=source_of(source), sink=sink | {"on_schema_change": "evolve"})
+
+
+def alter_source(source: Database) -> None:
+    source.execute(
+        "ALTER TABLE orders ADD COLUMN extra INT",
+        "UPDATE orders SET extra = id WHERE id % 3 = 1",
+        "CREATE TABLE later (id INT PRIMARY KEY, note TEXT)",
+        "INSERT INTO later VALUES (1, 'first'), (2, 'first')",
+    )
+
+
+def alter_copies_back(source: Database, target: SinkCase) -> None:
+    """As the backup had them. A backup of files has all."""
+    if target.kind != "parquet":
+        target.place.execute(f"ALTER TABLE {source.name}_orders DROP COLUMN extra")
+        target.place.execute(f"DROP TABLE IF EXISTS {source.name}_later")
+
+
+def copy_of(source: Database, target: SinkCase, name: str) -> list[tuple[object, ...]]:
+    columns = [column for column, *_ in source.query(f"SHOW COLUMNS FROM {name}")]
+    if target.kind != "parquet":
+        return target.place.query(f"SELECT {', '.join(columns)} FROM {source.name}_{name} ORDER BY id")
+    found: dict[int, tuple[object, ...]] = {}
+    for row in changes_in_files(target.place / f"{source.name}.{name}"):
+        if row["_change_type"] == "truncate":
+            found.clear()
+        elif row["_change_type"] == "delete":
+            found.pop(row["id"], None)
+        else:
+            found[row["id"]] = tuple(row.get(column) for column in columns)
+    return [found[key] for key in sorted(found)]
+
+
+def assert_all_copied(source: Database, target: SinkCase, *names: str) -> None:
+    for name in names:
+        assert copy_of(source, target, name) == source.query(f"SELECT * FROM {name} ORDER BY id"), name
+
+
+def test_tables_that_joined_or_got_columns_since_are_read_again_and_no_others(
+    source: Database, any_target: SinkCase, tmp_path: Path
+) -> None:
+    """The others get what they lack from the log."""
+    source.execute(
+        "CREATE TABLE customers (id INT PRIMARY KEY, note TEXT)", "INSERT INTO customers VALUES (1, 'first')"
+    )
+    job = job_with_copies(source, any_target, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'", "UPDATE customers SET note = 'second'")
+    run_epochs(job)
+    put_back = any_target.back_up()
+    alter_source(source)
+    for note in ("third", "fourth"):
+        source.execute(
+            f"UPDATE orders SET note = '{note}' WHERE id < 9", f"INSERT INTO customers VALUES ({len(note)}, 'x')"
+        )
+        run_epochs(job)
+    alter_copies_back(source, any_target)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2", "INSERT INTO customers VALUES (100, 'x')")
+    notes = Notes()
+    run_epochs(job, AGAIN, notes=notes)
+    assert_all_copied(source, any_target, "orders", "customers", "later")
+    assert not [facts for event, facts in notes.found if event == "parked"]
+    joined = sorted(facts["table"] for event, facts in notes.found if event == "joined")
+    assert joined == [f"{source.schema}.later", f"{source.schema}.orders"]
+    source.execute(
+        "UPDATE orders SET extra = 5", "UPDATE customers SET note = 'last'", "DELETE FROM later WHERE id = 1"
+    )
+    assert run_epochs(job) == ["stream"]
+    assert_all_copied(source, any_target, "orders", "customers", "later")
+
+
+@pytest.mark.servers_in_turn("any_target")
+@pytest.mark.parametrize("point", ["", "set_back.left", "tables.before_joined", "sink.before_commit"])
+def test_all_tables_have_joined_or_got_columns_since(
+    source: Database, any_target: SinkCase, tmp_path: Path, point: str
+) -> None:
+    job = job_with_copies(source, any_target, tmp_path)
+    run_epochs(job)
+    source.execute("UPDATE orders SET note = 'second'")
+    run_epochs(job)
+    put_back = any_target.back_up()
+    alter_source(source)
+    run_epochs(job)
+    alter_copies_back(source, any_target)
+    put_back()
+    source.execute("UPDATE orders SET note = 'fifth' WHERE id = 2")
+    if point:
+        die_at(job, point, AGAIN)
+    run_epochs(job, AGAIN)
+    assert_all_copied(source, any_target, "orders", "later")
+    source.execute("UPDATE orders SET extra = 5", "DELETE FROM later WHERE id = 1")
+    assert run_epochs(job) == ["stream"]
+    assert_all_copied(source, any_target, "orders", "later")
 
 
 INCREMENTAL = "mode=incremental"
