@@ -83,11 +83,12 @@ class Engine:
         sink, job = self._writing.sink, self._context.job
         if isinstance(sink, EpochSink):
             is_local = local_slots(job) is not None
-            staging = sink.staging(self._writing.job, is_local=is_local) if isinstance(sink, StagesParts) else None
-            if isinstance(sink, StagesParts) and staging is not None:
-                with staging as stager:
-                    staged = self._staged(record, tasks, TaskStaging(stager, self._writing.schemas))
-                    return self._sessions.write_staged(tasks, staged, sink, self._writing)
+            if isinstance(sink, StagesParts):
+                staging = sink.staging(self._writing.job, is_local=is_local, tell=self._sessions.tell)
+                if staging is not None:
+                    with staging as stager:
+                        staged = self._staged(record, tasks, TaskStaging(stager, self._writing.schemas))
+                        return self._sessions.write_staged(tasks, staged, sink, self._writing)
             return self._sessions.write_epoch(tasks, sink, self._writing)
         writing = TaskWriting(sink, self._writing.job, self._writing.schemas)
         if self.is_small(record):

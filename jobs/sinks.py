@@ -17,7 +17,6 @@ from tidemark.sinks.mirror.settings import mirror_identity, mirror_needs
 from tidemark.sinks.sink import EpochSink, PartSink, SinkNeeds
 from tidemark.state.change_batch import meta_fields
 from tidemark.state.checkpoint.layout import Checkpoint
-from tidemark.state.checkpoint.store import LocalStore
 from tidemark.state.errors import JobFileError
 from tidemark.state.sink_identity import SinkIdentity, SinkSetting
 from tidemark.state.table import TableSchema
@@ -44,15 +43,14 @@ def sink_needs(settings: SinkSettings) -> SinkNeeds:
 
 
 def published_format(job: JobFile, output: TableSchema) -> PublishedFormat:
-    """Returns the format in which splits of a table are published. Spark reads Parquet files of a checkpoint that is a folder,
-    unless it would take a column of the table for one that the file has besides the table's. `output`: as the sink gets it."""
+    """Returns the format in which splits of a table are published. Spark reads Parquet files, unless it would take a column of
+    the table for one that the file has besides the table's. `output`: as the sink gets it."""
     needs = sink_needs(job.sink)
     if needs.spark is None:
         return needs.published_format
     added = {field.name.casefold() for field in meta_fields(output)}
     is_ambiguous = any(column.name.casefold() in added for column in output.captured)
-    is_read = isinstance(Checkpoint.at(job.checkpoint).store, LocalStore) and not is_ambiguous
-    return needs.published_format if is_read else "arrow"
+    return "arrow" if is_ambiguous else needs.published_format
 
 
 def sink_identity(settings: SinkSettings) -> SinkIdentity:

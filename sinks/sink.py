@@ -135,8 +135,8 @@ class SinkNeeds:
 
     `display_name` is for people and has no secrets. `needs_key`: the sink finds rows by key, so every table must have one.
     `appends_keyless`: but it takes tables without one, of which it only appends rows.
-    `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged. Of a
-    sink that Spark writes that holds only for a checkpoint whose files Spark reads.
+    `published_format`: the format in which splits are published; "parquet" if the sink takes a split's file unchanged. A sink
+    that Spark writes takes its rows, too, where Spark can't read the checkpoint's files.
     `takes_lists`: the sink stores arrays as lists; else it gets PostgreSQL's as the server's text.
     `holds`: what a copy is: `rows`, one for each key, or all `changes`. Rows that were read again come before the changes of
     an epoch for the one, and among them for the other. None: no rows are read again by key. Otherwise `comparable_sink` knows

@@ -1,10 +1,10 @@
 """The protocol of sinks that Spark writes from files: tasks stage their rows as files, and only reports come back.
 
-Such a sink is an `EpochSink`. Its driver and its tasks must see one folder. Where they don't, `EpochSink.write_epoch` gets the
-rows themselves.
+Such a sink is an `EpochSink`. Spark must be able to read what tasks write: in a folder that they share, or in the checkpoint's
+object store. Where it can't, `EpochSink.write_epoch` gets the rows themselves.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -19,8 +19,9 @@ ItemHead: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A Parquet file with rows of one table. `shape`: what they are, in the sink's words. `unfit`: columns with a value that
-    can't be in a column by which the copy is partitioned, each with the reason."""
+    """A Parquet file with rows of one table. `path`: a local path, or an `s3a://` URL. `shape`: what the rows are, in the
+    sink's words. `unfit`: columns with a value that can't be in a column by which the copy is partitioned, each with the
+    reason."""
 
     table: TableId
     path: str
@@ -44,7 +45,10 @@ class StagedTask:
 
 
 class PartStager(Protocol):
-    """Pickled with the tasks."""
+    """Pickled with the tasks. `takes_files`: the items may be published files of the checkpoint."""
+
+    @property
+    def takes_files(self) -> bool: ...
 
     def stage(self, items: Iterable[PartItem], schemas: Schemas) -> StagedTask:
         """Stages a task's items. Each attempt writes files of its own. Raises TidemarkError."""
@@ -54,9 +58,11 @@ class PartStager(Protocol):
 class StagesParts(Protocol):
     """An `EpochSink` that can also write an epoch whose tasks have staged their parts as files."""
 
-    def staging(self, job: JobIdentity, *, is_local: bool) -> AbstractContextManager[PartStager] | None:
-        """Returns a stager for one attempt at an epoch, None if there is no folder that driver and tasks surely share. The
-        files are there inside the `with` block. `is_local`: the tasks run on this machine."""
+    def staging(
+        self, job: JobIdentity, *, is_local: bool, tell: Callable[[str], None]
+    ) -> AbstractContextManager[PartStager] | None:
+        """Returns a stager for one attempt at an epoch, None if Spark can't read what the tasks would write. `tell` gets the
+        reason, once. The files are there inside the `with` block. `is_local`: the tasks run on this machine."""
 
     def write_staged(
         self, staged: Sequence[StagedTask], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()

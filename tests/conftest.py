@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.support.cli",
     "tests.support.dist",
     "tests.support.delta",
+    "tests.support.s3a",
     "tests.support.order",
     "tests.support.reconciling",
 ]

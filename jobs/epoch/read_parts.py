@@ -206,13 +206,14 @@ def _schemas_of(splits: Iterable[Split], schemas: Iterable[TableSchema]) -> tupl
     return tuple(schema for schema in schemas if schema.table in tables)
 
 
-def read_part(task: PartTask) -> Iterator[PartItem]:
-    """The task's parts, each closed by its PartEnd. Raises TidemarkError, without secrets in its text."""
+def read_part(task: PartTask, *, takes_files: bool = True) -> Iterator[PartItem]:
+    """The task's parts, each closed by its PartEnd. `takes_files`: splits that were published as Parquet come as PublishedFile.
+    Raises TidemarkError, without secrets in its text."""
     try:
         Checkpoint.at(task.job.checkpoint).require_job(task.job_uuid)
         match task.work:
             case SplitsTask():
-                yield from _read_splits(task, task.work)
+                yield from _read_splits(task, task.work, takes_files=takes_files)
             case LogTask(is_passed_over=True):
                 yield from _pass_over(task, task.work)
             case LogTask(empties=tables) if tables is not None:
@@ -224,24 +225,27 @@ def read_part(task: PartTask) -> Iterator[PartItem]:
         raise
 
 
-def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
+def _read_splits(task: PartTask, work: SplitsTask, *, takes_files: bool) -> Iterator[PartItem]:
     schemas = {schema.table: schema for schema in task.schemas}
     project = projector(task.job, task.schemas, task.projections)
     store = Checkpoint.at(task.job.checkpoint).store
-    forms = {s.table: published_format(task.job, s) for s in outputs_of(task.schemas, task.projections)}
+    outputs = {schema.table: schema for schema in outputs_of(task.schemas, task.projections)}
+    forms = {table: published_format(task.job, output) for table, output in outputs.items()}
+    takes_both = sink_needs(task.job.sink).spark is not None
     with task.server.split_reading(task.schemas, task.job_uuid) as reader:
         for split in work.splits:
             if split.table not in schemas:
                 yield PartEnd(task.epoch, split_part(split.id), 0, 0, has_left=True)
                 continue
-            published = read_published(store, task.epoch, split, forms[split.table])
+            form = forms[split.table]
+            published = read_published(store, task.epoch, split, None if takes_both else form)
             if published is None and isinstance(split.pages, ReleaseChunk):
                 raise lost_file(published_name(task.epoch, split))
             if published is None:
                 read = reader.read(split, schemas[split.table], work.read_from)
                 base = split.pages.base if isinstance(split.pages, StageChunk) else None
                 read = read.after(base or work.log_position).shifted(task.version_offset)
-                published = publish(store, task.epoch, split, *project.split(read), forms[split.table])
+                published = publish(store, task.epoch, split, *project.split(read), form)
             part = _Part(task, split_part(split.id))
             if isinstance(split.pages, StageChunk):
                 yield part.end()
@@ -249,10 +253,11 @@ def _read_splits(task: PartTask, work: SplitsTask) -> Iterator[PartItem]:
             if split.table in task.came_back and task.came_back[split.table].is_replaced:
                 orders = orders_now(task.job, schemas[split.table], split.columns, reader)
                 yield part.replace(split, orders, task.came_back[split.table].after_epoch)
-            if forms[split.table] == "parquet":
+            if takes_files and published.parquet is not None:
                 yield from part.add_file(split.table, published)
-            for rows in published.batches:
-                yield from part.add(split.table, rows)
+            else:
+                for rows in published.rows(outputs[split.table]):
+                    yield from part.add(split.table, rows)
             yield part.end()
 
 

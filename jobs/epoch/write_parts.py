@@ -101,7 +101,7 @@ class TaskStaging:
     def stage(self, task: PartTask, given_up: threading.Event | None = None) -> StagedTask:
         """Raises GivenUpError once `given_up` is set."""
         try:
-            with _Ahead(read_part(task), given_up) as items:
+            with _Ahead(read_part(task, takes_files=self.stager.takes_files), given_up) as items:
                 return self.stager.stage(items, self.schemas)
         except BaseException as error:
             redact_exception(error)  # Spark writes a worker's exception into its event log and its web pages
@@ -119,7 +119,7 @@ class TaskReading:
         with self.outages.collected():
             for batch in batches:
                 for index in batch.column(0).to_pylist():
-                    for item in read_part(self.tasks[index]):
+                    for item in read_part(self.tasks[index], takes_files=False):
                         yield to_transport(item)
 
 

@@ -81,6 +81,10 @@ class SparkSessions:
                     self._workers = start_workers(self._session)
             return self._session
 
+    def tell(self, text: str) -> None:
+        """Reports something about Spark to the user."""
+        self._notes.add("spark", text=text)
+
     def stop(self) -> None:
         """Does not wait for a start that is still under way: that JVM ends with this process."""
         if self._lock.acquire(blocking=False):

@@ -18,6 +18,7 @@ from tidemark.readers.snapshot.published_file import (
     check_file,
     damaged,
     format_of,
+    rows_of_parquet,
     write_file,
 )
 from tidemark.readers.snapshot.split_read import SplitRead, rows_seq
@@ -38,11 +39,27 @@ FOOTER_BYTES = 64 << 10
 @dataclass(frozen=True, slots=True)
 class PublishedSplit:
     """The content that every attempt emits for a split. `batches` have `batch_schema` of the table and at most about
-    MAX_BATCH_BYTES each; () for a split without rows. A split published as Parquet is the file `name` itself."""
+    MAX_BATCH_BYTES each; () for a split without rows. A split published as Parquet is the file `name` itself, with the bytes
+    `parquet`."""
 
     report: Report
     name: str
     batches: tuple[pa.RecordBatch, ...]
+    parquet: pa.Buffer | None = None
+
+    def rows(self, schema: TableSchema) -> Iterator[pa.RecordBatch]:
+        """Yields `batches`, or those of the Parquet file."""
+        if self.parquet is None:
+            yield from self.batches
+            return
+        for batch in rows_of_parquet(self.parquet, schema):
+            yield from divided(batch)
+
+
+def _published(report: Report, name: str, data: pa.Buffer) -> PublishedSplit:
+    if format_of(data) == "parquet":
+        return PublishedSplit(report, name, (), data)
+    return PublishedSplit(report, name, batches_of(data))
 
 
 def published_name(epoch: int, split: Split) -> str:
@@ -73,7 +90,7 @@ def publish(
     created = store.create(name, data)
     failpoint("publish.after")
     if created:
-        return PublishedSplit(report, name, batches_of(data))
+        return _published(report, name, data)
     winner = read_published(store, epoch, split, form)
     if winner is None:
         raise CheckpointError(
@@ -84,22 +101,22 @@ def publish(
 
 
 def read_published(
-    store: CheckpointStore, epoch: int, split: Split, form: PublishedFormat = "arrow"
+    store: CheckpointStore, epoch: int, split: Split, form: PublishedFormat | None = "arrow"
 ) -> PublishedSplit | None:
-    """Returns None if the split is not published. Raises CheckpointError for a damaged file, an unknown version, or a file that
-    was published for another kind of sink."""
+    """Returns None if the split is not published. `form`: None if its format does not matter. Raises CheckpointError for a
+    damaged file, an unknown version, or a file that was published for another kind of sink."""
     name = published_name(epoch, split)
     data = store.read(name)
     if data is None:
         return None
-    report, batches = check_file(data, name)
+    report, _ = check_file(data, name)
     report = _of_split(report, split, name)
-    if format_of(data) != form:
+    if form is not None and format_of(data) != form:
         raise CheckpointError(
             f"The splits of epoch {epoch} were read for another kind of sink than the job file has now.",
             f"Run the job once more with the sink that it had, or {START_OVER}.",
         )
-    return PublishedSplit(report, name, batches)
+    return _published(report, name, data)
 
 
 def is_published(store: CheckpointStore, epoch: int, split: Split) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidemark.readers.snapshot.gathered_rows import mapped, needing_room, scratch_file
-from tidemark.state.change_batch import batch_schema
+from tidemark.state.change_batch import CHANGE_TYPE_NAMES, batch_schema
 from tidemark.state.checkpoint.codec import PUBLISHED_SPLIT
 from tidemark.state.errors import CheckpointError
 from tidemark.state.parquet_rows import ParquetRows
@@ -123,6 +124,17 @@ def batches_of(data: pa.Buffer) -> tuple[pa.RecordBatch, ...]:
         return ()
     reader = pa.ipc.open_file(data)
     return tuple(reader.get_batch(i).replace_schema_metadata(None) for i in range(reader.num_record_batches))
+
+
+def rows_of_parquet(data: pa.Buffer, schema: TableSchema) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a Parquet file as batches of `batch_schema(schema)`."""
+    wanted = batch_schema(schema)
+    for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches():
+        columns = {name: batch.column(name) for name in wanted.names}
+        columns["_change_type"] = pc.index_in(columns["_change_type"], pa.array(CHANGE_TYPE_NAMES))
+        columns["_txn_id"] = columns["_txn_id"].dictionary_encode()
+        arrays = [columns[field.name].cast(field.type) for field in wanted]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def format_of(data: pa.Buffer) -> PublishedFormat:

@@ -1,8 +1,10 @@
 """The rows of a table in an epoch, as Spark reads them: from the epoch's tasks, or from files that these have staged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,9 @@ from tidemark.state.table import TableId, TableSchema
 
 _NO_GLOBS = ("__globPaths__", "false")
 """Spark's own catalogs set it. Hadoop does not find an escaped path that also has a colon."""
+_DISCOVERY = "spark.sql.sources.parallelPartitionDiscovery"
+LOOKS_AT_ONCE = 16
+_Found = TypeVar("_Found")
 _OF_CHANGES = ("effect", "kept effect", "rest")
 
 
@@ -76,18 +81,23 @@ class StagedRows:
 
     files: Sequence[StagedFile]
     found: EpochTable
-    settings: ClassVar[Mapping[str, str]] = {
+    are_stored: ClassVar[bool] = True
+    _SETTINGS: ClassVar[Mapping[str, str]] = {
         # The files stay as they are, so Delta need not copy the rows before it reads them twice.
         "spark.databricks.delta.merge.materializeSource": "none",
         # Arrow writes days and instants before 1582 in the calendar that Spark has since 3.0.
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-        # A Spark job that looks for many files takes longer than the driver does.
-        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         # No setting of the user's lets Spark leave out rows.
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",
     }
-    are_stored: ClassVar[bool] = True
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        if any(_is_object(file.path) for file in self.files):  # looking for one takes some requests
+            return {**self._SETTINGS, f"{_DISCOVERY}.threshold": "32", f"{_DISCOVERY}.parallelism": "64"}
+        # A Spark job that looks for many files takes longer than the driver does.
+        return {**self._SETTINGS, f"{_DISCOVERY}.threshold": "100000"}
 
     def read(self, session: SparkSession, schema: TableSchema, shape: Shape) -> DataFrame:
         self._require_whole()
@@ -95,7 +105,8 @@ class StagedRows:
         staged: Shape = "rows" if shape == "kept rows" else shape
         if others := {file.shape for file in self.files} - {staged}:
             raise ValueError(f"{schema.table}: the tasks have staged {others}, not {staged}")
-        columns, paths = _columns(schema, staged), [f"file://{file.path}" for file in self.files]
+        columns = _columns(schema, staged)
+        paths = [file.path if _is_object(file.path) else f"file://{file.path}" for file in self.files]
         # Splits that replace ranges may have no rows.
         reader = session.read.schema(columns).option(*_NO_GLOBS)
         rows = reader.parquet(*paths) if paths else session.createDataFrame([], columns)
@@ -103,11 +114,7 @@ class StagedRows:
 
     def _require_whole(self) -> None:
         """Raises SinkError for a file that does not have the rows that were written. Spark passes over an empty file."""
-        for file in self.files:
-            try:
-                found = pq.read_metadata(file.path).num_rows
-            except (OSError, pa.ArrowException) as error:
-                raise SinkError(f"{file.path} is damaged: {error}.", TRY_AGAIN) from error
+        for file, found in zip(self.files, _of_each(self.files, _row_count), strict=True):
             if found != file.row_count:
                 raise SinkError(f"{file.path} has {found} rows, but {file.row_count} were written.", TRY_AGAIN)
 
@@ -122,10 +129,46 @@ class StagedRows:
             for column in schema.captured
             if column.name in partitions and column.arrow_type in {"timestamptz", "string"}
         ]
-        for file in (file for file in self.files if file.is_published and names):
-            for rows in pq.ParquetFile(file.path).iter_batches(columns=names):
-                for _, why in unfit_columns(schema, rows, names, shape):
-                    raise unfit(schema, why)
+        if names:
+            published = [file for file in self.files if file.is_published]
+            _of_each(published, lambda file: _require_fit(file.path, schema, names, shape))
+
+
+def _row_count(file: StagedFile) -> int:
+    try:
+        with _opened(file.path) as content:
+            return int(pq.read_metadata(content).num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise SinkError(f"{file.path} is damaged: {error}.", TRY_AGAIN) from error
+
+
+def _require_fit(path: str, schema: TableSchema, names: Sequence[str], shape: Shape) -> None:
+    with _opened(path) as content:
+        for rows in pq.ParquetFile(content).iter_batches(columns=names):
+            for _, why in unfit_columns(schema, rows, names, shape):
+                raise unfit(schema, why)
+
+
+def _is_object(path: str) -> bool:
+    return path.startswith("s3a://")
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    if not _is_object(path):
+        yield path
+        return
+    from tidemark.state.checkpoint.object_store import S3Store
+
+    folder, _, name = path.rpartition("/")
+    with S3Store(folder).opened(name) as file:
+        yield file
+
+
+def _of_each(files: Sequence[StagedFile], look: Callable[[StagedFile], _Found]) -> list[_Found]:
+    """Looks at each file, at several at a time: those of a bucket take some requests each."""
+    with ThreadPoolExecutor(LOOKS_AT_ONCE) as looks:
+        return list(looks.map(look, files))
 
 
 def replacing(rows: DataFrame, schema: TableSchema) -> DataFrame:

@@ -42,6 +42,7 @@ TAKE_BACK = (
     "Take back what somebody has changed in the Delta table, such as a constraint, a column or a property. Or delete the table "
     "and let the job create it."
 )
+_CAUSE = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _VALUE = re.compile(r'Value ".*" exceeds', re.DOTALL)
 
 
@@ -58,6 +59,8 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
             raise known from None
         text = _VALUE.sub("A value exceeds", str(error.java_exception if isinstance(error, Py4JJavaError) else error))
         first = next(iter(text.strip().splitlines()), type(error).__name__)
+        if "FAILED_READ_FILE" in first:  # it does not say why
+            first = f"{first}: {root_cause(error)}"
         if _CONFLICT.search(text):
             raise SinkBusyError(
                 f"{location} was written by somebody else at the same time: {first}",
@@ -79,6 +82,19 @@ def spark_errors(location: object, table: TableId | None = None) -> Iterator[Non
             f"{location} could not be written or read: {first}",
             TRY_AGAIN,
         ) from error
+
+
+def root_cause(error: BaseException) -> str:
+    """Returns the first line of the innermost cause of an error of Spark."""
+    if isinstance(error, Py4JJavaError):
+        cause = error.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        text = str(cause)
+    else:
+        causes = _CAUSE.findall(getattr(error, "_stackTrace", None) or "")
+        text = causes[-1] if causes else str(error)
+    return next(iter(text.strip().splitlines()), type(error).__name__)
 
 
 def _is_of_copy(error: PySparkException | Py4JJavaError, causes: str) -> bool:

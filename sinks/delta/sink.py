@@ -7,7 +7,6 @@ The checkpoint records each copy's Delta table id.
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -39,7 +38,9 @@ from tidemark.sinks.delta.locations import (
 from tidemark.sinks.delta.seen_copies import SeenCopies
 from tidemark.sinks.delta.settings import require_delta
 from tidemark.sinks.delta.side_by_side import SideSessions
-from tidemark.sinks.delta.staging import DeltaStager, remove_staged, staging_folder
+from tidemark.sinks.delta.spark_reads import SparkReads
+from tidemark.sinks.delta.staging import DeltaStager
+from tidemark.sinks.delta.staging_places import StagingPlace, remove_staged, staging_folder, staging_objects
 from tidemark.sinks.delta.tables import (
     PUT_BACK,
     PartitionBy,
@@ -89,6 +90,7 @@ class DeltaSink:
     sessions: SideSessions = field(default_factory=SideSessions)
     audit: AuditColumns = NO_AUDIT
     seen: SeenCopies = field(default_factory=SeenCopies)
+    spark_reads: SparkReads = field(default_factory=SparkReads)
 
     @classmethod
     def of(
@@ -340,17 +342,24 @@ class DeltaSink:
     ) -> list[PartEnd]:
         return self._writer(job, schemas, emptied).write(batch)
 
-    def staging(self, job: JobIdentity, *, is_local: bool) -> contextlib.AbstractContextManager[DeltaStager] | None:
-        """See `tidemark.sinks.staging.StagesParts`."""
+    def staging(
+        self, job: JobIdentity, *, is_local: bool, tell: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[DeltaStager] | None:
+        """See `tidemark.sinks.staging.StagesParts`. Spark starts if the checkpoint is in a bucket that it has to read."""
         if is_local or isinstance(self.checkpoint, LocalStore):
-            return self._staging(job, is_local=is_local)
-        return None
+            return self._staging(staging_folder(self.checkpoint, job, is_local=is_local))
+        from tidemark.state.checkpoint.object_store import S3Store
+
+        if not isinstance(self.checkpoint, S3Store) or not self.spark_reads.bucket(
+            self._session, self.checkpoint, tell
+        ):
+            return None
+        return self._staging(staging_objects(self.checkpoint, self.spark_reads.driver))
 
     @contextlib.contextmanager
-    def _staging(self, job: JobIdentity, *, is_local: bool) -> Iterator[DeltaStager]:
-        published = os.path.abspath(self.checkpoint.root) if isinstance(self.checkpoint, LocalStore) else ""
-        with staging_folder(self.checkpoint, job, is_local=is_local) as folder:
-            yield DeltaStager(folder, published, self.style, self.audit.keeps_deleted)
+    def _staging(self, place: contextlib.AbstractContextManager[StagingPlace]) -> Iterator[DeltaStager]:
+        with place as opened:
+            yield DeltaStager(opened, self.style, self.audit.keeps_deleted)
 
     def write_staged(
         self, staged: Sequence[StagedTask], job: JobIdentity, schemas: Schemas, emptied: Collection[TableId] = ()

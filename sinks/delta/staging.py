@@ -5,14 +5,10 @@ rows that the table's statement takes. Their net effect is computed where they w
 the number of changes: more than MEMORY_BYTES are kept in temporary files.
 """
 
-import os
-import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
@@ -20,12 +16,12 @@ import pyarrow.parquet as pq
 
 from tidemark.sinks.delta.buckets import buckets_for, divided
 from tidemark.sinks.delta.rows import Shape, Unpacking, schema_of, unfit_columns
+from tidemark.sinks.delta.staging_places import StagingPlace
 from tidemark.sinks.delta.tables import Style
-from tidemark.sinks.sink import JobIdentity, Schemas
+from tidemark.sinks.sink import Schemas
 from tidemark.sinks.staging import ItemHead, StagedFile, StagedTask
 from tidemark.state.change_batch import LOG_PART, ChangeBatch, PartItem, PublishedFile, to_transport
-from tidemark.state.checkpoint.layout import FOR_SPARK_FOLDER
-from tidemark.state.checkpoint.store import CheckpointStore, LocalStore, needing_room
+from tidemark.state.checkpoint.store import needing_room
 from tidemark.state.failpoints import failpoint
 from tidemark.state.table import TableId, TableSchema
 
@@ -37,23 +33,26 @@ _Head: TypeAlias = tuple[int, str, int, TableId, int]
 
 @dataclass(frozen=True, slots=True)
 class DeltaStager:
-    """A `tidemark.sinks.staging.PartStager`. `folder`: of one attempt at an epoch. `published`: the checkpoint's folder, ""
-    if it is none."""
+    """A `tidemark.sinks.staging.PartStager`."""
 
-    folder: str
-    published: str
+    place: StagingPlace
     style: Style
     keeps_deleted: bool
 
+    @property
+    def takes_files(self) -> bool:
+        return self.place.takes_files
+
     def stage(self, items: Iterable[PartItem], schemas: Schemas) -> StagedTask:
         heads, files = list[ItemHead](), list[StagedFile]()
-        with needing_room(self.folder), ExitStack() as stack:
+        scratch = self.place.scratch
+        with needing_room(scratch or tempfile.gettempdir()), ExitStack() as stack:
             staged: dict[TableId, _Rows] = {}
-            changes = _Changes(self.folder, stack)
+            changes = _Changes(scratch, stack)
             for item in items:
                 heads.append(head_of(item))
                 if isinstance(item, PublishedFile):
-                    path = str(Path(self.published, item.name))
+                    path = self.place.published(item.name)
                     files.append(StagedFile(item.table, path, item.row_count, self._shape_of_splits, is_published=True))
                 elif isinstance(item, ChangeBatch):
                     schema = schemas[item.table, item.schema_version]
@@ -61,16 +60,16 @@ class DeltaStager:
                         changes.add(schema, item)
                         continue
                     if item.table not in staged:
-                        staged[item.table] = _Rows(self.folder, schema, self._shape_of_splits)
+                        staged[item.table] = _Rows(self.place, schema, self._shape_of_splits)
                     staged[item.table].write([item])
             for rows in staged.values():
-                files.append(rows.close())
+                files += rows.close()
             for table in changes.tables():
                 shape = shape_of_log(truncates=table.truncates, keeps_deleted=self.keeps_deleted)
-                rows = _Rows(self.folder, table.schema, shape)
+                rows = _Rows(self.place, table.schema, shape)
                 for share in table.shares():
                     rows.write(share)
-                files.append(rows.close())
+                files += rows.close()
         failpoint("delta.staged")
         return StagedTask(tuple(heads), tuple(files))
 
@@ -105,57 +104,29 @@ def head_of(item: PartItem) -> ItemHead:
     return {**row, "byte_count": 0}
 
 
-@contextmanager
-def staging_folder(store: CheckpointStore, job: JobIdentity, *, is_local: bool) -> Iterator[str]:
-    """Makes a folder for one attempt at an epoch, and removes it at the end: in the checkpoint, which may hold the rows anyway,
-    or in the folder for temporary files if the checkpoint is on an object store and `is_local`.
-
-    Nobody else may look into it. Executors of a cluster may run as another user, so there it has the rights of the
-    checkpoint's other folders."""
-    if not isinstance(store, LocalStore):
-        folder = Path(tempfile.mkdtemp(prefix=_temporary_prefix(job)))  # mode 700
-    else:
-        parent = Path(os.path.abspath(store.root), FOR_SPARK_FOLDER)
-        folder = parent / uuid.uuid4().hex
-        with needing_room(store.root):
-            parent.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(0o700 if is_local else 0o777)
-    try:
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a task that Spark has given up may still write there
-
-
-def remove_staged(store: CheckpointStore, job: JobIdentity) -> None:
-    """Removes what drivers before this one were staging when they were killed. The caller holds the job."""
-    if isinstance(store, LocalStore):
-        found = Path(store.root, FOR_SPARK_FOLDER).glob("*")
-    else:
-        found = Path(tempfile.gettempdir()).glob(f"{_temporary_prefix(job)}*")
-    for folder in found:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _temporary_prefix(job: JobIdentity) -> str:
-    return f"tidemark-{job.uuid}-"
-
-
 class _Rows:
-    """Writes rows of `shape` to a new Parquet file."""
+    """Writes rows of `shape` to new Parquet files: one, or more if the place has them no larger."""
 
-    def __init__(self, folder: str, schema: TableSchema, shape: Shape) -> None:
+    def __init__(self, place: StagingPlace, schema: TableSchema, shape: Shape) -> None:
         self._unpacking = Unpacking(schema, shape)
-        self._path, self._row_count = f"{folder}/{uuid.uuid4().hex}.parquet", 0
-        self._columns = schema_of(schema, shape)
+        self._place, self._columns = place, schema_of(schema, shape)
         self._unfit: dict[str, str] = {}
         self._waiting: list[pa.RecordBatch] = []
-        self._writer: Any = pq.ParquetWriter(self._path, self._columns, use_dictionary=False)
+        self._kept: list[StagedFile] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._file, self._row_count = self._place.new_file(), 0
+        self._writer: Any = pq.ParquetWriter(self._file.target, self._columns, use_dictionary=False)
 
     def write(self, changes: Iterable[ChangeBatch]) -> None:
         for rows in self._unpacking.unpacked(map(self._looked_at, changes)):
             self._waiting.append(rows)
             if sum(batch.nbytes for batch in self._waiting) >= ROW_GROUP_BYTES:
                 self._flush()
+                if self._file.is_full:
+                    self._keep()
+                    self._begin()
 
     def _looked_at(self, change: ChangeBatch) -> ChangeBatch:
         schema = self._unpacking.schema
@@ -170,18 +141,23 @@ class _Rows:
             self._row_count += table.num_rows
         self._waiting = []
 
-    def close(self) -> StagedFile:
+    def close(self) -> list[StagedFile]:
         self._flush()
+        self._keep()
+        return self._kept
+
+    def _keep(self) -> None:
         self._writer.close()
         table, shape = self._unpacking.schema.table, self._unpacking.shape
-        return StagedFile(table, self._path, self._row_count, shape, tuple(self._unfit.items()))
+        path = self._file.keep()
+        self._kept.append(StagedFile(table, path, self._row_count, shape, tuple(self._unfit.items())))
 
 
 class _Changes:
     """The changes of a task's tables: in memory, or, as soon as they have more than MEMORY_BYTES, in temporary files."""
 
-    def __init__(self, folder: str, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
+    def __init__(self, scratch: str | None, stack: ExitStack) -> None:
+        self._scratch, self._stack = scratch, stack
         self._tables: dict[TableId, _TableChanges] = {}
         self._byte_count = 0
 
@@ -196,7 +172,7 @@ class _Changes:
             self._byte_count = 0
 
     def _new_spool(self) -> "_Spool":
-        return _Spool(self._stack.enter_context(tempfile.TemporaryFile(dir=self._folder)))
+        return _Spool(self._stack.enter_context(tempfile.TemporaryFile(dir=self._scratch)))
 
     def tables(self) -> Iterator["_TableChanges"]:
         """Yields each table, and frees what the ones before held."""

@@ -69,6 +69,19 @@ class S3Store:
                 return None
         return pa.py_buffer(part)
 
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Any]:
+        """Opens a file for reading. Only what is read is fetched. Raises FileNotFoundError."""
+        with self._explained():
+            try:
+                file = self._files.open(self._path(name), "rb", cache_type="none")
+            except FileNotFoundError:
+                file = None
+        if file is None:
+            raise FileNotFoundError(name)
+        with self._explained(), file:
+            yield file
+
     def exists(self, name: str) -> bool:
         with self._explained():
             bucket, key, _ = self._files.split_path(self._path(name))

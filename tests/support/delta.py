@@ -24,7 +24,7 @@ from tidemark.jobs.spark.session import open_session, stop_quietly
 from tidemark.sinks.delta.sink import DeltaSink
 from tidemark.sinks.sink import JobIdentity, PartResult, Schemas
 from tidemark.state.change_batch import TRANSPORT, ChangeBatch, PartEnd, PartItem, PublishedFile, to_transport
-from tidemark.state.checkpoint.store import LocalStore
+from tidemark.state.checkpoint.store import CheckpointStore
 from tidemark.state.parquet_rows import ParquetRows
 from tidemark.state.table import TableId, TableSchema
 
@@ -105,21 +105,22 @@ def write_epochs(
     schemas: Schemas,
     *,
     staged: bool = True,
+    is_local: bool = True,
     emptied: Collection[TableId] = (),
 ) -> list[PartResult]:
-    """Writes each epoch of `items`, whose parts follow one another: `staged` as files, or as rows of Spark's tasks.
-    `emptied`: as for `EpochSink.write_epoch`."""
+    """Writes each epoch of `items`, whose parts follow one another: `staged` as files (`is_local`: as in local mode), or as
+    rows of Spark's tasks. `emptied`: as for `EpochSink.write_epoch`."""
     ends: list[PartEnd] = []
     for _, epoch in itertools.groupby(items, lambda item: item.epoch):
         if staged:
-            with sink.staging(job, is_local=True) as stager:
+            with sink.staging(job, is_local=is_local, tell=pytest.fail) as stager:
                 ends += sink.write_staged([stager.stage(list(epoch), schemas)], job, schemas, emptied)
         else:
             ends += sink.write_epoch(epoch_of(sink.session(), list(epoch)), job, schemas, emptied)
     return [PartResult(end.epoch, end.part, end.row_count, skipped=False) for end in ends]
 
 
-def published(store: LocalStore, items: Sequence[PartItem], schema: TableSchema) -> list[PartItem]:
+def published(store: CheckpointStore, items: Sequence[PartItem], schema: TableSchema) -> list[PartItem]:
     """The part of a split, with its rows in a file that `store` has, as a job publishes splits for Spark."""
     *changes, end = items
     assert isinstance(end, PartEnd)

@@ -2,10 +2,12 @@
 
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,13 +24,18 @@ from tests.support.change_parts import (
     log_part,
     snapshot_part,
 )
-from tidemark.sinks.delta import buckets, staging
+from tests.support.s3 import s3_server
+from tidemark.sinks.delta import buckets, staging, staging_places
+from tidemark.sinks.delta.epoch_rows import EpochTable, StagedRows
 from tidemark.sinks.delta.rows import NULL_PARTITION, schema_of
-from tidemark.sinks.delta.staging import DeltaStager, remove_staged, staging_folder
+from tidemark.sinks.delta.staging import DeltaStager
+from tidemark.sinks.delta.staging_places import FolderPlace, remove_staged, staging_folder, staging_objects
 from tidemark.sinks.delta.tables import Style
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.change_batch import PartEnd, PartItem, PublishedFile
+from tidemark.state.checkpoint.object_store import S3Store
 from tidemark.state.checkpoint.store import CheckpointStore, LocalStore, open_store
+from tidemark.state.errors import SinkError
 
 JOB = JobIdentity("7b7b7b7b-0000-4000-8000-000000000002", "staging")
 
@@ -38,7 +45,7 @@ def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
 
 
 def stager(folder: Path, style: Style = "mirror", *, keeps_deleted: bool = False) -> DeltaStager:
-    return DeltaStager(str(folder), "/checkpoint", style, keeps_deleted)
+    return DeltaStager(FolderPlace(str(folder), "/checkpoint"), style, keeps_deleted)
 
 
 def staged_rows(folder: Path, items: list[Any], *, keeps_deleted: bool = False) -> dict[str, list[str]]:
@@ -124,26 +131,100 @@ def test_values_that_no_partition_can_have_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
-    """A checkpoint in a folder, and one on an object store, which no test here reaches."""
-    monkeypatch.setattr(staging.tempfile, "tempdir", str(tmp_path / "temporary"))
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckpointStore]:
+    """A checkpoint in a folder, and one in a bucket."""
+    monkeypatch.setattr(staging_places.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    return LocalStore(str(tmp_path / "checkpoint")) if request.param == "folder" else open_store("s3a://bucket/job")
+    if request.param == "folder":
+        yield LocalStore(str(tmp_path / "checkpoint"))
+        return
+    with s3_server() as bucket:
+        yield open_store(f"{bucket}/job")
+
+
+@pytest.fixture
+def bucket() -> Iterator[S3Store]:
+    with s3_server() as url:
+        yield S3Store(f"{url.replace('s3a', 's3')}/a/job")
 
 
 def test_nobody_else_looks_into_the_folder_and_nothing_is_left(store: CheckpointStore, tmp_path: Path) -> None:
-    with staging_folder(store, JOB, is_local=True) as folder:
-        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
-        stager(Path(folder)).stage(snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS)
+    with staging_folder(store, JOB, is_local=True) as place:
+        folder = Path(place.folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        DeltaStager(place, "mirror", False).stage(snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS)
     assert list(tmp_path.rglob("*.parquet")) == []
-    assert not Path(folder).exists()
+    assert not folder.exists()
 
 
-def test_the_next_driver_removes_what_a_killed_one_has_staged(store: CheckpointStore, tmp_path: Path) -> None:
-    with staging_folder(store, JOB, is_local=True) as folder:
-        stager(Path(folder)).stage(snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS)
+def test_the_next_driver_removes_what_a_killed_one_has_staged(store: CheckpointStore) -> None:
+    with staging_folder(store, JOB, is_local=True) as place:
+        folder = Path(place.folder)
+        DeltaStager(place, "mirror", False).stage(snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS)
         remove_staged(store, JobIdentity("7b7b7b7b-0000-4000-8000-000000000003", "another job"))
         # The checkpoint's folder is the job's own. Of temporary files, only this job's go.
-        assert Path(folder).exists() == isinstance(store, type(open_store("s3a://bucket/job")))
+        assert folder.exists() == isinstance(store, S3Store)
         remove_staged(store, JOB)
-        assert not Path(folder).exists()
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("style", ["mirror", "changelog"])
+def test_files_of_a_bucket_are_put_there_whole_and_end_at_a_size(
+    bucket: S3Store, monkeypatch: pytest.MonkeyPatch, style: Style
+) -> None:
+    """They are never on a disk. The names by which Spark reads them are those of Hadoop."""
+    monkeypatch.setattr(staging_places, "OBJECT_BYTES", 1000)
+    monkeypatch.setattr(staging, "ROW_GROUP_BYTES", 1000)
+    items = [
+        item for n in range(4) for item in snapshot_part(1, n, ORDERS, [order(m) for m in range(n * 40, n * 40 + 40)])
+    ]
+    with staging_objects(bucket, "driver") as place:
+        report = DeltaStager(place, style, False).stage(items, SCHEMAS)
+        names = [f"for_spark/driver/{file.path.rpartition('/')[2]}" for file in report.files]
+        assert [file.path for file in report.files] == [f"{bucket.url.replace('s3:', 's3a:')}/{name}" for name in names]
+        contents = [pq.read_table(pa.BufferReader(bucket.read(name))) for name in names]
+        assert sorted(names) == bucket.list("for_spark/driver")
+    assert len(names) > 2
+    assert [file.row_count for file in report.files] == [content.num_rows for content in contents]
+    assert [n for content in contents for n in content.column("id").to_pylist()] == list(range(160))
+    assert bucket.list("for_spark/driver") == []
+
+
+def test_spark_reads_the_published_files_of_a_bucket(bucket: S3Store) -> None:
+    file = PublishedFile(1, "s1", 0, ORDERS.table, 1, 5, "published/e1-s1")
+    with staging_objects(bucket, "driver") as place:
+        report = DeltaStager(place, "mirror", False).stage([file, PartEnd(1, "s1", 1, 5)], SCHEMAS)
+        assert bucket.list("for_spark/driver") == []
+    assert [found.path for found in report.files] == [f"{bucket.url.replace('s3:', 's3a:')}/published/e1-s1"]
+
+
+def test_what_late_tasks_and_killed_drivers_have_left_in_a_bucket_goes(bucket: S3Store) -> None:
+    """Each attempt removes what tasks of the attempts before it have put there late. The files of another driver stay: this one
+    may have been frozen, and replaced."""
+    for name in ("for_spark/driver/late.parquet", "for_spark/killed/left.parquet"):
+        bucket.create(name, b"rows")
+    with staging_objects(bucket, "driver"):
+        pass
+    assert bucket.list("for_spark/driver") == []
+    assert bucket.list("for_spark/killed") == ["for_spark/killed/left.parquet"]
+    remove_staged(bucket, JOB)
+    assert bucket.list("for_spark") == []
+
+
+def test_a_file_of_a_bucket_without_its_rows_is_found_and_so_is_a_value_that_no_partition_can_have(
+    bucket: S3Store,
+) -> None:
+    rows = [(1, "a", 1), (2, NULL_PARTITION, 1)]
+    with staging_objects(bucket, "driver") as place:
+        (file,) = DeltaStager(place, "mirror", False).stage(snapshot_part(1, 1, ITEMS, rows), SCHEMAS).files
+        table = EpochTable(
+            ITEMS.table, 1, 1, is_log=False, byte_count=0, truncates=False, ranges=(), partitioned_by=("sku",)
+        )
+        published = StagedRows([replace(file, unfit=(), is_published=True)], table)
+        published._require_whole()
+        with pytest.raises(SinkError, match="column sku of a row"):
+            published._require_fit(ITEMS, "rows")
+        with pytest.raises(SinkError, match="has 2 rows, but 3 were written"):
+            StagedRows([replace(file, row_count=3)], table)._require_whole()
+    with pytest.raises(SinkError, match="is damaged"):
+        published._require_whole()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.change_parts import array
 from tests.support.s3 import Application, s3_server
 from tidemark.readers.snapshot import gathered_rows, published_file
 from tidemark.readers.snapshot import publish as publishing
@@ -95,6 +97,45 @@ def test_for_a_sink_that_takes_it_the_file_is_parquet(store: LocalStore, tmp_pat
     assert rows.select(["id", "s"]) == first
     assert rows["_change_type"].to_pylist() == ["insert"] * 5
     assert rows["_commit_version"].to_pylist() == [HIGH.version] * 5
+
+
+def test_rows_of_a_parquet_file_are_those_of_an_arrow_file(store: LocalStore) -> None:
+    """Where Spark can't read the checkpoint, a task reads them. All types, and NULL in each."""
+    types = (
+        *("bool", "int8", "int16", "int32", "int64", "float32", "float64", "string", "binary", "date32", "timestamp"),
+        *("timestamptz", "decimal(38,10)", "decimal(20,0)", "list<float32>", "list<decimal(9,2)>", "list<timestamptz>"),
+    )
+    schema = replace(
+        SCHEMA,
+        columns=tuple(Column(f"c{i}", kind, kind, nullable=True, toastable=i > 3) for i, kind in enumerate(types)),
+        key=("c4",),
+    )
+    examples = (
+        [True],
+        [-128],
+        [5],
+        [2**31 - 1],
+        [-(2**63)],
+        [0.1],
+        [-0.0],
+        ["\0ü"],
+        [b"\0\xff"],
+        [-800_000],
+        [-(2**60)],
+    )
+    more = ([2**60], [Decimal("1e-10")], [Decimal(2**64 - 1)], [[1.5, None]], [[Decimal("1.25")], []], [[0, None]])
+    columns = [array([*values, None] * 3, kind) for values, kind in zip((*examples, *more), types, strict=True)]
+    rows = pa.table([column.slice(0, 6) for column in columns], schema=schema.arrow_schema())
+    splits = [replace(SPLIT, id=7), replace(SPLIT, id=8)]
+    found = []
+    for form, split in zip(("arrow", "parquet"), splits, strict=True):
+        read = SplitRead(report_of(rows, split.id), rows, 5)
+        publish(store, 1, split, read, schema, form)
+        published = read_published(store, 1, split, None)
+        assert published is not None
+        found.append(pa.Table.from_batches(published.rows(schema)))
+    assert found[0].schema == batch_schema(schema)
+    assert found[1].equals(found[0])
 
 
 @pytest.mark.parametrize(("before", "now"), [("arrow", "parquet"), ("parquet", "arrow")])

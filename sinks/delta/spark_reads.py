@@ -1,0 +1,100 @@
+"""Finds out whether Spark can read the checkpoint's bucket: by its own filesystem of Hadoop, with its own account."""
+
+import queue
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tidemark.sinks.delta.errors import root_cause
+from tidemark.sinks.delta.staging_places import spark_url
+from tidemark.state.checkpoint.layout import FOR_SPARK_FOLDER
+
+if TYPE_CHECKING:  # most jobs need no fsspec
+    from tidemark.state.checkpoint.object_store import S3Store
+
+PROBE_SECONDS = 60.0
+"""The time for reading one small file. With wrong settings, Hadoop may try for a quarter of an hour."""
+_LACKS_CLASSES = re.compile(r"ClassNotFound|NoClassDefFound|No FileSystem for scheme|UnsupportedFileSystem")
+
+
+@dataclass(slots=True)
+class SparkReads:
+    """Remembers whether Spark reads the bucket: it is asked once in a run. `driver`: a name of this run."""
+
+    driver: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _reads_bucket: bool | None = None
+
+    def bucket(self, session: Callable[[], SparkSession], store: "S3Store", tell: Callable[[str], None]) -> bool:
+        """Returns whether an executor can read a file that this process has put into the checkpoint. If not, `tell` gets the
+        reason and what would help."""
+        if self._reads_bucket is None:
+            why = self._why_not(session(), store)
+            self._reads_bucket = why is None
+            if why is not None:
+                tell(why)
+        return self._reads_bucket
+
+    def _why_not(self, session: SparkSession, store: "S3Store") -> str | None:
+        mark, name = uuid.uuid4().hex, f"{FOR_SPARK_FOLDER}/{self.driver}/probe.parquet"
+        content = pa.BufferOutputStream()
+        pq.write_table(pa.table({"mark": [mark]}), content)
+        store.create(name, content.getvalue())
+        try:
+            found = _in_time(session, lambda: _read(session, f"{spark_url(store)}/{name}"))
+        except (Py4JJavaError, PySparkException, TimeoutError) as error:
+            return _explained(store, root_cause(error), _hadoop_version(session))
+        finally:
+            store.delete(name)
+        return None if found == [mark] else _explained(store, "it finds another file", _hadoop_version(session))
+
+
+def _read(session: SparkSession, url: str) -> list[str]:
+    reader = session.read.schema("mark string").option("__globPaths__", "false")
+    return [row.mark for row in reader.parquet(url).collect()]
+
+
+def _in_time(session: SparkSession, read: Callable[[], list[str]]) -> list[str]:
+    """Calls `read` in a thread of its own. Raises TimeoutError if it takes longer than PROBE_SECONDS, and lets it be:
+    Hadoop's calls can't be interrupted."""
+    group, ended = f"tidemark-probe-{uuid.uuid4()}", queue.SimpleQueue[list[str] | BaseException]()
+
+    def run() -> None:
+        try:
+            session.sparkContext.setJobGroup(group, "tidemark: can Spark read the checkpoint?", interruptOnCancel=True)
+            ended.put(read())
+        except BaseException as error:  # noqa: BLE001 -- raised again below
+            ended.put(error)
+
+    threading.Thread(target=run, name="tidemark probe", daemon=True).start()
+    try:
+        result = ended.get(timeout=PROBE_SECONDS)
+    except queue.Empty:
+        session.sparkContext.cancelJobGroup(group)
+        raise TimeoutError(f"no answer within {PROBE_SECONDS:.0f} seconds") from None
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _hadoop_version(session: SparkSession) -> str:
+    return str(session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion())  # type: ignore[union-attr]
+
+
+def _explained(store: "S3Store", why: str, hadoop_version: str) -> str:
+    if _LACKS_CLASSES.search(why):
+        helps = f"give Spark the jars of org.apache.hadoop:hadoop-aws:{hadoop_version}"
+    else:
+        helps = "give Spark the bucket's account, region and endpoint (spark.hadoop.fs.s3a.…)"
+    return (
+        f"Spark can't read the checkpoint {store.url} ({why.rstrip('.')}). So rows go through its Python workers, which takes "
+        f"more processor time. If Spark shall read files instead, {helps}."
+    )

@@ -1,0 +1,151 @@
+"""Files that tasks have put into the checkpoint's bucket, which Spark reads by its own filesystem of S3."""
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.change_parts import DELETE, INSERT, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
+from tests.support.delta import published, rows_of_delta, write_epochs
+from tests.support.s3 import Application, s3_server
+from tests.support.s3a import reads
+from tidemark.sinks.delta import spark_reads
+from tidemark.sinks.delta.errors import TRY_AGAIN
+from tidemark.sinks.delta.locations import FolderLake
+from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.sink import JobIdentity
+from tidemark.state.checkpoint.store import CheckpointStore, open_store
+from tidemark.state.errors import SinkError
+
+pytestmark = pytest.mark.integration
+
+JOB = JobIdentity("7b7b7b7b-0000-4000-8000-000000000005", "objects")
+
+
+def order(number: int, customer: str = "Ada") -> tuple[Any, ...]:
+    return number, customer, Decimal("1.50"), 0, None
+
+
+class Faults:
+    """Between Spark and the server: answers Spark's own requests for files in its place, while there is an `answer`."""
+
+    def __init__(self) -> None:
+        self.answer: str | None = None
+        self.left, self.given = 0, 0
+
+    def __call__(self, server: Application) -> Application:
+        def answered(environ: dict[str, Any], start_response: Any) -> Any:
+            of_spark = not environ["HTTP_USER_AGENT"].startswith("aiobotocore") and environ["REQUEST_METHOD"] == "GET"
+            if not of_spark or self.answer is None or self.left == 0 or "list-type" in environ["QUERY_STRING"]:
+                return server(environ, start_response)
+            self.left, self.given = self.left - 1, self.given + 1
+            start_response(self.answer, [("Content-Length", "0")])
+            return [b""]
+
+        return answered
+
+
+@pytest.fixture(scope="module")
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture(scope="module")
+def bucket(s3a_session: SparkSession, faults: Faults) -> Iterator[str]:
+    with s3_server(faults) as bucket, reads(s3a_session):
+        yield bucket
+
+
+@pytest.fixture
+def delta(
+    bucket: str, s3a_session: SparkSession, faults: Faults, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[[], DeltaSink]:
+    """A prepared sink, as each run of a job has a new one."""
+    faults.answer, faults.given = None, 0
+    store = open_store(f"{bucket.replace('s3a', 's3')}/a b%20+ü/{request.node.name}")
+
+    def opened() -> DeltaSink:
+        sink = DeltaSink(FolderLake(f"{tmp_path}/lake"), "mirror", {}, store, lambda: s3a_session)
+        sink.prepare(JOB, [ORDERS])
+        return sink
+
+    return opened
+
+
+def left_in(store: CheckpointStore) -> list[str]:
+    return [name for folder in store.list("for_spark") for name in store.list(folder)]
+
+
+def test_spark_reads_what_tasks_put_into_the_bucket(delta: Callable[[], DeltaSink]) -> None:
+    """Published splits, splits that tasks stage, and the log."""
+    sink = delta()
+    first = published(sink.checkpoint, snapshot_part(1, 1, ORDERS, [order(1), order(2)]), ORDERS)
+    write_epochs(sink, JOB, [*first, *snapshot_part(1, 2, ORDERS, [order(3)])], SCHEMAS, is_local=False)
+    changes = [(UPDATE, order(1, "Grace")), (DELETE, order(2)), (INSERT, order(4))]
+    write_epochs(sink, JOB, log_part(2, (ORDERS, changes)), SCHEMAS, is_local=False)
+    assert sorted(row[:2] for row in rows_of_delta(sink, ORDERS)) == [(1, "Grace"), (3, "Ada"), (4, "Ada")]
+    assert left_in(sink.checkpoint) == []
+
+
+@pytest.mark.parametrize("left", [None, 0, 1])
+def test_a_published_object_that_lost_its_rows_is_an_error(delta: Callable[[], DeltaSink], left: int | None) -> None:
+    sink = delta()
+    store = sink.checkpoint
+    whole = published(store, snapshot_part(1, 1, ORDERS, [order(1), order(2)]), ORDERS)
+    published(store, snapshot_part(1, 2, ORDERS, [order(1)]), ORDERS)
+    shorter = {0: b"", 1: store.read("published/e1-s2"), None: None}[left]
+    store.delete("published/e1-s1")
+    if shorter is not None:
+        store.create("published/e1-s1", shorter)
+    with pytest.raises(SinkError, match=r"e1-s1 (has 1 rows, but 2 were written|is damaged)") as caught:
+        write_epochs(sink, JOB, whole, SCHEMAS, is_local=False)
+    assert caught.value.remedy == TRY_AGAIN
+    assert rows_of_delta(sink, ORDERS) == []
+
+
+def test_errors_of_the_store_that_pass_cost_no_row(delta: Callable[[], DeltaSink], faults: Faults) -> None:
+    sink = delta()
+    write_epochs(sink, JOB, snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS, is_local=False)
+    faults.answer, faults.left = "503 Slow Down", 5
+    write_epochs(sink, JOB, log_part(2, (ORDERS, [(INSERT, order(2))])), SCHEMAS, is_local=False)
+    assert faults.given == 5
+    assert sorted(row[0] for row in rows_of_delta(sink, ORDERS)) == [1, 2]
+
+
+def test_access_that_is_lost_ends_a_run_and_the_next_one_goes_on_without_it(
+    delta: Callable[[], DeltaSink], faults: Faults
+) -> None:
+    sink = delta()
+    write_epochs(sink, JOB, snapshot_part(1, 1, ORDERS, [order(1)]), SCHEMAS, is_local=False)
+    faults.answer, faults.left = "403 Forbidden", -1
+    changes = log_part(2, (ORDERS, [(INSERT, order(2))]))
+    with pytest.raises(SinkError, match=r"could not be written or read: .*s3a://.*403") as caught:
+        write_epochs(sink, JOB, changes, SCHEMAS, is_local=False)
+    assert caught.value.remedy == TRY_AGAIN
+    assert caught.value.table is None
+    told: list[str] = []
+    next_run = delta()
+    for _ in range(2):
+        assert next_run.staging(JOB, is_local=False, tell=told.append) is None
+    (text,) = told
+    assert "403" in text
+    assert text.endswith("give Spark the bucket's account, region and endpoint (spark.hadoop.fs.s3a.…).")
+    write_epochs(next_run, JOB, changes, SCHEMAS, staged=False)
+    assert sorted(row[0] for row in rows_of_delta(sink, ORDERS)) == [1, 2]
+    assert left_in(sink.checkpoint) == []
+
+
+def test_a_store_that_does_not_answer_spark_does_not_keep_the_run(
+    delta: Callable[[], DeltaSink], faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_reads, "PROBE_SECONDS", 0.2)
+    sink, told = delta(), list[str]()
+    faults.answer, faults.left = "503 Slow Down", -1
+    try:
+        assert sink.staging(JOB, is_local=False, tell=told.append) is None
+    finally:
+        faults.answer = None
+    assert "(no answer within 0 seconds)" in told[0]
