@@ -74,7 +74,7 @@ def _in_time(session: SparkSession, read: Callable[[], list[str]]) -> list[str]:
         except BaseException as error:  # noqa: BLE001 -- raised again below
             ended.put(error)
 
-    threading.Thread(target=run, name="tidemark probe", daemon=True).start()
+    threading.Thread(target=run, name="probe of the bucket", daemon=True).start()
     try:
         result = ended.get(timeout=PROBE_SECONDS)
     except queue.Empty:

@@ -66,6 +66,7 @@ plans epochs; "a task" reads and writes a part of an epoch, in the driver or on 
                             Written by the driver at the end of a run. Each file replaces the one before it.
     for_spark/…             an epoch's changes as Parquet files that Spark reads. Only the Delta sink has such files. Unlike
                             others they may be incomplete: only the attempt that wrote them reads them, and it knows which are.
+                            In a bucket, each driver has one folder there.
                             Written by tasks. Removed when the epoch is written, or by the next driver.
     history/epochs-…        what the job did, for people; also splits-…, events-… and run-…. May be missing or unreadable.
                             Written by the planner (events, run: by the driver). Each file replaces the one before it.

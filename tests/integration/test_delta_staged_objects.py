@@ -10,12 +10,18 @@ from pyspark.sql import SparkSession
 
 from tests.support.change_parts import DELETE, INSERT, ORDERS, SCHEMAS, UPDATE, log_part, snapshot_part
 from tests.support.delta import published, rows_of_delta, write_epochs
+from tests.support.epochs import Notes, run_epochs
+from tests.support.jobs import source_of, write_job
 from tests.support.s3 import Application, s3_server
 from tests.support.s3a import reads
+from tests.support.servers import Database
+from tidemark.jobs import engine
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta import spark_reads
 from tidemark.sinks.delta.errors import TRY_AGAIN
 from tidemark.sinks.delta.locations import FolderLake
 from tidemark.sinks.delta.sink import DeltaSink
+from tidemark.sinks.delta.staging_places import BucketPlace
 from tidemark.sinks.sink import JobIdentity
 from tidemark.state.checkpoint.store import CheckpointStore, open_store
 from tidemark.state.errors import SinkError
@@ -149,3 +155,42 @@ def test_a_store_that_does_not_answer_spark_does_not_keep_the_run(
     finally:
         faults.answer = None
     assert "(no answer within 0 seconds)" in told[0]
+
+
+@pytest.mark.parametrize("where", ["local mode", "cluster"])
+def test_a_job_with_a_checkpoint_in_a_bucket(
+    mysql_database: Database,
+    bucket: str,
+    s3a_session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    """In local mode the driver reads the published rows itself, and stages them as temporary files."""
+    database, checkpoint, notes = mysql_database, f"{bucket}/job-{where.split()[0]}", Notes()
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: s3a_session)
+    urls = list[str]()
+    if where == "cluster":
+        monkeypatch.setattr(engine, "local_slots", lambda _: None)
+    published_url, url = BucketPlace.published, "s3a://"
+    monkeypatch.setattr(BucketPlace, "published", lambda *given: urls.append(published_url(*given)) or urls[-1])
+    database.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v INT, d DECIMAL(9,2), at TIMESTAMP(6) NULL)",
+        "CREATE TABLE odd (id INT PRIMARY KEY, _SEQ INT)",
+        "INSERT INTO t VALUES (1, 1, 1.5, '2024-01-01'), (2, 2, NULL, NULL), (3, 3, -3, NULL)",
+        "INSERT INTO odd VALUES (1, 7)",
+    )
+    sink = {"type": "delta", "path": "./lake"}
+    job = write_job(tmp_path, source=source_of(database), sink=sink, checkpoint=checkpoint, snapshot={"split_rows": 2})
+    run_epochs(job, notes=notes)
+    database.execute("UPDATE t SET v = 9 WHERE id = 1", "DELETE FROM t WHERE id = 2", "INSERT INTO odd VALUES (2, 8)")
+    run_epochs(job, notes=notes)
+    for table in ("t", "odd"):
+        lake = s3a_session.read.format("delta").load(f"{tmp_path}/lake/{database.name}.{table}")
+        columns = ["id", "v", "d"] if table == "t" else ["id", "_SEQ"]
+        rows = database.query(f"SELECT {', '.join(columns)} FROM {table}")
+        assert sorted(map(tuple, lake.select(columns).collect())) == sorted(rows)
+    assert [notes for event, notes in notes.found if event == "spark"] == []
+    assert (len(urls) > 1) == (where == "cluster")
+    assert all(found.startswith(url) for found in urls)
+    assert left_in(open_store(checkpoint)) == []

@@ -28,7 +28,7 @@ def store() -> Iterator[S3Store]:
 def asked(
     store: S3Store, patch: pytest.MonkeyPatch, read: Callable[[str], list[str]]
 ) -> tuple[bool, list[str], list[str]]:
-    """What is found if Spark reads so, what is told, and the files that Spark was to read."""
+    """Asks where Spark reads as `read` does. Returns the answer, what was told, and the files that were to be read."""
     urls, told = list[str](), list[str]()
     session: Any = SimpleNamespace(sparkContext=MagicMock())
     session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion.return_value = "9.9.9"
