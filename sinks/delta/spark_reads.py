@@ -23,7 +23,11 @@ if TYPE_CHECKING:  # most jobs need no fsspec
 
 PROBE_SECONDS = 60.0
 """The time for reading one small file. With wrong settings, Hadoop may try for a quarter of an hour."""
-_LACKS_CLASSES = re.compile(r"ClassNotFound|NoClassDefFound|No FileSystem for scheme|UnsupportedFileSystem")
+_LACKS_CLASSES = re.compile(
+    r"ClassNotFound|NoClassDefFound|NoSuchMethodError|NoSuchFieldError|IncompatibleClassChange|AbstractMethodError"
+    r"|No FileSystem for scheme|UnsupportedFileSystem"
+)
+"""Signs of jars that are not there, or of another version of Hadoop."""
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ def test_nothing_is_told_if_it_can(store: S3Store, monkeypatch: pytest.MonkeyPat
     [
         (PySparkException("java.lang.ClassNotFoundException: Class org.x.S3A not found\nmore"), "S3A not found", JARS),
         (PySparkException('No FileSystem for scheme "s3a"'), 'No FileSystem for scheme "s3a"', JARS),
+        (PySparkException("java.lang.NoSuchMethodError: org.x.S3A.y()"), "S3A.y()", JARS),
         (PySparkException("(Service: S3, Status Code: 403)"), "(Service: S3, Status Code: 403)", ACCOUNT),
         (None, "it finds another file", ACCOUNT),
     ],
