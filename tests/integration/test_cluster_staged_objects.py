@@ -12,11 +12,13 @@ from pyspark.sql import SparkSession
 
 from devtools.job_process import Process
 from tests.support.cluster import DAEMON, Cluster
+from tests.support.epochs import run_epochs
 from tests.support.jobs import source_of, write_job
 from tests.support.kills import armed
 from tests.support.s3 import account, s3_server
 from tests.support.s3a import HADOOP, hadoop_settings, s3a_jars
 from tests.support.servers import Database
+from tidemark.jobs.spark.sessions import SparkSessions
 from tidemark.sinks.delta.settings import delta_settings
 from tidemark.state.checkpoint.store import open_store
 
@@ -100,11 +102,13 @@ def test_kills_between_staging_and_commit_cost_no_row(
     mysql_database: Database,
     delta_session: SparkSession,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An executor's Python, which then stages again. Then the driver, after whom the next one removes the files."""
+    """Kills an executor's Python, whose task stages again. Then the driver, after whom the next one removes the files. The
+    first and the last run are in local mode: it is the same job."""
     checkpoint, settings = f"{bucket}/killed", _settings(with_s3a=True)
     job = _job(tmp_path, mysql_database, checkpoint)
-    by_tasks = ("--set", "log.driver_bytes=0")
+    monkeypatch.setattr(SparkSessions, "open", lambda *_: delta_session)
 
     def run(*arguments: str, environment: dict[str, str] | None = None, expect: int = 0) -> None:
         process = cluster.submit(job, *arguments, settings=settings, environment=environment)
@@ -112,22 +116,19 @@ def test_kills_between_staging_and_commit_cost_no_row(
         assert _told(process) == []
         assert SECRET not in process.out.read_text() + process.error_text()
 
-    (failpoints / STAGED).write_text(f"kill above {DAEMON}")
-    run()
-    assert not (failpoints / STAGED).exists()
-    assert _rows(delta_session, tmp_path, mysql_database) == _copied(mysql_database)
+    run_epochs(job)
     _change(mysql_database)
     (failpoints / STAGED).write_text(f"kill above {DAEMON}")
-    run(*by_tasks)
+    run("--set", "log.driver_bytes=0")
     assert not (failpoints / STAGED).exists()
     assert _rows(delta_session, tmp_path, mysql_database) == (before := _copied(mysql_database))
     assert _left(checkpoint) == []
     mysql_database.execute("UPDATE t SET v = 'newer' WHERE id % 7 = 0")
     with armed(tmp_path, (STAGED,)) as environment:
-        run(environment=environment, expect=-signal.SIGKILL)
+        run(environment=environment, expect=128 + signal.SIGKILL)  # as spark-submit tells it
     assert [name.rpartition(".")[2] for name in _left(checkpoint)] == ["parquet"]
     assert _rows(delta_session, tmp_path, mysql_database) == before
-    run()
+    run_epochs(job)
     assert _rows(delta_session, tmp_path, mysql_database) == _copied(mysql_database)
     assert _left(checkpoint) == []
 
